@@ -1,1 +1,1 @@
-"""system."""
+"""Operating-system primitives: atomic directories, free disk space."""

@@ -78,7 +78,8 @@ def test_a_profile_opens_its_server(
     file = tmp_path / ".tinkex" / "config.toml"
     file.parent.mkdir()
     file.write_text(
-        f'default_profile = "x"\n[profiles.x]\nbase_url = "{seeded.server.url}"\napi_key = "{KEY}"\n'
+        'default_profile = "x"\n[profiles.x]\n'
+        f'base_url = "{seeded.server.url}"\napi_key = "{KEY}"\n'
     )
     assert tinkex("run", "list", "--json").json["total"] == 2
     assert tinkex("--profile", "x", "run", "list", "--json").json["total"] == 2

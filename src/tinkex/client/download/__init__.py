@@ -1,1 +1,1 @@
-"""download."""
+"""Download checkpoints: resumable transfers, archives and atomic placement."""

@@ -1,1 +1,1 @@
-"""Matrix products of our own for float32 on a CPU, compiled where they run."""
+"""Operations with custom C kernels, and the library that compiles them."""

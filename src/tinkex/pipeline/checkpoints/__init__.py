@@ -1,1 +1,1 @@
-"""checkpoints."""
+"""Step checkpoints: layout, saving and resuming."""

@@ -1,1 +1,1 @@
-"""train."""
+"""The training loop of the pipeline: updates, evaluation and metrics."""

@@ -1,1 +1,1 @@
-"""http."""
+"""The HTTP API: routing, authentication, validation and responses."""

@@ -1,1 +1,1 @@
-"""process."""
+"""Server processes: supervisor, API processes, worker process and their set-up."""
