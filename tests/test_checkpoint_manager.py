@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def make_fake(root: Path, step: int) -> Path:
     (path / "optimizer.pt").write_bytes(b"0")
     (path / "state.json").write_text("{}")
     return path
+
+
+def test_signatures_do_not_change() -> None:
+    agreed = {
+        is_valid_checkpoint: (["path"], []),
+        latest_checkpoint: (["ckpt_root"], []),
+        prune_checkpoints: (["ckpt_root", "keep_last"], []),
+        save_checkpoint: ([], ["ckpt_root", "step", "model", "optimizer", "scaler", "state"]),
+        load_checkpoint: ([], ["ckpt_path", "model", "optimizer", "scaler", "device"]),
+    }
+    for function, (positional, keywords) in agreed.items():
+        spec = inspect.getfullargspec(function)
+        assert (spec.args, spec.kwonlyargs) == (positional, keywords)
 
 
 def test_latest_checkpoint_picks_highest_step(tmp_path: Path) -> None:

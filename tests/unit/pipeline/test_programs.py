@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import ast
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.entry import run_program
+
+ROOT = Path(__file__).parents[3]
+TRAINERS = ("train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason")
 
 
 class Gone:
@@ -86,3 +91,20 @@ def test_a_terminal_that_is_gone_changes_no_exit_code(
     monkeypatch.setattr(sys, "stderr", Gone())
     assert callable(work)
     assert run_program(work) == code
+
+
+def modules_in(path: Path) -> set[str]:
+    """The modules a file imports from."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_all_trainers_use_one_entry_point_and_one_checkpoint_writer() -> None:
+    for name in TRAINERS:
+        path = ROOT / "trainer" / f"{name}.py"
+        assert modules_in(path) == {"__future__", "tinkex.pipeline.entry"}
+    writers = ("trainer/checkpoint_manager.py", "src/tinkex/pipeline/checkpoints/saver.py")
+    for writer in writers:
+        assert "tinkex.pipeline.checkpoints.step_files" in modules_in(ROOT / writer)
+    step_files = ROOT / "src/tinkex/pipeline/checkpoints/step_files.py"
+    assert "tinkex.system.atomic" in modules_in(step_files)

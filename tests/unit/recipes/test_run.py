@@ -105,7 +105,7 @@ def test_samples_that_fail_leave_a_complete_run(
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinkex.recipes.run.draw_samples", fail)
+    monkeypatch.setattr("tinkex.recipes.run.generate_samples", fail)
     with pytest.raises(KeyboardInterrupt):
         list(trainer.make(StubService()))
     again = trainer.make(StubService())
@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     again = trainer.make(service)
     list(again)
     assert losses(again) == losses(undisturbed)
-    assert [row["step"] for row in again.journal.rows()] == list(range(1, 10))
+    assert [row["step"] for row in again.run_directory.read_metrics()] == list(range(1, 10))
     assert again.result is not None
     assert again.result.is_complete
 
@@ -273,9 +273,9 @@ def test_a_run_that_died_at_the_very_end_still_knows_its_loss(trainer: Trainer) 
     service = StubService()
     run = trainer.make(service, steps=2)
     reports = list(run)
-    saved = run.journal.progress()
+    saved = run.run_directory.read_progress()
     assert saved is not None
-    run.journal.save(SavedProgress(step=saved.step, state_path=saved.state_path))
+    run.run_directory.write_progress(SavedProgress(step=saved.step, state_path=saved.state_path))
     again = trainer.make(service, steps=2)
     assert list(again) == []
     assert again.result is not None
