@@ -40,7 +40,7 @@ def test_a_password_is_never_shown() -> None:
 def test_a_worker_says_that_it_is_alive_however_long_a_turn_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "PULSE_SECONDS", 0.01)
+    monkeypatch.setattr(wiring, "HEARTBEAT_SECONDS", 0.01)
     config = ServerConfig(home=tmp_path, engine="fake")
     with open_store(config) as database, open_worker(config) as worker:
         # Its loop never turns, as in the middle of a turn that takes for ever.

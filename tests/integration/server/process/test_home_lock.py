@@ -25,7 +25,7 @@ HOLDS = "import sys, fcntl, time; print('held', flush=True); time.sleep(600)"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr(home_setup, "AFTERLIFE_SECONDS", 1.0)
+    monkeypatch.setattr(home_setup, "ORPHAN_WAIT_SECONDS", 1.0)
     found = Home(tmp_path / "home")
     found.create()
     return found

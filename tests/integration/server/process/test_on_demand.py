@@ -81,7 +81,7 @@ async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
     monkeypatch: pytest.MonkeyPatch,
     tell: Callable[[Database], None],
 ) -> None:
-    monkeypatch.setattr(worker_on_demand, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_on_demand, "POLL_SECONDS", 0.01)
     stand_in = open_worker_placeholder(config)
     assert stand_in is not None
     with contextlib.closing(stand_in):
@@ -96,7 +96,7 @@ async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
 def test_sessions_expire_without_a_worker_too(
     config: ServerConfig, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_on_demand, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_on_demand, "POLL_SECONDS", 0.01)
     session = add_session(database, add_tenant(database), seen_at=time.time() - 1000.0)
     stand_in = open_worker_placeholder(config)
     assert stand_in is not None

@@ -42,7 +42,7 @@ def retrieve(harness: ServerHarness, job: JobRecord, **options: Any) -> Any:
 @pytest.fixture
 def long_poll_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerHarness]:
     """A house that holds questions for long, and where nobody looks unless a bell rings."""
-    monkeypatch.setattr(future_waiters, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(future_waiters, "POLL_SECONDS", 3600.0)
     with open_harness(tmp_path / "home", long_poll_seconds=40.0) as opened:
         yield opened
 
@@ -193,7 +193,7 @@ def test_a_bell_wakes_who_waits(long_poll_harness: ServerHarness) -> None:
 def test_without_a_bell_a_slow_look_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(future_waiters, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(future_waiters, "POLL_SECONDS", 0.01)
     with open_harness(tmp_path, long_poll_seconds=40.0) as harness, ThreadPoolExecutor() as pool:
         job = harness.submit_job()
         asked = pool.submit(retrieve, harness, job)
@@ -440,4 +440,4 @@ def test_another_tenants_sample_cannot_be_cancelled(harness: ServerHarness) -> N
     answer = harness.post("/cancel_future", {"request_id": job.id}, key=OTHER_KEY)
 
     assert answer.status_code == 404
-    assert harness.read(lambda db: jobs.find(db, job.id)).is_over is False
+    assert harness.read(lambda db: jobs.find(db, job.id)).is_finished is False
