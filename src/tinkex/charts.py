@@ -1,6 +1,6 @@
-"""A loss curve as shapes: where lines, dots and labels stand, whatever the size of the screen.
+"""Layout of a metric curve: axis ticks, downsampling, smoothing and SVG coordinates.
 
-Lines are in a square of 1000 by 1000 that is stretched; labels stand at percentages of it.
+Lines use a 1000 by 1000 view box that the page stretches; ticks and dots are in percent of it.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from itertools import accumulate
 from typing import NamedTuple
 
 SIDE = 1000.0
-#: More points than a screen has columns only make the page heavy.
+#: Points in a line; more than a screen has columns would only make the page larger.
 MAX_POINTS = 800
-#: Up to so many, every point gets a dot.
+#: The longest curve whose points are drawn as dots.
 MAX_DOTS = 60
-#: From so many on, a second line shows the mean of neighbours.
+#: The shortest curve that gets a second line with the moving average.
 MIN_POINTS_FOR_MEAN = 100
-#: The mean is taken over this part of all points.
+#: The moving average covers one part in this many of all points.
 _MEAN_WINDOW_DIVISOR = 40
 _MARGIN = 0.06
-#: Beyond this no scale is of use.
+#: Larger values are left out: the scale could not show anything else.
 _MAX_ABS_VALUE = 1e100
 
 
 class Point(NamedTuple):
-    """One value of the curve."""
+    """One point of a curve, in data coordinates."""
 
     x: int
     y: float
 
 
 class Tick(NamedTuple):
-    """A label beside the plot."""
+    """A labelled position on an axis."""
 
     place: float
-    """In percent, from the left or from the top."""
+    """Percent from the left or from the top."""
     label: str
 
 
 class Dot(NamedTuple):
-    """A point with its words."""
+    """A point with its position in percent and its data coordinates."""
 
     left: float
     top: float
@@ -51,20 +51,20 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveLayout:
-    """Everything a template needs to draw."""
+    """Everything that a template needs to draw a curve."""
 
     line: str
-    """Corners of the line, as SVG spells them."""
+    """The `points` attribute of an SVG polyline."""
     mean_line: str | None
     mean_points: int
-    """How many neighbours the second line's points are the mean of."""
+    """Window of the moving average, in points."""
     dots: tuple[Dot, ...]
     first: Point
     last: Dot
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     num_left_out: int
-    """Values that no scale can show."""
+    """Number of values that are too large to draw."""
 
 
 class _Scale(NamedTuple):
@@ -72,12 +72,12 @@ class _Scale(NamedTuple):
     high: float
 
     def to_unit(self, value: float) -> float:
-        """Where a value stands between the ends, from 0 to 1."""
+        """Map the range to 0..1."""
         return (value - self.low) / (self.high - self.low)
 
 
 def layout_curve(values: Sequence[Point]) -> CurveLayout | None:
-    """The curve through these points, in the order of their x; None if there is nothing to show."""
+    """Lay out a curve through points sorted by x; None if no point can be drawn."""
     points = [point for point in values if abs(point.y) <= _MAX_ABS_VALUE]
     if not points:
         return None
@@ -101,31 +101,31 @@ def layout_curve(values: Sequence[Point]) -> CurveLayout | None:
 
 
 def downsample(points: Sequence[Point], max_points: int = MAX_POINTS) -> list[Point]:
-    """At most so many points that look the same: the ends, and each stretch's extremes."""
+    """Reduce to `max_points`, keeping both ends and the minimum and maximum of each bucket."""
     if len(points) <= max_points:
         return list(points)
-    num_stretches = (max_points - 2) // 2
+    num_buckets = (max_points - 2) // 2
     inner = points[1:-1]
-    kept = [points[0]]
-    for number in range(num_stretches):
-        start = number * len(inner) // num_stretches
-        stretch = inner[start : (number + 1) * len(inner) // num_stretches]
+    selected = [points[0]]
+    for number in range(num_buckets):
+        start = number * len(inner) // num_buckets
+        bucket = inner[start : (number + 1) * len(inner) // num_buckets]
         extremes = {
-            min(stretch, key=lambda point: point.y),
-            max(stretch, key=lambda point: point.y),
+            min(bucket, key=lambda point: point.y),
+            max(bucket, key=lambda point: point.y),
         }
-        kept += sorted(extremes)
-    return [*kept, points[-1]]
+        selected += sorted(extremes)
+    return [*selected, points[-1]]
 
 
 def smooth(points: Sequence[Point], window: int) -> list[Point]:
-    """Each point as the mean of itself and its neighbours, fewer of them at the ends."""
+    """Centred moving average; the window is cut off at both ends."""
     sums = [0.0, *accumulate(point.y for point in points)]
-    reach = window // 2
+    half = window // 2
     smoothed = []
     for index, point in enumerate(points):
-        first, after = max(index - reach, 0), min(index + reach + 1, len(points))
-        smoothed.append(Point(point.x, (sums[after] - sums[first]) / (after - first)))
+        start, stop = max(index - half, 0), min(index + half + 1, len(points))
+        smoothed.append(Point(point.x, (sums[stop] - sums[start]) / (stop - start)))
     return smoothed
 
 
@@ -134,21 +134,21 @@ def _window(num_points: int) -> int:
 
 
 def nice_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Round numbers between two ends: steps of 1, 2 or 5 times a power of ten."""
+    """Round numbers in a range, at steps of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= rough)
     first, last = math.ceil(low / step), math.floor(high / step)
-    # What is one line apart in the numbers' own precision cannot be told apart.
+    # Limited to max_ticks: a range at the precision of floats could otherwise give very many.
     return [number * step for number in range(first, min(last, first + max_ticks) + 1)]
 
 
 def _padded_range(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Ends that are apart, with some air; a flat line runs through the middle."""
+    """Add a margin to a range; a constant gets a range with itself in the middle."""
     span = high - low
     if span <= max(abs(low), abs(high)) * 1e-9:
-        air = max(abs(high) * 0.1, 0.5)
-        return low - air, high + air
+        padding = max(abs(high) * 0.1, 0.5)
+        return low - padding, high + padding
     return low - span * margin, high + span * margin
 
 
@@ -168,15 +168,15 @@ def _percent(share: float) -> float:
 
 
 def _x_ticks(xs: _Scale) -> list[Tick]:
-    # Steps are whole numbers; marks between them would mean nothing.
-    found = [at for at in nice_ticks(xs.low, xs.high, 6) if at == round(at)]
-    return [Tick(_percent(xs.to_unit(at)), f"{at:,.0f}") for at in found]
+    # Steps are whole numbers; ticks between them would mean nothing.
+    values = [value for value in nice_ticks(xs.low, xs.high, 6) if value == round(value)]
+    return [Tick(_percent(xs.to_unit(value)), f"{value:,.0f}") for value in values]
 
 
 def _y_ticks(ys: _Scale) -> list[Tick]:
-    found = nice_ticks(ys.low, ys.high, 5)
-    step = found[1] - found[0] if len(found) > 1 else abs(found[0]) if found else 1.0
-    return [Tick(_percent(1 - ys.to_unit(at)), _label(at, step)) for at in found]
+    values = nice_ticks(ys.low, ys.high, 5)
+    step = values[1] - values[0] if len(values) > 1 else abs(values[0]) if values else 1.0
+    return [Tick(_percent(1 - ys.to_unit(value)), _label(value, step)) for value in values]
 
 
 def _label(value: float, step: float) -> str:

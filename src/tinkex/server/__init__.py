@@ -1,1 +1,1 @@
-"""HTTP in front of promises: any number of stateless API processes, and the one that starts all."""
+"""The server: a supervisor that runs stateless API processes and a worker process."""

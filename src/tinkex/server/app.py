@@ -1,4 +1,4 @@
-"""Who answers which row of the endpoint table, and what is served besides."""
+"""The Litestar application: the handler of every endpoint, plus monitoring, downloads and pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tinkex.server.http.routes import (
     usage,
     weights,
 )
-from tinkex.server.http.routes import runs as runs_module
 
 ROUTES: Mapping[str, Handler] = {
     **service.ROUTES,
@@ -42,21 +41,21 @@ ROUTES: Mapping[str, Handler] = {
     **weights.ROUTES,
     **sampling.ROUTES,
     **runs.ROUTES,
-    **runs_module.RUN_METRICS_ROUTES,
+    **runs.RUN_METRICS_ROUTES,
     **checkpoints.ROUTES,
     **tokenizers.ROUTES,
     **sessions.ROUTES,
     **usage.ROUTES,
 }
-"""Every endpoint's handler by its name in the table."""
+"""The handler of each endpoint, by the endpoint's name."""
 
 EXTRA_HANDLERS: Sequence[ControllerRouterHandler] = (*monitoring.HANDLERS, *DOWNLOADS, *PAGES)
-"""Routes that are no rows of the table."""
+"""Routes outside the endpoint table."""
 
 
-#: How often it is noted in the store which results reached their clients.
+#: How often the ids of fetched results are written to the store.
 FLUSH_SECONDS = 1.5
-#: A path that names a checkpoint, however its id is written.
+#: The path of a checkpoint, with a valid or an invalid id.
 _CHECKPOINT_URL = re.compile(r"/api/v1/training_runs/[^/]+/checkpoints/(.+)")
 
 
@@ -65,19 +64,19 @@ def create_app(
     routes: Mapping[str, Handler] = ROUTES,
     extra_handlers: Sequence[ControllerRouterHandler] = EXTRA_HANDLERS,
 ) -> Litestar:
-    """The application; `routes` answer rows of the table, `handlers` are served besides.
+    """Build the application from endpoint handlers and plain Litestar handlers.
 
-    Handlers of the second kind find the services in the application's state.
+    `extra_handlers` read the services from the application's state.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         services.waiters.start()
-        flushing = asyncio.create_task(_flush_periodically(services))
+        flush_task = asyncio.create_task(_flush_periodically(services))
         try:
             yield
         finally:
-            flushing.cancel()
+            flush_task.cancel()
             await services.waiters.close()
             flush_fetched(services)
 
@@ -98,7 +97,7 @@ async def _flush_periodically(services: Services) -> None:
 
 
 def flush_fetched(services: Services) -> None:
-    """Note many fetched results with one write, instead of one write each."""
+    """Mark results as fetched, many with one write."""
     fetched = services.cache.fetched_job_ids
     if fetched:
         services.queue.mark_fetched(list(fetched))
@@ -106,27 +105,27 @@ def flush_fetched(services: Services) -> None:
 
 
 def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """What the framework itself refuses, such as a path that leads nowhere."""
-    where = f"{request.scope['method']} {request.scope['path'][:200]}"
-    sentences = {
-        404: _missing_checkpoint_message(request.scope["path"]) or f"there is nothing at {where}",
-        405: f"{where} is not possible; allowed: {(error.headers or {}).get('allow', '')}",
+    """Convert an error of the framework, such as an unknown path, to the API's error body."""
+    endpoint = f"{request.scope['method']} {request.scope['path'][:200]}"
+    messages = {
+        404: _missing_checkpoint_message(request.scope["path"]) or f"no such endpoint: {endpoint}",
+        405: f"{endpoint} is not allowed; allowed: {(error.headers or {}).get('allow', '')}",
     }
-    message = sentences.get(error.status_code, error.detail)
-    is_users = error.status_code < 500
-    category = RequestErrorCategory.User if is_users else RequestErrorCategory.Server
+    message = messages.get(error.status_code, error.detail)
+    is_user_error = error.status_code < 500
+    category = RequestErrorCategory.User if is_user_error else RequestErrorCategory.Server
     return _to_litestar_response(
         error_response(error.status_code, message, category, error.headers)
     )
 
 
 def _missing_checkpoint_message(path: str) -> str | None:
-    """What to say of a path that would name a checkpoint if its id were complete."""
-    found = _CHECKPOINT_URL.match(path)
-    if found is None:
+    """The error for a path that names a checkpoint by an incomplete id."""
+    match = _CHECKPOINT_URL.match(path)
+    if match is None:
         return None
     return (
-        f"there is no checkpoint {found[1][:200]!r}; a checkpoint id is {CHECKPOINT_ID_SHAPE}, "
+        f"checkpoint {match[1][:200]!r} does not exist; a checkpoint id is {CHECKPOINT_ID_SHAPE}, "
         f"such as weights/0001, and a whole path {PATH_SHAPE}"
     )
 

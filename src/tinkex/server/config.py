@@ -1,4 +1,4 @@
-"""Settings of the server; `config_sources` reads them."""
+"""Server settings with their defaults and checks; `config_sources` reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinkex.logs import LEVELS
 from tinkex.store.quotas import Quotas
 
 ENGINES = ("local", "fake")
-#: The tenant of the key that a home is created with.
+#: The tenant that owns the key created with a home.
 DEFAULT_TENANT = "default"
 _DEVICE = re.compile(r"auto|[a-z]+(:\d+)?")
 _NOT_NEGATIVE = (
@@ -55,7 +55,7 @@ _POSITIVE = (
     "metrics_per_session",
     "max_attempts",
 )
-#: The largest value of settings that would otherwise switch a protection off.
+#: Upper limits of settings that protect the server: a larger value would disable the protection.
 _MAXIMUM = {
     "head_seconds": 600.0,
     "body_seconds": 600.0,
@@ -63,137 +63,137 @@ _MAXIMUM = {
     "max_connections": 1 << 20,
     "max_connections_per_peer": 1 << 20,
 }
-#: A process is not to be taken for blocked because the machine is busy.
+#: A shorter limit would replace a process only because the machine is busy.
 MIN_HANG_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything a server needs to know; every field is a TOML key and a TINKEX_ variable."""
+    """All settings of a server; each field is a TOML key and a TINKEX_ environment variable."""
 
     home: Path
-    """Where the server keeps everything: database, checkpoints, key."""
+    """The state directory of the server: database, checkpoints, key."""
     host: str = "127.0.0.1"
-    """The address to listen on. Others than loopback need a key first."""
+    """The address to listen on. Any address other than loopback requires an API key."""
     port: int = 8000
-    """The port to listen on; 0 takes any that is free."""
+    """The port to listen on; 0 picks a free one."""
     store: str = ""
-    """The database's URL; empty is SQLite in the home."""
+    """The database URL; empty means SQLite in the home."""
     engine: str = "local"
-    """Who computes: local is PyTorch here; fake is arithmetic on a tiny model, for tests."""
+    """The compute engine: local is PyTorch; fake is arithmetic on a tiny model, for tests."""
     models: tuple[str, ...] = ()
-    """Base models to serve beside the home's, as NAME=PATH or the id of one on the hub."""
+    """Base models to serve in addition to the home's, as NAME=PATH or a Hugging Face Hub id."""
     register_tokenizers: bool = True
-    """Keep copies of the tokenizers of tinkex/tiny and of `models` in the cache of Hugging Face,
-    where the official SDK looks for them; false removes them. `tinkex model add` makes its own."""
+    """Copy the tokenizers of tinkex/tiny and of `models` into the Hugging Face cache, where the
+    official SDK looks for them; false removes them. `tinkex model add` makes its own copies."""
     api_key: str = field(default="", repr=False)
-    """A first key, which the default tenant gets if it is not there yet."""
+    """An API key to add to the default tenant at startup."""
     api_processes: int = 1
-    """How many processes answer HTTP."""
+    """Number of API processes that serve HTTP."""
     log_level: str = "info"
-    """What is said on stderr: debug, info, warning or error."""
+    """The lowest level logged to stderr: debug, info, warning or error."""
     idle_stop_seconds: float = 0.0
-    """Stop after so long without a request; 0 runs for ever."""
+    """Stop after this time without a request; 0 never stops."""
     worker_on_demand: bool = False
-    """Start the worker, which loads PyTorch, with the first work instead of at once. A server that
-    a command starts only to read from it does so."""
+    """Start the worker, which loads PyTorch, with the first job instead of at startup. A server
+    that a command starts only to read from it does so."""
     stop_seconds: float = 30.0
-    """How long a stopping server lets its processes finish before it ends them."""
+    """Grace period for processes at shutdown; then they are killed."""
 
-    # --- how the engine computes ---------------------------------------------------------------
+    # --- engine --------------------------------------------------------------------------------
     device: str = "auto"
-    """Where base models compute: cpu, cuda, cuda:1; auto takes a GPU if there is one."""
+    """The device of base models: cpu, cuda, cuda:1; auto uses a GPU if there is one."""
     dtype: str = "float32"
-    """What base models compute with: float32, bfloat16 or float16; adapters are always float32."""
+    """The dtype of base models: float32, bfloat16 or float16; adapters are always float32."""
     threads: int = 0
-    """Threads that the engine computes with; 0 takes one per core."""
+    """Compute threads of the engine; 0 uses one per core."""
     deterministic: bool = False
-    """Give every request a pass of its own, so that its bits never depend on its company."""
+    """Run each request in a separate pass, so that results are bit-identical in any batch."""
     pass_tokens: int = 4096
-    """The most tokens that one forward and backward pass holds; more run one after the other."""
+    """Maximum tokens of one forward and backward pass; larger requests run in several passes."""
     step_tokens: int = 1024
-    """The most tokens of a micro-batch of training; other work runs between two of them."""
+    """Maximum tokens of a training micro-batch; other work runs between micro-batches."""
     cache_bytes: int = 1 << 30
-    """Memory for keys and values of running samples, per base model."""
+    """Memory for the KV cache of running samples, per base model."""
     packed_bytes: int = 1 << 30
-    """Memory for second copies of weights that make passes faster on a CPU, per base model."""
+    """Memory for repacked weight copies that speed up CPU passes, per base model."""
     max_sequences: int = 64
-    """The most sequences that are sampled at once, per base model; an eighth more for others."""
+    """Maximum sequences sampled at once, per base model; an eighth more for idle tenants."""
     memory_bytes: int = 0
-    """Memory for base models; those unused for longest make room. 0 keeps all."""
+    """Memory for base models; the least recently used are evicted. 0 keeps all."""
     adapter_bytes: int = 0
-    """Memory for models in training; those idle for longest go to disk until they are used again.
-    0 takes a quarter of the memory of the machine, or of the GPU."""
+    """Memory for models in training; the least recently used move to disk until they are used
+    again. 0 uses a quarter of the memory of the machine or GPU."""
     sampler_bytes: int = 1 << 30
-    """Memory for saved weights that samples are drawn from; those idle for longest are dropped."""
+    """Memory for saved weights in use by samplers; the least recently used are evicted."""
     apply_nonfinite: bool = False
-    """Let an optimizer step apply a gradient that has NaN or infinity, which else is refused."""
+    """Apply optimizer steps whose gradient has NaN or infinity, instead of failing them."""
 
-    # --- what a client may send, and is told -------------------------------------------------
+    # --- HTTP ----------------------------------------------------------------------------------
     max_body_bytes: int = 64 * 1024 * 1024
-    """The largest request body, also after it is unpacked; without tensors 256 KiB is the most."""
+    """Maximum request body, also after decompression; 256 KiB for requests without tensors."""
     max_inflight_bytes: int = 256 * 1024 * 1024
-    """Request bodies that an API process holds at once; half of it for one tenant. Then 503."""
+    """Memory for request bodies per API process, half of it per tenant; above it, 503."""
     body_seconds: float = 30.0
-    """How long a request body may take, and a second more per 16 KiB of it; then 408."""
+    """Timeout of a request body, plus a second per 16 KiB of it; then 408."""
     head_seconds: float = 20.0
-    """How long the head of a request may take; then 408, and the connection is closed."""
+    """Timeout of a request head; then 408, and the connection is closed."""
     max_connections: int = 0
-    """Open connections of an API process; 0: as many as its descriptors allow, up to 16,384."""
+    """Open connections per API process; 0: as many as its descriptors allow, up to 16,384."""
     max_connections_per_peer: int = 0
-    """Open connections of an API process from one address; 0 is half of all."""
+    """Open connections per API process from one address; 0: half of all."""
     api_hang_seconds: float = 60.0
-    """An API process that does nothing for so long is replaced; 0 never does."""
+    """Replace an API process whose event loop is blocked for this time; 0 never does."""
     long_poll_seconds: float = 25.0
-    """How long a question about a promise is held before the answer is "not yet"."""
+    """How long a poll for a future waits for its result before it returns "not ready"."""
     inline_result_bytes: int = 1024 * 1024
-    """Larger results are announced by their size first, to clients that ask for it."""
+    """For larger results, clients that ask for it first get only the size."""
     jwt: bool = True
-    """Have clients exchange their key for short-lived tokens, which also say whose key it is."""
+    """Have clients exchange their API key for short-lived tokens that name the tenant."""
     jwt_seconds: float = 3600.0
-    """How long a token is good; a token that is exchanged for another keeps its end."""
+    """Lifetime of a token; exchanging a token for another does not extend it."""
     url_seconds: float = 3600.0
-    """How long a signed download URL is good."""
+    """Lifetime of a signed download URL."""
     client_flags: Mapping[str, Any] = field(default_factory=dict)
-    """Flags for POST client/config, over the defaults."""
+    """Flags returned by POST client/config; they override the defaults."""
     dynamic_flags: Mapping[str, Any] = field(default_factory=dict)
-    """Flags for POST client/dynamic_config, over the defaults."""
+    """Flags returned by POST client/dynamic_config; they override the defaults."""
 
-    # --- queue, sessions, memory ---------------------------------------------------------------
+    # --- queue, sessions, quotas, retention ----------------------------------------------------
     max_request_tokens: int = 524_288
-    """The most tokens of one forward or forward_backward; a longer one is refused with 422."""
+    """Maximum tokens of one forward or forward_backward; above it, 422."""
     max_jobs_per_tenant: int = 4096
-    """Promises of one tenant that may wait; more are refused with 429."""
+    """Maximum queued jobs of one tenant; above it, 429."""
     max_bytes_per_tenant: int = 1 << 30
-    """Payload bytes of one tenant's promises that may wait."""
+    """Maximum payload bytes of one tenant's queued jobs; above it, 429."""
     max_models_per_tenant: int = 0
-    """Models of one tenant in sessions that are not finished; 0 is unlimited."""
+    """Models of one tenant in unfinished sessions; 0 is unlimited."""
     max_checkpoints_per_tenant: int = 0
     """Stored checkpoints of one tenant; 0 is unlimited."""
     max_stored_bytes_per_tenant: int = 0
     """Bytes of one tenant's stored checkpoints; 0 is unlimited."""
     max_tokens_per_hour: int = 0
-    """Tokens that one tenant may train, read and sample within an hour; 0 is unlimited."""
+    """Tokens that one tenant may train, prefill and sample within an hour; 0 is unlimited."""
     max_sessions_per_hour: int = 0
     """Sessions that one tenant may create within an hour; 0 is unlimited."""
     gap_seconds: float = 5.0
-    """How long work waits for work with a lower number that has not arrived."""
+    """How long a job waits for a job with a lower sequence number that has not arrived."""
     session_seconds: float = 120.0
-    """A session without a heartbeat for so long is over; a new heartbeat brings it back."""
+    """A session without a heartbeat for this time is lost; a new heartbeat revives it."""
     snapshot_changes: int = 50
-    """After so many operations a model's state is written to disk, in the background."""
+    """Number of operations after which a model's state is written to disk, in the background."""
     snapshot_seconds: float = 60.0
-    """After so long a changed model's state is written to disk."""
+    """Time after which a changed model's state is written to disk."""
     keep_sampler_weights: int = 3
-    """How many sampler weights without a name a model keeps: those that were used last."""
+    """Number of unnamed sampler weights that a model keeps: the most recently used."""
     metrics_seconds: float = 90 * 86_400.0
-    """How long the metrics of training steps are kept, of which curves are drawn."""
+    """Retention of per-step training metrics, from which curves are drawn."""
     metrics_per_session: int = 10_000
-    """How many of the newest steps of a session keep their metrics."""
+    """Number of newest steps of a session whose metrics are kept."""
     max_attempts: int = 3
-    """Work during which the worker died so often is given up."""
+    """A job fails after the worker has died this many times while running it."""
     fake_seconds: float = 0.0
-    """How long each operation of the fake engine takes besides its arithmetic."""
+    """Additional duration of each operation of the fake engine."""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -212,7 +212,7 @@ class ServerConfig:
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device is {self.device!r}; expected auto, cpu, cuda or cuda:N")
         self._check_numbers()
-        # Its own checks name the same fields.
+        # EngineConfig checks its fields, which have the same names, when it is built.
         _ = self.engine_config
 
     def _check_numbers(self) -> None:
@@ -224,10 +224,10 @@ class ServerConfig:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected more than 0")
-        for name, most in _MAXIMUM.items():
+        for name, maximum in _MAXIMUM.items():
             value = getattr(self, name)
-            if value > most:
-                raise ConfigError(f"{name} is {value}; expected at most {most:g}")
+            if value > maximum:
+                raise ConfigError(f"{name} is {value}; expected at most {maximum:g}")
         if 0 < self.api_hang_seconds < MIN_HANG_SECONDS:
             raise ConfigError(
                 f"api_hang_seconds is {self.api_hang_seconds}; expected {MIN_HANG_SECONDS:g} or "
@@ -241,7 +241,7 @@ class ServerConfig:
 
     @property
     def engine_config(self) -> EngineConfig:
-        """How the engine computes."""
+        """The settings of the engine."""
         return EngineConfig(
             device=self.device,
             dtype=self.dtype,
@@ -260,7 +260,7 @@ class ServerConfig:
 
     @property
     def queue_limits(self) -> QueueLimits:
-        """How much may wait."""
+        """The limits of the job queue."""
         return QueueLimits(
             max_jobs_per_tenant=self.max_jobs_per_tenant,
             max_bytes_per_tenant=self.max_bytes_per_tenant,
@@ -268,7 +268,7 @@ class ServerConfig:
 
     @property
     def quotas(self) -> Quotas:
-        """What tenants may have that the operator gave no quotas of their own."""
+        """The default quotas, for tenants without individual ones."""
         return Quotas(
             models=self.max_models_per_tenant,
             checkpoints=self.max_checkpoints_per_tenant,
@@ -279,7 +279,7 @@ class ServerConfig:
 
     @property
     def batch_limits(self) -> BatchLimits:
-        """How much one turn of the engine may take."""
+        """The limits of one batch of jobs."""
         return BatchLimits(
             gap_seconds=self.gap_seconds,
             max_pass_tokens=self.engine_config.micro_batch_tokens,
@@ -287,7 +287,7 @@ class ServerConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Whether the address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -295,7 +295,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_ip_address(host: str) -> bool:
-    """Whether this is an IP address and not a name."""
+    """Whether the host is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where the server's settings come from: flags over variables over a TOML file over defaults."""
+"""Read server settings from flags, environment variables and a TOML file, in that precedence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tinkex.server.config import ServerConfig
 from tinkex.settings import expand_path, read_environment, read_variables
 
 FIELDS = tuple(row.name for row in fields(ServerConfig))
-#: TINKEX_API_KEY is what a client sends, and must not open a server by accident. TINKEX_LOG is the
-#: same wish on both sides.
+#: TINKEX_API_KEY belongs to the client and must not become a server's key by accident. TINKEX_LOG
+#: sets the log level of both.
 _SPECIAL_VARIABLES = {"api_key": "TINKEX_SERVER_API_KEY", "log_level": "TINKEX_LOG"}
 
 
 def variable_name(field: str) -> str:
-    """The variable that sets a field."""
+    """The environment variable of a field."""
     return _SPECIAL_VARIABLES.get(field, f"TINKEX_{field.upper()}")
 
 
@@ -32,25 +32,23 @@ def read_config(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ServerConfig:
-    """Settings from everywhere; a flag that is None counts as not given.
+    """Merge all sources; a flag that is None counts as not given.
 
-    Without a file, the home's `server.toml` is read if there is one.
+    Without a file, the home's `server.toml` is read if it exists.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
-    told = {
-        name: value for name, value in read_from_variables(environ).items() if name not in given
-    }
+    from_flags = {name: value for name, value in flags.items() if value is not None}
+    from_variables = read_from_variables(environ)
     default_home = read_environment(environ).home
-    home = expand_path(given.get("home") or told.get("home") or default_home)
-    found = read_from_file(file) if file is not None else _read_from_home(home)
-    return ServerConfig(**{**found, **told, **given, "home": home})
+    home = expand_path(from_flags.get("home") or from_variables.get("home") or default_home)
+    from_file = read_from_file(file) if file is not None else _read_from_home(home)
+    return ServerConfig(**{**from_file, **from_variables, **from_flags, "home": home})
 
 
 def read_from_variables(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the variables say, each as its field's type."""
-    set_ones = read_variables(map(variable_name, FIELDS), environ)
-    by_field = {name: set_ones.get(variable_name(name)) for name in FIELDS}
-    # Kubernetes tells containers about a service named "tinkex" in a variable of this name.
+    """Settings from environment variables, converted to their fields' types."""
+    variables = read_variables(map(variable_name, FIELDS), environ)
+    by_field = {name: variables.get(variable_name(name)) for name in FIELDS}
+    # Kubernetes sets TINKEX_PORT=tcp://... in containers when a service is named "tinkex".
     if (by_field["port"] or "").startswith("tcp://"):
         by_field["port"] = None
     return {
@@ -61,30 +59,30 @@ def read_from_variables(environ: Mapping[str, str] | None = None) -> dict[str, A
 
 
 def read_from_file(path: Path) -> dict[str, Any]:
-    """What a TOML file says; an unknown key is refused with the nearest one."""
+    """Settings from a TOML file; an unknown key raises an error with a suggestion."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"the settings in {path} cannot be read: {reason}",
-            hint="Name another file, or make this one readable for the user of the server.",
+            f"{path} cannot be read: {reason}",
+            hint="Pass another file, or make this one readable for the user of the server.",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     for name in content:
         if name not in FIELDS or name == "home":
-            raise ConfigError(f"{path} sets {name!r}, which is no setting; {_suggest_field(name)}")
+            raise ConfigError(f"{path}: unknown setting {name!r}; {_suggest_field(name)}")
     return {name: _convert(name, value, str(path)) for name, value in content.items()}
 
 
 def encode_config(config: ServerConfig) -> bytes:
-    """The settings as bytes for another process; a key is among them."""
+    """Encode settings for a child process; the result contains the API key."""
     return msgspec.json.encode(config, enc_hook=str)
 
 
 def decode_config(data: bytes) -> ServerConfig:
-    """The settings that another process encoded."""
+    """Decode settings that the supervisor encoded."""
     return msgspec.json.decode(data, type=ServerConfig, dec_hook=_decode_path)
 
 
@@ -109,8 +107,8 @@ def _convert(name: str, value: Any, origin: str, *, strict: bool = True) -> Any:
     try:
         return msgspec.convert(value, _FIELD_TYPES[name], strict=strict, dec_hook=_decode_path)
     except (msgspec.ValidationError, ValueError):
-        # A key stays out of the sentence.
-        shown = "not usable" if name == "api_key" else f"{value!r}"
+        # Never print an API key.
+        shown = "invalid" if name == "api_key" else f"{value!r}"
         raise ConfigError(f"{name} is {shown} in {origin}; expected {_EXPECTED[name]}") from None
 
 
@@ -123,14 +121,14 @@ def _decode_path(kind: type, value: Any) -> Any:
 def _suggest_field(name: str) -> str:
     known = [field for field in FIELDS if field != "home"]
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known settings: {', '.join(known)}"
 
 
 def _describe_type(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     if kind in words:
         return words[kind]
-    return "a list of texts" if kind == tuple[str, ...] else "a table"
+    return "a list of strings" if kind == tuple[str, ...] else "a table"
 
 
 _FIELD_TYPES: dict[str, Any] = get_type_hints(ServerConfig)

@@ -1,4 +1,4 @@
-"""The home's list of base models, followed while the server runs."""
+"""The list of served base models, reloaded when the home's models file changes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ LOG = get_logger(__name__)
 
 
 class BaseModelList:
-    """The base models of a server: those of its flags, of its home and of the package."""
+    """The base models of a server: from its flags, from its home and built into the package."""
 
     def __init__(self, file: Path, flags: Sequence[str]) -> None:
         self._file = file
         self._flags = flags
-        # Before the list is read: a change in between is noticed by the next look.
+        # Taken before the list is read, so the next check notices a change in between.
         self._stamp = _file_stamp(file)
 
     def read_sources(self) -> dict[str, str]:
-        """Every base model with its place."""
+        """Map each base model's name to its location."""
         return add_built_in_models(merge_sources(read_model_list(self._file), self._flags))
 
     def refresh_if_changed(self, replace: Callable[[Mapping[str, str]], None]) -> bool:
-        """Call `replace` with the base models if the list has changed; returns whether it has."""
+        """Call `replace` with the base models if the file has changed; return whether it has."""
         stamp = _file_stamp(self._file)
         if stamp == self._stamp:
             return False
@@ -34,15 +34,15 @@ class BaseModelList:
         try:
             replace(self.read_sources())
         except ConfigError as error:
-            LOG.warning("the changed list of base models is not used: %s", error.message)
+            LOG.warning("ignoring the changed list of base models: %s", error.message)
             return False
         return True
 
 
 def _file_stamp(file: Path) -> tuple[int, int, int] | None:
-    """What differs between two versions of a file; None if there is no file."""
+    """Inode, modification time and size of a file, to detect changes; None if it is missing."""
     try:
-        found = file.stat()
+        stat = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size

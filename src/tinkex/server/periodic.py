@@ -1,4 +1,4 @@
-"""A small duty that is done every few seconds, on a thread of its own."""
+"""Periodic tasks on background threads, and the idle timer of the supervisor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG = get_logger(__name__)
 
 
 class PeriodicTask:
-    """Does its duty until the block ends; a database in trouble is waited out."""
+    """Call a function every few seconds until the `with` block ends; log store errors and retry."""
 
     def __init__(self, name: str, function: Callable[[], None], interval_seconds: float) -> None:
         self._name = name
@@ -45,10 +45,10 @@ class PeriodicTask:
 
 
 class IdleTimer:
-    """Watches the time that the activity file bears, by a clock that stops while a laptop sleeps.
+    """Measure how long the activity file has not been touched, on the monotonic clock.
 
-    The file's own age would say that a machine which slept for an hour was idle for an hour, and
-    the server of a client that sleeps with it would stop.
+    That clock stops while a laptop sleeps. By the wall clock, a machine that slept for an hour
+    would count as idle for an hour, and the server of a client on it would stop.
     """
 
     def __init__(self, now: float) -> None:
@@ -56,7 +56,7 @@ class IdleTimer:
         self._since = now
 
     def idle_seconds(self, activity_time: float | None, now: float) -> float:
-        """How long the file has borne the same time; None is a file that is gone."""
+        """Seconds since the file's modification time changed; None means the file is missing."""
         if activity_time != self._activity_time:
             self._activity_time = activity_time
             self._since = now

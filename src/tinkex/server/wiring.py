@@ -1,4 +1,4 @@
-"""The composition root: the only place that knows which class does what."""
+"""Composition root: build the store, the services of an API process, the engine and the worker."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from tinkex.server.http.request_context import Services
 
 LOG = get_logger(__name__)
-#: How often a process says that it is alive, or that it has work.
+#: Interval of heartbeats and of the check for unfinished jobs.
 HEARTBEAT_SECONDS = 5.0
 
 
 def open_database(config: ServerConfig) -> Database:
-    """The store of a server; the caller closes it."""
+    """Open the store of a server; the caller closes it."""
     return Database(config.store_url)
 
 
 @contextlib.contextmanager
 def open_store(config: ServerConfig) -> Iterator[Database]:
-    """The store of a server, made or brought up to date first, until the block ends."""
+    """Open the store of a server and migrate it to the current schema."""
     Home(config.home).create()
     database = open_database(config)
     try:
@@ -48,9 +48,8 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
             migrate(database)
         except StoreUnavailable as error:
             error.hint = (
-                f"The store is {redact_url(config.store_url)}: see that it is there, that it "
-                "may be "
-                "written, and that tinkex made it; or restore it from a backup."
+                f"The store is {redact_url(config.store_url)}: check that it exists, is writable "
+                "and was created by tinkex; or restore it from a backup."
             )
             raise
         yield database
@@ -60,7 +59,7 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
 
 @contextlib.contextmanager
 def open_services(config: ServerConfig) -> Iterator[Services]:
-    """What an API process works with, until the block ends."""
+    """Open the services of an API process."""
     from tinkex.jobs.future_waiters import FutureWaiters
     from tinkex.jobs.queue import JobQueue
     from tinkex.jobs.quotas import QuotaChecks
@@ -71,12 +70,12 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
     with contextlib.ExitStack() as stack:
         database = open_database(config)
         stack.callback(database.close)
-        signing = database.write(get_or_create_secret)
-        bell = WakeupListener(database, "api")
-        stack.callback(bell.close)
-        stack.enter_context(PeriodicTask("bell", bell.heartbeat, HEARTBEAT_SECONDS))
+        secret = database.write(get_or_create_secret)
+        listener = WakeupListener(database, "api")
+        stack.callback(listener.close)
+        stack.enter_context(PeriodicTask("heartbeat", listener.heartbeat, HEARTBEAT_SECONDS))
         quotas = QuotaChecks(config.quotas)
-        queue = JobQueue(database, config.queue_limits, signing, quotas)
+        queue = JobQueue(database, config.queue_limits, secret, quotas)
         stack.callback(queue.close)
         yield Services(
             config=config,
@@ -84,13 +83,13 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
             database=database,
             queue=queue,
             quotas=quotas,
-            waiters=FutureWaiters(queue, bell),
-            secret=signing,
+            waiters=FutureWaiters(queue, listener),
+            secret=secret,
         )
 
 
 def make_engine(config: ServerConfig) -> Engine:
-    """The engine that the settings name."""
+    """Create the configured engine."""
     if config.engine == "local":
         return _make_torch_engine(config, _model_list(config))
     from tinkex.engine.fake.engine import DEFAULT_MODELS, MAX_ADAPTER_BYTES, FakeEngine
@@ -108,21 +107,21 @@ def _model_list(config: ServerConfig) -> BaseModelList:
 
 
 def compute_models_digest(config: ServerConfig) -> str:
-    """What changes with the base models that the settings name, without loading any."""
+    """A digest that changes with the configured base models; loads none of them."""
     models: object = config.models
     if config.engine == "local":
         try:
             models = _model_list(config).read_sources()
         except ConfigError as error:
-            # Only the worker can report it.
+            # The worker reports the error when it starts.
             models = error.message
-    named = msgspec.json.encode([package_version(), config.engine, models])
-    return hashlib.sha256(named).hexdigest()
+    content = msgspec.json.encode([package_version(), config.engine, models])
+    return hashlib.sha256(content).hexdigest()
 
 
 def _make_torch_engine(config: ServerConfig, model_list: BaseModelList) -> TorchEngine:
     sources = model_list.read_sources()
-    # It takes some seconds, and nothing else would be said meanwhile.
+    # Loading takes some seconds without any other output.
     LOG.info("loading PyTorch and checking the base models: %s", ", ".join(sources) or "none")
     try:
         from tinkex.engine.torch_engine import TorchEngine
@@ -131,12 +130,12 @@ def _make_torch_engine(config: ServerConfig, model_list: BaseModelList) -> Torch
             raise
         missing = missing_libraries("torch") or [str(error.name)]
         raise ConfigError(
-            f"the engine 'local' needs {', '.join(missing)}, not installed here; "
+            f"the engine 'local' needs {', '.join(missing)}, which is not installed; "
             f"run {install_command('server', 'torch')}, or use the engine 'fake'"
         ) from error
     if not sources:
         LOG.warning(
-            "no base model is served, not even the one of the package: add one with "
+            "no base model is served, not even a built-in one: add one with "
             "`tinkex model add smollm2-135m`, or serve with --model NAME=PATH"
         )
     _register_tokenizers(config)
@@ -144,25 +143,25 @@ def _make_torch_engine(config: ServerConfig, model_list: BaseModelList) -> Torch
 
 
 def _register_tokenizers(config: ServerConfig) -> None:
-    """Put tokenizers where the official SDK looks for them, or remove them.
+    """Copy tokenizers into the Hugging Face cache, where the official SDK looks, or remove them.
 
-    These are the models that no `tinkex model add` has registered: the built-in ones and those of
-    `models`. Failing is not a reason to stop: our own SDK fetches tokenizers from the server.
+    Covers the models that `tinkex model add` has not registered: the built-in ones and those of
+    `models`. Failures are not fatal: the tinkex SDK fetches tokenizers from the server.
     """
     from tinkex.engine.models.hub_tokenizers import register_tokenizer, unregister_tokenizer
     from tinkex.engine.models.sources import is_folder_location, merge_sources
     from tinkex.models import built_in
     from tinkex.settings import expand_path
 
-    for name, place in merge_sources(built_in(), config.models).items():
+    for name, location in merge_sources(built_in(), config.models).items():
         if not config.register_tokenizers:
             unregister_tokenizer(name)
-        elif is_folder_location(place):
-            LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, expand_path(place)))
+        elif is_folder_location(location):
+            LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, expand_path(location)))
 
 
 def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[], bool]]:
-    """The engine, and what makes it follow the home's list of base models."""
+    """Create the engine and a function that reloads the home's list of base models."""
     if config.engine != "local":
         return make_engine(config), lambda: False
     model_list = _model_list(config)
@@ -172,14 +171,14 @@ def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[]
 
 @contextlib.contextmanager
 def open_worker(config: ServerConfig) -> Iterator[Worker]:
-    """A worker with its engine and store, until the block ends."""
+    """Open a worker with its engine and store."""
     from tinkex.jobs.worker import Worker
 
     home = Home(config.home)
     with contextlib.ExitStack() as stack:
         database = open_database(config)
         stack.callback(database.close)
-        # Before the list is read: a change in between is found by the next start.
+        # Taken before the list is read, so the next start notices a change in between.
         models_source = compute_models_digest(config)
         engine, refresh_models = _make_engine_with_refresh(config)
         stack.callback(engine.close)
@@ -195,13 +194,13 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
             refresh_models=refresh_models,
             models_source=models_source,
         )
-        # Not among the worker's own chores: it is as alive in the middle of a long turn.
-        stack.enter_context(PeriodicTask("bell", worker.heartbeat, HEARTBEAT_SECONDS))
+        # On a separate thread: the worker must send heartbeats also during a long batch.
+        stack.enter_context(PeriodicTask("heartbeat", worker.heartbeat, HEARTBEAT_SECONDS))
         yield worker
 
 
 def worker_config(config: ServerConfig) -> WorkerConfig:
-    """The settings that concern a worker."""
+    """The settings of a worker."""
     from tinkex.jobs.housekeeping import HousekeepingPolicy
     from tinkex.jobs.quotas import QuotaChecks
     from tinkex.jobs.snapshots import SnapshotPolicy
@@ -222,12 +221,12 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
         max_attempts=config.max_attempts,
         quotas=QuotaChecks(config.quotas),
         max_unnamed_weights=config.keep_sampler_weights,
-        # The home's lock sees to it that an owner has one worker at a time.
+        # The home's lock ensures that only one worker per owner runs at a time.
         owner=f"{socket.gethostname()}:{config.home}",
     )
 
 
 def _touch_if_busy(database: Database, home: Home) -> None:
-    """A server with work is not idle, even if nobody asks for the results yet."""
+    """Touch the activity file while jobs are unfinished: a server with work is not idle."""
     if database.read(jobs.get_load).num_jobs:
         home.activity_file.touch()

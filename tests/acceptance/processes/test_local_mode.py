@@ -50,7 +50,7 @@ def children_of(pid: int) -> dict[str, int]:
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
     rows = [line.split() for line in table.stdout.splitlines()]
     return {
-        args[-1].removeprefix("tinkex.server."): int(found)
+        args[-1].removeprefix("tinkex.server.process."): int(found)
         for found, parent, *args in rows
         if parent == str(pid) and args and args[-1].startswith("tinkex.server.")
     }
@@ -159,7 +159,7 @@ def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home)
     local_home.config_file.write_text("prot = 8000\n")
     with pytest.raises(ConfigError, match=r"ended with exit code 1; its last words:") as refused:
         tinkex.ServiceClient()
-    assert "sets 'prot', which is no setting; did you mean 'port'?" in str(refused.value)
+    assert "unknown setting 'prot'; did you mean 'port'?" in str(refused.value)
     # The words of the last failure are not told again.
     local_home.config_file.write_text("dtype = 'magic'\n")
     with pytest.raises(ConfigError, match="dtype is 'magic'") as refused:

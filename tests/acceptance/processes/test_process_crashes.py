@@ -115,10 +115,10 @@ def test_a_second_signal_is_impatient(serve: Serve, home: Path) -> None:
     serve_process = serve(home, env=slow)
     submit_slow_job(serve_process, serve_process.ready())
     serve_process.send(signal.SIGINT)
-    eventually(lambda: "SIGINT: the server stops" in serve_process.log_text)
+    eventually(lambda: "SIGINT: stopping the server" in serve_process.log_text)
     serve_process.send(signal.SIGINT)
     assert serve_process.ended() == 0
-    assert "ended by force" in serve_process.log_text
+    assert "killing the server's processes" in serve_process.log_text
 
 
 def test_a_server_that_nobody_asks_stops_by_itself(serve: Serve, home: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_server_that_nobody_asks_stops_by_itself(serve: Serve, home: Path) -> 
     # Asking whether it is well is no sign of somebody working.
     eventually(lambda: not answers(url))
     assert serve_process.ended() == 0
-    assert "nobody has asked for 1 s" in serve_process.log_text
+    assert "no requests for 1 s" in serve_process.log_text
     assert not serve_process.home.state_file.exists()
 
 
@@ -142,4 +142,4 @@ def test_work_that_is_not_done_keeps_a_server_from_stopping(serve: Serve, home: 
     # The worker is in the middle of ten minutes of work, and is given one second.
     serve_process.send(signal.SIGTERM)
     assert serve_process.ended() == 0
-    assert "did not end in time" in serve_process.log_text
+    assert "did not exit in time" in serve_process.log_text

@@ -86,7 +86,8 @@ def test_a_second_server_in_the_same_home_is_refused(serve: Serve, home: Path) -
     refused = run_tinkex("serve", "--home", str(home), "--port", "0")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert (
-        f"a server with pid {serve_process.pid} runs in {home} already at {url}" in refused.stderr
+        f"a server with pid {serve_process.pid} is already running in {home} at {url}"
+        in refused.stderr
     )
     assert "Traceback" not in refused.stderr
     # The first one has noticed nothing.
@@ -104,7 +105,7 @@ def test_a_server_whose_home_was_removed_ends_and_leaves_the_next_one_alone(
     second = serve(home)
     url = second.ready()
     assert first.process.wait(TIMEOUT_SECONDS) == 1
-    assert f"the files of the home {home} were removed while its server ran" in first.log_text
+    assert f"the files of the home {home} were removed while its server" in first.log_text
     assert "Traceback" not in first.log_text
     state = read_state(second.home)
     assert state is not None
@@ -123,7 +124,7 @@ def test_a_port_that_is_taken_is_named(home: Path) -> None:
 def test_the_network_gets_no_server_without_a_key(home: Path, host: str) -> None:
     refused = run_tinkex("serve", "--home", str(home), "--host", host, "--port", "0")
     assert refused.returncode == 1
-    assert "no key protects the server" in refused.stderr
+    assert "the server has no API key" in refused.stderr
     assert "`tinkex key create`" in refused.stderr
     assert "--api-key" in refused.stderr
     # A key that nobody asked for would make the refusal a matter of trying twice.
@@ -164,7 +165,7 @@ def test_several_processes_answer_on_one_port(serve: Serve, home: Path) -> None:
     ("words", "sentence"),
     [
         (["--engine", "magic"], "engine is 'magic'; expected one of local, fake"),
-        (["--host", "nowhere.invalid"], "host is 'nowhere.invalid', which is no address"),
+        (["--host", "nowhere.invalid"], "host 'nowhere.invalid' is not an address"),
         (["--store", "mysql://x/y"], "begins with sqlite:/// or postgresql://"),
         (["--api-key", "secret"], "api_key must begin with 'tml-'"),
         (["--config", "/absent.toml"], "/absent.toml cannot be read: No such file"),

@@ -41,7 +41,7 @@ def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path, library
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert f"the engine 'local' needs {library}, not installed here" in run.stdout
+    assert f"the engine 'local' needs {library}, which is not installed" in run.stdout
     assert install_command("server", "torch") in run.stdout
 
 

@@ -1,1 +1,1 @@
-"""Server processes: supervisor, API processes, worker process and their set-up."""
+"""Server processes: the supervisor, the API processes, the worker process and their setup."""

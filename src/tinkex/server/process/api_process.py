@@ -1,4 +1,4 @@
-"""A process that answers HTTP: `python -m tinkex.server.process.api_process`, by the supervisor."""
+"""API process: serves HTTP. The supervisor runs `python -m tinkex.server.process.api_process`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from tinkex.server.wiring import open_services
 from tinkex.server_discovery import HEALTH_PATH, READY_PATH
 
 LOG = get_logger(__name__)
-#: How often the activity file is touched at most.
+#: Minimum interval between two touches of the activity file.
 TOUCH_INTERVAL_SECONDS = 5.0
-#: Questions that are no sign of somebody working: probes, and a page that is left open.
+#: Requests that do not count as activity: health probes, and dashboard pages left open.
 IGNORED_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics", "/"})
 IGNORED_PREFIXES = ("/runs/", "/static/")
 
 
 class ActivityMiddleware:
-    """Notes in the home that somebody asked, for the supervisor that stops an idle server."""
+    """Touch the home's activity file on requests; the supervisor stops an idle server."""
 
     def __init__(self, app: Any, home: Home) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class ActivityMiddleware:
         self._next_touch = 0.0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Note a request, and pass it on."""
+        """Record the request and forward it."""
         if scope["type"] == "http" and not _is_ignored(scope["path"]):
             self._touch(time.monotonic())
         await self._app(scope, receive, send)
@@ -66,7 +66,7 @@ def _is_ignored(path: str) -> bool:
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn's server, which stops when told to and lets long polls go first."""
+    """A uvicorn server that ends long polls first when it shuts down."""
 
     def __init__(
         self, config: uvicorn.Config, services: Services, connections: ConnectionRegistry
@@ -78,17 +78,17 @@ class ApiServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM stops; SIGINT is the supervisor's to hear."""
+        """Stop on SIGTERM; the supervisor handles SIGINT."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         try:
             yield
         finally:
-            # Impatience must not turn a clean end into a crash.
+            # A second SIGTERM must not turn a clean shutdown into a crash.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then accept connections in fair turns."""
+        """Start the application, then accept connections through the fair start queue."""
         await super().startup(sockets=[])
         for listener in sockets or []:
             acceptor = Acceptor(listener, self._connections, self._make_protocol)
@@ -104,29 +104,29 @@ class ApiServer(uvicorn.Server):
         return protocol
 
     async def main_loop(self) -> None:
-        """Serve until told to stop; uvicorn itself would look ten times a second."""
+        """Wait for SIGTERM; uvicorn's own loop would poll ten times a second."""
         await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what is being asked, hold nobody, and close."""
+        """End all long polls, finish the open requests and close."""
         self._services.waiters.release_all()
         await super().shutdown(sockets)
 
 
 def main() -> int:
-    """Answer until told to stop."""
-    orders = initialize_child()
-    assert orders.listener is not None  # the supervisor's own orders
-    # A line for each malformed request would let anybody fill the disk; they are counted instead.
+    """Serve HTTP until SIGTERM; return the exit code."""
+    setup = initialize_child()
+    assert setup.listener is not None  # the supervisor passes one to every API process
+    # A log line per malformed request would let any client fill the disk; they are counted.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    # What lives long is not looked through again and again.
+    # Collect less often: most objects here live as long as the process.
     gc.set_threshold(50_000, 20, 50)
     try:
         with (
-            socket.socket(fileno=orders.listener) as listener,
-            open_services(orders.config) as services,
+            socket.socket(fileno=setup.listener) as listener,
+            open_services(setup.config) as services,
         ):
-            asyncio.run(_serve(services, listener, orders.heartbeat))
+            asyncio.run(_serve(services, listener, setup.heartbeat))
     except TinkexError as error:
         LOG.error("%s", error)
         return exit_code_for(error)
@@ -157,7 +157,7 @@ def _uvicorn_config(
         access_log=False,
         date_header=False,
         server_header=False,
-        # Longer than a client's pauses, which would otherwise meet a closing connection.
+        # Longer than a client's pauses: its next request must not hit a closing connection.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, int(services.config.stop_seconds / 2)),
     )

@@ -1,4 +1,4 @@
-"""A process of the server: started, started again when it dies, stopped."""
+"""A child process of the supervisor: start it, restart it when it dies, stop it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What a process is for."""
+    """What a child process runs and how it is supervised."""
 
     name: str
-    """What the log calls it."""
+    """The name in log lines."""
     module: str
-    """What it runs."""
+    """The module to run with `python -m`."""
     setup: ChildSetup
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables it gets unless they are set already."""
+    """Environment variables to set unless they are already set."""
     hang_seconds: float = 0.0
-    """Replace the process when its loop has been blocked for so long; 0 never does."""
+    """Kill and restart the process when its event loop is blocked for this time; 0 never does."""
 
 
 class ChildProcess:
-    """One process, whichever pid it has at the moment."""
+    """A supervised process; its pid changes with every restart."""
 
     def __init__(
         self, spec: ProcessSpec, policy: RestartPolicy, *, start_immediately: bool = True
     ) -> None:
         self.spec = spec
         self.was_ready = False
-        """Set when the server has been ready once: from then on nothing is hopeless."""
+        """Whether the server has been ready: from then on the process is always restarted."""
         self._policy = policy
         self._process: asyncio.subprocess.Process | None = None
         self._num_quick_exits = 0
@@ -56,11 +56,11 @@ class ChildProcess:
             self.allow_start()
 
     def allow_start(self) -> None:
-        """Let `keep` start the process."""
+        """Let `supervise` start the process."""
         self._may_start.set()
 
     async def supervise(self) -> None:
-        """Run the process again and again until `stop`; raises if it cannot even start."""
+        """Run and restart the process until `stop`; raises if it cannot start at all."""
         await self._may_start.wait()
         while not self._stopping.is_set():
             started_at = time.monotonic()
@@ -68,10 +68,10 @@ class ChildProcess:
             if self._stopping.is_set():
                 return
             wait_seconds = self._record_exit(exit_code, time.monotonic() - started_at)
-            how = describe_exit(exit_code)
+            reason = describe_exit(exit_code)
             LOG.error(
-                "the %s process (pid %d) %s; it is started again in %g s",
-                *(self.spec.name, pid, how, wait_seconds),
+                "the %s process (pid %d) %s; restarting it in %g s",
+                *(self.spec.name, pid, reason, wait_seconds),
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_seconds)
@@ -85,7 +85,7 @@ class ChildProcess:
         ):
             raise ConfigError(
                 f"the {self.spec.name} process cannot start: it {describe_exit(exit_code)}",
-                hint="The lines above say why.",
+                hint="The log lines above give the reason.",
             )
         return self._policy.wait_seconds(self._num_quick_exits)
 
@@ -94,15 +94,15 @@ class ChildProcess:
             return await self._run_process(self.spec.setup, None)
         heartbeat = HeartbeatMonitor(self.spec.hang_seconds)
         try:
-            orders = replace(self.spec.setup, heartbeat=heartbeat.write_fd)
-            return await self._run_process(orders, heartbeat)
+            setup = replace(self.spec.setup, heartbeat=heartbeat.write_fd)
+            return await self._run_process(setup, heartbeat)
         finally:
             heartbeat.close()
 
     async def _run_process(
         self, setup: ChildSetup, heartbeat: HeartbeatMonitor | None
     ) -> tuple[int, int]:
-        process, writing = await self._spawn(setup)
+        process, stdin_fd = await self._spawn(setup)
         LOG.debug("the %s process has pid %d", self.spec.name, process.pid)
         self._process = process
         if self._stopping.is_set():
@@ -113,53 +113,53 @@ class ChildProcess:
         finally:
             watch.cancel()
             self._process = None
-            # While this end is open the process knows that we live.
-            os.close(writing)
+            # The child exits when its standard input closes.
+            os.close(stdin_fd)
 
     async def _watch_heartbeat(self, heartbeat: HeartbeatMonitor | None) -> None:
-        """End the process by force once its heart has stopped; it is then started again."""
+        """Kill the process when its heartbeats stop; `supervise` then restarts it."""
         if heartbeat is None:
             return
         while not heartbeat.has_stopped():
             await asyncio.sleep(heartbeat.poll_seconds)
         LOG.error(
-            "the %s process (pid %d) has been blocked for more than %g s and is replaced",
+            "the %s process (pid %d) has been blocked for more than %g s; replacing it",
             *(self.spec.name, self.pid, heartbeat.max_silence_seconds),
         )
         self._send_signal(signal.SIGKILL)
 
     async def _spawn(self, setup: ChildSetup) -> tuple[asyncio.subprocess.Process, int]:
-        """The process, and the end of its standard input that must stay open."""
-        reading, writing = os.pipe()
-        # The orders fit into the pipe's own memory, so this does not wait for the reader.
-        os.write(writing, setup.encode())
-        given = (setup.lock, setup.listener, setup.heartbeat)
+        """Start the process; return it and the write end of its standard input."""
+        read_fd, write_fd = os.pipe()
+        # The setup fits into the pipe's buffer, so this does not block.
+        os.write(write_fd, setup.encode())
+        inherited = (setup.lock, setup.listener, setup.heartbeat)
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", self.spec.module),
-                stdin=reading,
-                # Standard output belongs to the supervisor alone.
+                stdin=read_fd,
+                # Only the supervisor writes to standard output.
                 stdout=_STDERR,
-                pass_fds=tuple(fd for fd in given if fd is not None),
+                pass_fds=tuple(fd for fd in inherited if fd is not None),
                 env=child_environment(self.spec.environment),
-                # Ctrl-C in a terminal reaches the supervisor, which tells its children.
+                # Ctrl-C in a terminal reaches only the supervisor, which stops its children.
                 process_group=0,
             )
         except BaseException:
-            os.close(writing)
+            os.close(write_fd)
             raise
         finally:
-            os.close(reading)
+            os.close(read_fd)
             if setup.heartbeat is not None:
                 os.close(setup.heartbeat)
-        return process, writing
+        return process, write_fd
 
     def stop(self) -> None:
-        """Ask the process to end, and start it no more."""
+        """Send SIGTERM and do not restart the process."""
         self._terminate(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the process by force, and start it no more."""
+        """Send SIGKILL and do not restart the process."""
         self._terminate(signal.SIGKILL)
 
     def _terminate(self, number: signal.Signals) -> None:
@@ -169,7 +169,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id now; 0 if there is none."""
+        """The current process id; 0 if the process is not running."""
         return self._process.pid if self._process is not None else 0
 
     def _send_signal(self, number: signal.Signals) -> None:

@@ -1,7 +1,7 @@
-"""What the supervisor tells a process that it starts, and how that process learns of its death.
+"""Setup of child processes: settings, inherited descriptors, threads, and exit with the parent.
 
-Both go through the process's standard input: one line of JSON, then silence. The end of the input
-means that the supervisor is gone, however it went.
+The supervisor writes one line of JSON to the child's standard input and keeps the pipe open. When
+the input ends, the supervisor is gone, and the child exits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tinkex.logs import attach_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import decode_config, encode_config
 
-#: How long an orphan may take to end well.
+#: Grace period for an orphan's clean exit.
 ORPHAN_GRACE_SECONDS = 0.8
-#: How long a thread may keep the others from running.
+#: The interpreter's thread switch interval.
 THREAD_SWITCH_SECONDS = 0.0005
 _ORPHAN_EXIT_CODE = 1
 _STDIN = 0
@@ -32,20 +32,20 @@ _STDIN = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSetup:
-    """Everything that a process of the server is told."""
+    """What the supervisor passes to a child process."""
 
     config: ServerConfig
     lock: int
-    """The descriptor of the home's lock: a home stays taken while any process of it lives."""
+    """Descriptor of the home's lock: the home stays locked while any of its processes lives."""
     listener: int | None = None
-    """The descriptor of the listening socket, for those who answer."""
+    """Descriptor of the listening socket, for API processes."""
     heartbeat: int | None = None
-    """The descriptor of the pipe to beat through, for those who are watched."""
+    """Descriptor of the pipe for heartbeats, if the supervisor monitors them."""
     clock_offset: float = field(default_factory=lambda: clock.CLOCK.offset)
-    """Makes the time of day of all processes the same, whatever the wall clock says later."""
+    """Gives all processes the same time of day, even if the wall clock is set later."""
 
     def encode(self) -> bytes:
-        """One line of JSON."""
+        """Encode as one line of JSON."""
         config = msgspec.Raw(encode_config(self.config))
         line = {
             "config": config,
@@ -66,37 +66,37 @@ class _ChildSetupMessage(msgspec.Struct):
 
 
 def initialize_child() -> ChildSetup:
-    """What every process of the server does first: hear its orders, and whom it ends with."""
-    # The supervisor decides when to stop: a terminal's Ctrl-C is not ours to hear.
+    """Read the setup, apply it to this process and arrange to exit with the supervisor."""
+    # The supervisor handles Ctrl-C and decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The thread that commits must not wait long for one that computes.
+    # The thread that commits must not wait long for a compute thread.
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-    orders = read_child_setup()
-    clock.CLOCK.adopt_offset(orders.clock_offset)
-    attach_logger(orders.config.log_level)
+    setup = read_child_setup()
+    clock.CLOCK.adopt_offset(setup.clock_offset)
+    attach_logger(setup.config.log_level)
     exit_with_parent()
-    return orders
+    return setup
 
 
 def read_child_setup() -> ChildSetup:
-    """Read the orders of the process that this is."""
-    # Unbuffered: what Python's own stdin holds at the end of the program cannot be waited on.
+    """Read the setup from standard input."""
+    # Unbuffered: sys.stdin would hold its lock while a thread waits for the end of the input.
     with open(_STDIN, "rb", buffering=0, closefd=False) as source:
-        line = msgspec.json.decode(source.readline(), type=_ChildSetupMessage)
-    for descriptor in (line.lock, line.listener, line.heartbeat):
+        message = msgspec.json.decode(source.readline(), type=_ChildSetupMessage)
+    for descriptor in (message.lock, message.listener, message.heartbeat):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
     return ChildSetup(
-        config=decode_config(line.config),
-        lock=line.lock,
-        listener=line.listener,
-        heartbeat=line.heartbeat,
-        clock_offset=line.clock_offset,
+        config=decode_config(message.config),
+        lock=message.lock,
+        listener=message.listener,
+        heartbeat=message.heartbeat,
+        clock_offset=message.clock_offset,
     )
 
 
 def exit_with_parent() -> None:
-    """End this process when the supervisor is gone: as if told to, and by force soon after."""
+    """When the supervisor is gone, send SIGTERM to this process and soon after end it by force."""
     threading.Thread(target=_wait_for_parent_exit, name="parent-watch", daemon=True).start()
 
 
@@ -109,17 +109,17 @@ def _wait_for_parent_exit() -> None:
 
 
 _CGROUP = Path("/sys/fs/cgroup")
-#: Beside two busy processes on two cores, 1,000 cost nothing, and 10,000 twice the time.
+#: Measured with two busy processes on two cores: 1,000 costs nothing, 10,000 twice the time.
 _SPIN_COUNT = "1000"
 
 
 def worker_environment(threads: int, cores: int) -> dict[str, str]:
-    """Variables for the process that computes; they count only if its user set no others.
+    """OpenMP variables for the worker; variables that the user set take precedence.
 
-    A thread that is done with its share of a matrix product waits for the others. If it spins, it
-    takes the core of whom it waits for as soon as anything else runs on the machine: a step of
-    small products took 60 times as long beside busy processes. Asleep, it costs a wake-up, which
-    takes longer than a small product does. So it spins for some microseconds, and then sleeps.
+    A thread that has finished its share of a matrix product waits for the others. If it spins, it
+    occupies a core that they need as soon as anything else runs on the machine: a step of small
+    products took 60 times as long next to busy processes. If it sleeps, waking it takes longer
+    than a small product. So it spins for some microseconds and then sleeps.
     """
     return {
         "OMP_NUM_THREADS": str(threads or cores),
@@ -129,16 +129,16 @@ def worker_environment(threads: int, cores: int) -> dict[str, str]:
 
 
 def count_cores(cgroup: Path = _CGROUP) -> int:
-    """The cores that this process may use; a container's share counts, not its host's cores."""
+    """Number of cores that this process may use, within the CPU limit of its container."""
     try:
         cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
+    except AttributeError:  # not available on every system
         cores = os.cpu_count() or 1
     return max(1, min(cores, _cgroup_cores(cgroup)))
 
 
 def _cgroup_cores(cgroup: Path) -> int:
-    """How many cores a container is given; very many if nothing is said."""
+    """The CPU limit of the container in cores; a huge number if there is none."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             words = " ".join((cgroup / name).read_text() for name in names).split()

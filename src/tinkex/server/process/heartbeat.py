@@ -1,7 +1,7 @@
-"""A sign of life: a byte every second through a pipe, written by the loop that must not block.
+"""Event loop heartbeats: the child writes a byte to a pipe every second, the supervisor reads it.
 
-The supervisor counts by the monotonic clock, from the first beat on: how long a process takes to
-start is not its concern, and a machine that slept has not missed a beat.
+The monitor uses the monotonic clock and starts with the first heartbeat: startup may take any
+time, and a machine that slept has not missed a heartbeat.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _READ_BYTES = 4096
 
 
 def start_heartbeat(descriptor: int) -> None:
-    """Write a byte every second from now on, as far as the running loop gets to it."""
+    """Write a byte every second from the running event loop."""
     loop = asyncio.get_running_loop()
     os.set_blocking(descriptor, False)
 
     def beat() -> None:
-        # A pipe that is full, or has no reader, is the supervisor's concern.
+        # The supervisor handles a full pipe; without a reader this process ends anyway.
         with contextlib.suppress(OSError):
             os.write(descriptor, b".")
         loop.call_later(HEARTBEAT_INTERVAL_SECONDS, beat)
@@ -31,7 +31,7 @@ def start_heartbeat(descriptor: int) -> None:
 
 
 class HeartbeatMonitor:
-    """The supervisor's end of the pipe."""
+    """The supervisor's end of the heartbeat pipe."""
 
     def __init__(
         self, max_silence_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -45,16 +45,16 @@ class HeartbeatMonitor:
 
     @property
     def poll_seconds(self) -> float:
-        """How often to look."""
+        """How often to call `has_stopped`."""
         return min(self.max_silence_seconds / 4, 5.0)
 
     def has_stopped(self) -> bool:
-        """Whether the process has beaten before, and not for too long since; look often."""
+        """Whether heartbeats started and then stopped; call it every `poll_seconds`."""
         now = self._clock()
-        # If we ourselves were stopped meanwhile, so was the other process, perhaps.
-        was_away = now - self._checked_at > self.max_silence_seconds / 2
+        # If this process was suspended in between, the child may have been suspended too.
+        was_suspended = now - self._checked_at > self.max_silence_seconds / 2
         self._checked_at = now
-        if self._has_received_beat() or (was_away and self._beat_at is not None):
+        if self._has_received_beat() or (was_suspended and self._beat_at is not None):
             self._beat_at = now
         return self._beat_at is not None and now - self._beat_at > self.max_silence_seconds
 
@@ -65,5 +65,5 @@ class HeartbeatMonitor:
             return False
 
     def close(self) -> None:
-        """Close the end that reads; the one that writes is the child's."""
+        """Close the read end; the child owns the write end."""
         os.close(self.read_fd)

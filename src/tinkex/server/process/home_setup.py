@@ -1,4 +1,4 @@
-"""One server per home: a lock that the kernel gives back, however its holders end."""
+"""Preparation of a home: exclusive lock, link to its store, and the first API key."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tinkex.store.database import Connection, Database
 from tinkex.store.settings import get_or_create_store_id
 from tinkex.system.atomic import write_file_atomic
 
-#: How long the processes of a server that was killed may take to notice.
+#: Time for the child processes of a killed supervisor to notice and exit.
 ORPHAN_WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-#: How the modules begin that a supervisor starts as processes.
+#: Prefix of the modules that a supervisor runs as processes.
 _MODULE_PREFIX = b"tinkex.server."
 LOG = get_logger(__name__)
 
 
 class HomeLock:
-    """A home that is ours until every process that holds the descriptor is gone."""
+    """An exclusive lock on a home; the kernel releases it when its last holder exits."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
     def acquire(cls, home: Home) -> HomeLock:
-        """Take a home, or say who has it."""
+        """Lock a home; raises ConfigError that names the current holder."""
         home.create()
         descriptor = os.open(home.server_lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -49,33 +49,33 @@ class HomeLock:
         return cls(descriptor)
 
     def is_lock_of(self, home: Home) -> bool:
-        """Whether the file that we locked is still the home's: not removed, not replaced."""
+        """Whether the locked file is still in the home: not removed, not replaced."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), home.server_lock.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            # A disk that does not answer says nothing about the file.
+            # An I/O error does not mean that the file was removed.
             return True
 
     def release(self) -> None:
-        """Give the home back, as far as this process is concerned."""
+        """Release this process's hold on the lock."""
         os.close(self.descriptor)
 
 
 def _wait_for_lock(descriptor: int, home: Home) -> None:
-    ends_at = time.monotonic() + ORPHAN_WAIT_SECONDS
-    has_ended_orphans = False
+    deadline = time.monotonic() + ORPHAN_WAIT_SECONDS
+    has_killed_orphans = False
     while not _try_lock(descriptor):
         holder = LockHolder.parse(os.pread(descriptor, 64, 0))
         if holder is not None and holder.is_alive:
             raise _home_in_use_error(home, holder)
-        # The children of a killed supervisor hold the lock until they notice.
-        if time.monotonic() > ends_at:
-            if has_ended_orphans or not _kill_orphans(descriptor):
+        # The children of a killed supervisor hold the lock until they notice and exit.
+        if time.monotonic() > deadline:
+            if has_killed_orphans or not _kill_orphans(descriptor):
                 raise _home_in_use_error(home, holder)
-            has_ended_orphans = True
-            ends_at = time.monotonic() + ORPHAN_WAIT_SECONDS
+            has_killed_orphans = True
+            deadline = time.monotonic() + ORPHAN_WAIT_SECONDS
         time.sleep(_POLL_SECONDS)
 
 
@@ -88,25 +88,25 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _kill_orphans(descriptor: int) -> bool:
-    """End the processes of a dead supervisor that did not notice; False if there are none here."""
+    """Kill processes that outlived their supervisor; False if this machine has none."""
     locked = os.fstat(descriptor)
     orphans = [pid for pid in _list_server_pids() if _has_open(pid, locked)]
     for pid in orphans:
-        LOG.warning("process %d of a server that is gone still runs and is ended by force", pid)
+        LOG.warning("killing process %d, which outlived its server", pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return bool(orphans)
 
 
 def _list_server_pids() -> list[int]:
-    """The processes of servers on this machine, as far as the system says."""
-    found: list[int] = []
+    """Pids of the server processes on this machine that /proc shows."""
+    pids: list[int] = []
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (directory / "cmdline").read_bytes().split(b"\0")
             if any(word.startswith(_MODULE_PREFIX) for word in words):
-                found.append(int(directory.name))
-    return [pid for pid in found if pid != os.getpid()]
+                pids.append(int(directory.name))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:
@@ -128,45 +128,42 @@ def _home_in_use_error(home: Home, holder: LockHolder | None) -> ConfigError:
     state = read_state(home)
     if holder is not None and not holder.is_alive:
         return ConfigError(
-            f"{home.root} is locked by a server that this machine does not show; its pid was "
+            f"{home.root} is locked by a server that is not visible on this machine; its pid was "
             f"{holder.pid}",
-            hint="It may run in another container or on another machine: stop it there.",
+            hint="It may run in another container or on another machine; stop it there.",
         )
     where = f" at {state.url}" if state is not None and holder and state.pid == holder.pid else ""
     who = f" with pid {holder.pid}" if holder is not None else ""
     return ConfigError(
-        f"a server{who} runs in {home.root} already{where}",
+        f"a server{who} is already running in {home.root}{where}",
         hint="Use that one, stop it with `tinkex serve stop`, or pass another --home.",
     )
 
 
 def bind_home_to_store(home: Home, database: Database) -> None:
-    """Note which store a home belongs to, or refuse to serve it with another."""
-    found = database.write(get_or_create_store_id)
+    """Record the id of the home's store, or raise if the home belongs to another store."""
+    store_id = database.write(get_or_create_store_id)
     try:
-        known = home.store_id_file.read_text("ascii").strip()
+        recorded_id = home.store_id_file.read_text("ascii").strip()
     except FileNotFoundError:
-        write_file_atomic(home.store_id_file, f"{found}\n".encode())
+        write_file_atomic(home.store_id_file, f"{store_id}\n".encode())
         return
-    if known != found:
+    if recorded_id != store_id:
         raise ConfigError(
-            f"the checkpoints in {home.root} belong to another store than this one, which would "
-            "remove them",
-            hint="Name their store with --store, or another --home; remove "
-            f"{home.store_id_file} only to give them up.",
+            f"the checkpoints in {home.root} belong to another store; serving them with this one "
+            "would remove them",
+            hint="Pass their store with --store, or another --home. Remove "
+            f"{home.store_id_file} only if you no longer need the checkpoints.",
         )
 
 
-#: Whose the first keys are.
-
-
 def ensure_keys(config: ServerConfig, home: Home, database: Database) -> None:
-    """Make sure that the home's owner has a key, and refuse the network a server without one."""
+    """Ensure that the key file holds a valid key; raise if a public server would have no key."""
     if config.api_key:
-        database.write(lambda db: _insert_key(db, config.api_key, "told at start"))
+        database.write(lambda db: _insert_key(db, config.api_key, "set at startup"))
     if not is_loopback(config.host) and not database.read(keys.has_keys):
         raise ConfigError(
-            f"host is {config.host!r}, which others can reach, and no key protects the server",
+            f"host {config.host!r} is reachable from other machines, but the server has no API key",
             hint="Run `tinkex key create` first, or pass --api-key.",
         )
     secret = _read_key_file(home)
@@ -175,7 +172,7 @@ def ensure_keys(config: ServerConfig, home: Home, database: Database) -> None:
     fresh = keys.generate_key()
     database.write(lambda db: _insert_key(db, fresh, "home"))
     write_file_atomic(home.key_file, fresh.encode() + b"\n", mode=0o600)
-    LOG.info("a key of the tenant %r is in %s", DEFAULT_TENANT, home.key_file)
+    LOG.info("wrote an API key of the tenant %r to %s", DEFAULT_TENANT, home.key_file)
 
 
 def _insert_key(db: Connection, secret: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The listening socket: made once by the supervisor, shared by every process that answers."""
+"""The listening socket: opened by the supervisor, shared by all API processes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import socket
 from tinkex.errors import ConfigError
 
 BACKLOG = 4096
-#: More descriptors than this are of no use, and some programs walk through all that are allowed.
+#: More are not useful, and some programs iterate over every descriptor that is allowed.
 MAX_DESCRIPTORS = 1 << 20
 
 
 def raise_descriptor_limit() -> int:
-    """Allow this process and its children as many descriptors as the system lets them have."""
+    """Raise the descriptor limit of this process and its children to the hard limit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError):  # some systems allow less than they say
+        except (OSError, ValueError):  # some systems allow less than the reported hard limit
             return soft
     return wanted
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; connections wait in it while nobody answers."""
+    """Open a listening socket; its backlog holds connections until an API process accepts them."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"host is {host!r}, which is no address of this machine") from error
-    family, _, _, _, address = found[0]
+        raise ConfigError(f"host {host!r} is not an address of this machine") from error
+    family, _, _, _, address = infos[0]
     try:
         return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
@@ -40,7 +40,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listener_url(listener: socket.socket) -> str:
-    """Where this machine reaches the socket."""
+    """The URL of the socket from this machine."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "::1" if ":" in host else "127.0.0.1"
@@ -51,10 +51,10 @@ def _listen_error(error: OSError, host: str, port: int) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"port {port} of {host} is in use",
-            hint="Pass another --port; 0 takes any that is free.",
+            hint="Pass another --port; 0 picks a free one.",
         )
     if error.errno == errno.EACCES:
-        return ConfigError(f"port {port} may not be used by this user; pass one above 1023")
+        return ConfigError(f"this user may not use port {port}; pass one above 1023")
     if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError(f"host is {host!r}, which is no address of this machine")
+        return ConfigError(f"host {host!r} is not an address of this machine")
     return ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""When a process that died is started again: at once the first time, later if it keeps dying."""
+"""Restart policy of child processes: immediately at first, then with exponential backoff."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tinkex.errors import ConfigError, TinkexError
 
-#: A process that could not use its settings ends so; starting it again would not help.
+#: Exit code of a process with invalid settings; restarting it would not help.
 CONFIG_EXIT_CODE = 78
-#: Signals that a process gets for what it did itself.
+#: Signals caused by the process itself.
 _CRASH_SIGNALS = frozenset(
     {
         signal.SIGSEGV,
@@ -25,45 +25,45 @@ _CRASH_SIGNALS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How patient the supervisor is with a process that dies."""
+    """Backoff and limits for restarting a process."""
 
     first_wait_seconds: float = 0.5
-    """How long to wait after a process died at once for the second time; doubles each time."""
+    """Wait after the second quick exit in a row; it doubles with each further one."""
     max_wait_seconds: float = 30.0
     """The longest wait."""
     healthy_seconds: float = 10.0
-    """A process that lived so long did not die at once."""
+    """An exit after less than this uptime counts as quick."""
     max_startup_failures: int = 3
-    """So many failures in a row before the server was ever ready mean that it cannot start."""
+    """Number of failures in a row before the first readiness after which startup is given up."""
 
     def wait_seconds(self, num_quick_exits: int) -> float:
-        """How long to wait after so many quick deaths in a row."""
+        """Seconds to wait after this many quick exits in a row."""
         if num_quick_exits <= 1:
             return 0.0
         doublings = min(num_quick_exits - 2, 30)
         return min(self.max_wait_seconds, self.first_wait_seconds * 2.0**doublings)
 
     def is_permanent_failure(self, num_failures: int, exit_code: int, *, was_ready: bool) -> bool:
-        """Whether starting the process again makes no sense after so many failures of its own."""
+        """Whether the process cannot start, so that restarting it is pointless."""
         if was_ready:
             return False
         return exit_code == CONFIG_EXIT_CODE or num_failures >= self.max_startup_failures
 
 
 def is_own_failure(exit_code: int) -> bool:
-    """Whether a process ended by itself; a signal from outside says nothing about the process."""
+    """Whether the process exited or crashed by itself, not by a signal from outside."""
     return exit_code >= 0 or -exit_code in _CRASH_SIGNALS
 
 
 def exit_code_for(error: TinkexError) -> int:
-    """How a process of the server ends after an error that it understands."""
+    """The exit code of a server process after an expected error."""
     return CONFIG_EXIT_CODE if isinstance(error, ConfigError) else 1
 
 
 def describe_exit(exit_code: int) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
+        return f"exited with code {exit_code}"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:

@@ -1,10 +1,10 @@
-"""The process that `tinkex serve` is: it starts the others, watches them, and stops with them.
+"""The main process of `tinkex serve`: starts, monitors and stops the other processes.
 
-    supervisor   takes the home, makes the store and the first key, holds the listening socket
-    ├── api      answers HTTP; any number, they share the socket
-    └── worker   owns the engine; one, which may wait for the first work before it starts
+    supervisor   locks the home, creates the store and the first key, opens the listening socket
+    ├── api      serves HTTP; any number, all accept on the same socket
+    └── worker   owns the engine; one, which may start only with the first job
 
-It computes nothing and answers nothing itself, so nothing that happens there can take it down.
+The supervisor itself neither computes nor serves, so a bad request or job cannot crash it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _MAX_POLL_SECONDS = 5.0
 
 
 def print_ready(state: ServerState) -> None:
-    """Tell whoever started the server where it is."""
+    """Print the server's URL on standard output."""
     sys.stdout.write(f"tinkex server ready at {state.url}\n")
     sys.stdout.flush()
 
 
 def serve(config: ServerConfig, on_ready: Callable[[ServerState], None] = print_ready) -> None:
-    """Serve until a signal comes or nobody has asked for long enough; `tell` hears when it can."""
-    # What tenants send is nobody else's to read on this machine.
+    """Serve until a signal or the idle timeout; call `on_ready` once the server is ready."""
+    # Other users of this machine must not read what tenants send.
     os.umask(0o077)
     raise_descriptor_limit()
     home = Home(config.home)
@@ -70,19 +70,19 @@ def serve(config: ServerConfig, on_ready: Callable[[ServerState], None] = print_
 
 
 def _open_listener(config: ServerConfig, home: Home) -> socket.socket:
-    """The socket; any free port is rather the last one, where clients may still be trying."""
+    """Open the socket; port 0 prefers the previous port, where clients may still retry."""
     if config.port != 0:
         return listen(config.host, config.port)
     try:
         listener = listen(config.host, int(home.port_file.read_text("ascii")))
-    except (OSError, ValueError):  # of which ConfigError is one
+    except (OSError, ValueError):  # ConfigError is a ValueError
         listener = listen(config.host, 0)
     write_file_atomic(home.port_file, str(listener.getsockname()[1]).encode())
     return listener
 
 
 class Supervisor:
-    """The processes of one server."""
+    """Runs the processes of one server."""
 
     def __init__(
         self,
@@ -98,66 +98,66 @@ class Supervisor:
         self._listener = listener
         self._url = listener_url(listener)
         self._placeholder: WorkerPlaceholder | None = None
-        *answering, worker = process_specs(config, lock, listener)
+        *api_specs, worker_spec = process_specs(config, lock, listener)
         if config.worker_on_demand:
             self._placeholder = open_worker_placeholder(config)
         self._worker = ChildProcess(
-            worker, RestartPolicy(), start_immediately=self._placeholder is None
+            worker_spec, RestartPolicy(), start_immediately=self._placeholder is None
         )
         self._children = [
-            *(ChildProcess(role, RestartPolicy()) for role in answering),
+            *(ChildProcess(spec, RestartPolicy()) for spec in api_specs),
             self._worker,
         ]
         self._stopping = asyncio.Event()
         self._num_signals = 0
 
     async def run(self) -> None:
-        """Serve, then stop everything in good order; raises if a process cannot start."""
+        """Serve, then stop all processes; raises if a process cannot start."""
         self._install_signal_handlers()
         self._home.activity_file.touch()
-        keepers = [asyncio.create_task(child.supervise()) for child in self._children]
-        watcher = asyncio.create_task(self._run_background_tasks())
-        guard = asyncio.create_task(self._watch_home())
+        child_tasks = [asyncio.create_task(child.supervise()) for child in self._children]
+        background_task = asyncio.create_task(self._run_background_tasks())
+        home_task = asyncio.create_task(self._watch_home())
         try:
-            # A keeper that ends by itself has given up, and the server with it.
-            ends: list[asyncio.Task[Any]] = [*keepers, watcher, guard]
-            ends.append(asyncio.create_task(self._stopping.wait()))
+            # A child task that raises has given up restarting, which ends the server.
+            tasks: list[asyncio.Task[Any]] = [*child_tasks, background_task, home_task]
+            tasks.append(asyncio.create_task(self._stopping.wait()))
             while not self._stopping.is_set():
-                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-                    ends.remove(task)
+                    tasks.remove(task)
         finally:
-            watcher.cancel()
-            guard.cancel()
-            await self._stop(keepers)
+            background_task.cancel()
+            home_task.cancel()
+            await self._stop(child_tasks)
             if self._placeholder is not None:
                 self._placeholder.close()
 
     async def _run_background_tasks(self) -> None:
         state = await self._announce_ready()
-        duties = []
+        tasks = []
         if self._placeholder is not None:
-            duties.append(self._start_worker_on_demand(self._placeholder, state))
+            tasks.append(self._start_worker_on_demand(self._placeholder, state))
         if self._config.idle_stop_seconds > 0:
-            duties.append(self._stop_when_idle())
-        await asyncio.gather(*duties)
+            tasks.append(self._stop_when_idle())
+        await asyncio.gather(*tasks)
 
     async def _watch_home(self) -> None:
-        """End when the home is gone: what is promised in files that nobody finds is lost."""
+        """Stop when the home was removed: results written to deleted files would be lost."""
         while self._lock.is_lock_of(self._home):
             await asyncio.sleep(_MAX_POLL_SECONDS)
         raise ConfigError(
-            f"the files of the home {self._home.root} were removed while its server ran",
-            hint="Start it again; what was done since they were removed is lost.",
+            f"the files of the home {self._home.root} were removed while its server was running",
+            hint="Start it again; all work since the removal is lost.",
         )
 
-    # --- the beginning ------------------------------------------------------------------------
+    # --- startup ------------------------------------------------------------------------------
 
     async def _announce_ready(self) -> ServerState:
-        """Say where the server is, once it answers and a worker, or its stand-in, is there."""
+        """Publish the server's URL once it serves and the worker or its placeholder is ready."""
         await self._wait_for_status(HEALTH_PATH, 200)
-        # Nobody wants to be told "ready" by a server that knows no model yet.
+        # A server is not ready before it knows its models.
         await self._wait_for_status(READY_PATH, 200, 404)
         state = ServerState(
             pid=os.getpid(),
@@ -182,7 +182,7 @@ class Supervisor:
         self, placeholder: WorkerPlaceholder, state: ServerState
     ) -> None:
         await placeholder.wait_for_work()
-        LOG.info("there is work: the worker starts")
+        LOG.info("a job needs the worker: starting it")
         placeholder.close()
         self._worker.allow_start()
         await self._wait_for_status(READY_PATH, 200, 404)
@@ -194,7 +194,7 @@ class Supervisor:
         while await asyncio.to_thread(get_http_status, url, _PROBE_TIMEOUT_SECONDS) not in statuses:
             await asyncio.sleep(_PROBE_INTERVAL_SECONDS)
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- shutdown -----------------------------------------------------------------------------
 
     def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -204,19 +204,19 @@ class Supervisor:
     def _on_signal(self, number: signal.Signals) -> None:
         self._num_signals += 1
         if self._num_signals == 1:
-            LOG.info("%s: the server stops", number.name)
+            LOG.info("received %s: stopping the server", number.name)
             self._stopping.set()
             return
-        LOG.warning("%s again: the server's processes are ended by force", number.name)
+        LOG.warning("received %s again: killing the server's processes", number.name)
         for child in self._children:
             child.kill()
 
     async def _stop_when_idle(self) -> None:
         limit = self._config.idle_stop_seconds
-        idleness = IdleTimer(time.monotonic())
-        while (idle := idleness.idle_seconds(self._last_activity(), time.monotonic())) < limit:
+        timer = IdleTimer(time.monotonic())
+        while (idle := timer.idle_seconds(self._last_activity(), time.monotonic())) < limit:
             await asyncio.sleep(min(limit - idle, _MAX_POLL_SECONDS))
-        LOG.info("nobody has asked for %g s: the server stops", limit)
+        LOG.info("no requests for %g s: stopping the server", limit)
         self._stopping.set()
 
     def _last_activity(self) -> float | None:
@@ -227,31 +227,30 @@ class Supervisor:
 
     async def _stop(self, child_tasks: list[asyncio.Task[None]]) -> None:
         _remove_state_file(self._home, self._lock)
-        # From now on clients are refused at once instead of waiting for nobody.
+        # From now on new connections fail at once instead of waiting in the backlog.
         self._listener.close()
         for child in self._children:
             child.stop()
         _, late = await asyncio.wait(child_tasks, timeout=self._config.stop_seconds)
         if late:
-            LOG.error("%d processes did not end in time and are ended by force", len(late))
+            LOG.error("%d processes did not exit in time; killing them", len(late))
             for child in self._children:
                 child.kill()
             await asyncio.wait(late)
-        for keeper in child_tasks:
-            # One error ends the server; others of the same moment are in the log.
-            keeper.exception()
+        for task in child_tasks:
+            # Retrieved, so asyncio does not warn; the first error is raised by run().
+            task.exception()
         LOG.info("the server has stopped")
 
 
 def process_specs(
     config: ServerConfig, lock: HomeLock, listener: socket.socket
 ) -> list[ProcessSpec]:
-    """The processes that a server has."""
-    answering = ChildSetup(config=config, lock=lock.descriptor, listener=listener.fileno())
+    """The specs of all child processes; the worker's is the last."""
     api = ProcessSpec(
         name="API",
         module="tinkex.server.process.api_process",
-        setup=answering,
+        setup=ChildSetup(config=config, lock=lock.descriptor, listener=listener.fileno()),
         hang_seconds=config.api_hang_seconds,
     )
     worker = ProcessSpec(
@@ -264,15 +263,15 @@ def process_specs(
 
 
 def _remove_state_file(home: Home, lock: HomeLock) -> None:
-    """Say no more where the server is; in a home that is another's by now, that is not ours."""
+    """Remove the state file, unless another server has taken over the home."""
     if lock.is_lock_of(home):
         home.state_file.unlink(missing_ok=True)
 
 
 def _log_path(home: Home) -> str | None:
-    """The home's log, if that is where standard error goes."""
+    """The path of the home's log file, if standard error is redirected to it."""
     try:
-        is_ours = os.path.samestat(os.fstat(sys.stderr.fileno()), home.log_file.stat())
+        is_log_file = os.path.samestat(os.fstat(sys.stderr.fileno()), home.log_file.stat())
     except OSError:
         return None
-    return str(home.log_file) if is_ours else None
+    return str(home.log_file) if is_log_file else None

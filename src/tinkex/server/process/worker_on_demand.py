@@ -1,8 +1,8 @@
-"""A worker that starts with the first work: what counts as work, and who waits for it.
+"""Start the worker on demand: a placeholder waits for the first job that needs it.
 
-Until then the supervisor stands in for the worker. It has a bell that the store lists as the
-worker's, so API processes ring it after each new job, and clients of this machine ring it when they
-need the worker. A ring may be lost, so the store is read as well, every few seconds.
+Until then the supervisor registers a wake-up address in the store as the worker's. API processes
+send a wake-up message to it after each new job, and clients on this machine do when they need the
+worker. Messages may be lost, so the placeholder also polls the store every few seconds.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tinkex.store import jobs, sessions, settings
 from tinkex.store.database import Connection, Database
 
 LOG = get_logger(__name__)
-#: How often the store is read for work.
+#: How often to poll the store for jobs.
 POLL_SECONDS = 2.0
 
 
 def is_worker_needed(db: Connection, config: ServerConfig) -> bool:
-    """Whether jobs are unfinished, or the stored list of base models has other settings."""
+    """Whether jobs are unfinished, or the stored list of base models is from other settings."""
     if jobs.get_load(db).num_jobs > 0:
         return True
     return bool(settings.get(db, SOURCE_SETTING) != compute_models_digest(config))
 
 
 def open_worker_placeholder(config: ServerConfig) -> WorkerPlaceholder | None:
-    """A stand-in for the worker, which the caller closes; None if the worker is needed now."""
+    """Open a placeholder, which the caller closes; None if the worker is needed now."""
     database = open_database(config)
     try:
         if not database.read(lambda db: is_worker_needed(db, config)):
@@ -47,7 +47,7 @@ def open_worker_placeholder(config: ServerConfig) -> WorkerPlaceholder | None:
 
 
 class WorkerPlaceholder:
-    """Waits for work while there is no worker."""
+    """Takes the worker's place in the store and waits for jobs."""
 
     def __init__(self, config: ServerConfig, database: Database) -> None:
         self._config = config
@@ -64,21 +64,21 @@ class WorkerPlaceholder:
         return self._wakeup.process.bell
 
     async def wait_for_work(self) -> None:
-        """Wait until the bell rings."""
+        """Wait for a wake-up message."""
         loop = asyncio.get_running_loop()
-        rung = asyncio.Event()
-        loop.add_reader(self._wakeup.socket, rung.set)
+        woken = asyncio.Event()
+        loop.add_reader(self._wakeup.socket, woken.set)
         try:
-            await rung.wait()
+            await woken.wait()
         finally:
             loop.remove_reader(self._wakeup.socket)
 
     def close(self) -> None:
-        """Leave the worker's place; closing twice is fine."""
+        """Remove the placeholder from the store; may be called twice."""
         self._exit_stack.close()
 
     def _poll(self) -> None:
-        """What a worker does for those who read, and the search for work; on its own thread."""
+        """Send a heartbeat, expire sessions as a worker would, and check for jobs."""
         self._wakeup.heartbeat()
         now = clock.now()
         unseen_since = now - self._config.session_seconds
@@ -92,4 +92,4 @@ class WorkerPlaceholder:
         try:
             self._wakeup.close()
         except StoreError as error:
-            LOG.warning("the stand-in of the worker stays in the store for a while: %s", error)
+            LOG.warning("the placeholder of the worker stays in the store for a while: %s", error)

@@ -1,4 +1,4 @@
-"""The process that owns the engine, started by the supervisor with `python -m`."""
+"""Worker process: owns the engine and runs jobs; the supervisor starts it with `python -m`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LOG = get_logger(__name__)
 
 
 def main() -> int:
-    """Work until told to stop; what is not done then is done by the next one."""
-    orders = initialize_child()
+    """Run jobs until SIGTERM; return the exit code. The next worker runs unfinished jobs."""
+    setup = initialize_child()
     try:
-        with open_worker(orders.config) as worker:
+        with open_worker(setup.config) as worker:
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
             worker.run()
     except TinkexError as error:

@@ -605,7 +605,7 @@ def test_a_path_that_leads_nowhere_is_a_json_fault(
 
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["error"] == f"there is nothing at GET {path}"
+    assert answer.json()["error"] == f"no such endpoint: GET {path}"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "TRACE"])

@@ -27,7 +27,7 @@ def child(tmp_path: Path, module: str) -> ChildProcess:
 async def test_child_that_never_starts_is_given_up(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match="test process cannot start: it ended with exit code 1"):
+    with pytest.raises(ConfigError, match="test process cannot start: it exited with code 1"):
         await child(tmp_path, "tinkex.no_such_module").supervise()
     output, errors = capfd.readouterr()
     # Standard output is the supervisor's, and everything else is for the log.
@@ -114,7 +114,7 @@ async def test_a_process_that_is_blocked_is_replaced(
             await asyncio.sleep(0.005)
     kept.stop()
     await keeping
-    assert "has been blocked for more than 0.2 s and is replaced" in caplog.text
+    assert "has been blocked for more than 0.2 s; replacing it" in caplog.text
     assert "was killed by SIGKILL" in caplog.text
 
 

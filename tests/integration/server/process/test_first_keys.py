@@ -53,7 +53,7 @@ def test_invalid_key_file_is_replaced(tmp_path: Path, database: Database, conten
 def test_a_told_key_counts_as_often_as_it_is_told(tmp_path: Path, database: Database) -> None:
     prepare(tmp_path, database, api_key=TOLD)
     prepare(tmp_path, database, api_key=TOLD)
-    assert names(database) == [("default", "told at start", True), ("default", "home", True)]
+    assert names(database) == [("default", "set at startup", True), ("default", "home", True)]
 
 
 def test_a_told_key_that_was_revoked_stays_revoked(tmp_path: Path, database: Database) -> None:
@@ -65,7 +65,7 @@ def test_a_told_key_that_was_revoked_stays_revoked(tmp_path: Path, database: Dat
 
 def test_public_bind_requires_explicit_key(tmp_path: Path, database: Database) -> None:
     for _ in range(2):
-        with pytest.raises(ConfigError, match="no key protects the server"):
+        with pytest.raises(ConfigError, match="the server has no API key"):
             prepare(tmp_path, database, host="0.0.0.0")
     assert names(database) == []
     prepare(tmp_path, database, host="0.0.0.0", api_key=TOLD)

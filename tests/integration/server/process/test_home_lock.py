@@ -75,7 +75,7 @@ def test_a_pid_that_another_program_has_by_now_keeps_nobody_out(home: Home) -> N
 def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
     with (
         holding(home, LockHolder.current().encode(), "tinkex.server.process.api_process") as child,
-        pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} runs in"),
+        pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} is already running in"),
     ):
         HomeLock.acquire(home)
     assert child.returncode is not None
@@ -83,7 +83,7 @@ def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
 
 def test_home_locked_by_unlisted_process_is_rejected(home: Home) -> None:
     with holding(home, gone().encode(), "another-program") as stranger:
-        with pytest.raises(ConfigError, match="locked by a server that this machine does not show"):
+        with pytest.raises(ConfigError, match="a server that is not visible on this machine"):
             HomeLock.acquire(home)
         assert stranger.poll() is None
 

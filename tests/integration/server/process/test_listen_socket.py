@@ -59,7 +59,7 @@ def test_a_taken_port_is_named() -> None:
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "a" * 300, "ä\0"])
 def test_an_address_of_another_machine_is_named(host: str) -> None:
-    with pytest.raises(ConfigError, match="which is no address of this machine"):
+    with pytest.raises(ConfigError, match="is not an address of this machine"):
         listen(host, 0)
 
 

@@ -44,8 +44,8 @@ def test_a_server_that_was_never_ready_gives_up_soon() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (0, "ended with exit code 0"),
-        (3, "ended with exit code 3"),
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
         (-9, "was killed by SIGKILL"),
         (-250, "was killed by signal 250"),
     ],

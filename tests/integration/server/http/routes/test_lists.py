@@ -238,7 +238,7 @@ def test_bare_checkpoint_id_error_shows_expected_format(harness: ServerHarness, 
     answer = harness.send_request("DELETE", f"/training_runs/{run_id}/checkpoints/{given}")
     assert answer.status_code == 404
     error = answer.json()["error"]
-    assert error.startswith(f"there is no checkpoint {given!r}; a checkpoint id is <weights|")
+    assert error.startswith(f"checkpoint {given!r} does not exist; a checkpoint id is <weights|")
     assert error.endswith(f"and a whole path {PATH_SHAPE}")
 
 
