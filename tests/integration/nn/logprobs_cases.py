@@ -50,12 +50,12 @@ class CountingHead(LMHead):
     num_pulled = 0
 
     def logits(
-        self, hidden_MD: Tensor, rows: LoraRows, out_MV: Tensor | None = None
+        self, hidden_MD: Tensor, lora: LoraRows, out_MV: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         self.num_scored += len(hidden_MD)
-        return super().logits(hidden_MD, rows, out_MV)
+        return super().logits(hidden_MD, lora, out_MV)
 
-    def pull(self, hidden_MD: Tensor, *others: Any) -> Tensor:
+    def backward(self, hidden_MD: Tensor, *others: Any) -> Tensor:
         self.num_pulled += len(hidden_MD)
         return super().backward(hidden_MD, *others)
 

@@ -47,7 +47,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
             seen.num_rows.append(len(found))
         return found
 
-    monkeypatch.setattr(FusedDecoder, "hidden", hidden)
+    monkeypatch.setattr(FusedDecoder, "hidden_states", hidden)
     return seen
 
 
@@ -109,7 +109,7 @@ def test_a_step_says_what_the_layers_say(
     )
     hidden, kept = run(host, rows)
     assert steps.num_rows[-1] == 5
-    monkeypatch.setattr(FusedDecoder, "hidden", lambda self, *args: None)
+    monkeypatch.setattr(FusedDecoder, "hidden_states", lambda self, *args: None)
     wanted, wanted_kept = run(host, rows)
     assert torch.equal(hidden, wanted)
     assert all(map(torch.equal, kept, wanted_kept))
@@ -156,11 +156,11 @@ def test_a_model_is_taken_at_its_word_only_if_it_says_the_same(
     outcomes = []
     real = fused_decode.matches_reference
 
-    def proven(*args: Any) -> bool:
+    def recorded(*args: Any) -> bool:
         outcomes.append(real(*args))
         return outcomes[-1]
 
-    monkeypatch.setattr("tinkex.nn.hosted_model.proven", proven)
+    monkeypatch.setattr("tinkex.nn.hosted_model.matches_reference", recorded)
     tiny_host()
     HostedModel(build("granite", hidden_size=64, intermediate_size=96))
     assert outcomes == [True, False], "granite multiplies what each layer adds"

@@ -83,7 +83,7 @@ def test_values_and_gradients_are_those_of_peft(name: str, parts: tuple[TargetKi
 def test_saving_memory_changes_no_number(name: str) -> None:
     twins = HostAndPeft(build(name))
     assert_same(
-        twins.run_host(sequences(), slopes(), save_memory=True),
+        twins.run_host(sequences(), slopes(), checkpoint_activations=True),
         twins.run_host(sequences(), slopes()),
     )
 

@@ -79,7 +79,7 @@ def test_accumulate_into_lower_precision(
     has_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernels:
-        monkeypatch.setattr("tinkex.nn.ops.packed_matmul.library", lambda: None)
+        monkeypatch.setattr("tinkex.nn.ops.packed_matmul.load_kernels", lambda: None)
     assert load_kernels() is not None
     total, left, right = torch.ones(4, 6).bfloat16(), drawn(4, 8, 1), drawn(8, 6, 2)
     wanted = 1.0 + 0.5 * (left @ right)

@@ -39,7 +39,8 @@ MIN_PYTHON = (3, 11)
 LOW_DISK_BYTES, FULL_DISK_BYTES = 5 * 1024**3, 100 * 1024**2
 _TORCH_PROBE = "import torch; print(torch.__version__)"
 _KERNELS_PROBE = (
-    "from tinkex.nn.ops.library import library; print('yes' if library() is not None else 'no')"
+    "from tinkex.nn.ops.library import load_kernels; "
+    "print('yes' if load_kernels() is not None else 'no')"
 )
 
 
