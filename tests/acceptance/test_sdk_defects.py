@@ -1,6 +1,6 @@
 """Where the official SDK 0.36.0 goes wrong and this one must not, side by side.
 
-Numbers are those of docs/parity.md. The official SDK runs in a process of its own: it
+The table in docs/parity.md lists them. The official SDK runs in a process of its own: it
 leaves sockets open, which this suite treats as an error.
 """
 
