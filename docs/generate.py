@@ -41,8 +41,8 @@ BEGIN, END = "<!-- generated: {name} -->", "<!-- end generated -->"
 #: What a reader looks for first; the rest follows by name.
 FIRST_TYPES = ("inputs", "tensors", "training", "optimizers", "sampling", "models", "checkpoints")
 #: What trainers' options are about, from the option on that is named.
-TRAINER_GROUPS = {"out_dir": "Places", "hidden_size": "Model", "epochs": "Training"}
-TRAINER_GROUPS |= {"save_interval": "Checkpoints", "eval_interval": "Figures, and where to compute"}
+TRAINER_GROUPS = {"out_dir": "Paths", "hidden_size": "Model", "epochs": "Training"}
+TRAINER_GROUPS |= {"save_interval": "Checkpoints", "eval_interval": "Evaluation, logging and device"}
 FIRST = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
 
 
@@ -166,9 +166,9 @@ def trainer_tables() -> str:
         heading = TRAINER_GROUPS.get(option.name, heading)
         stage = option.metadata.get("only")
         row = (f"`--{option.name}`", trainer_default(option), option.metadata["help"])
-        group = f"{stage.upper()} alone" if stage else heading
+        group = f"{stage.upper()} only" if stage else heading
         rows.setdefault(group, []).append(tuple(cell.replace("<", "&lt;") for cell in row))
-    order = sorted(rows, key=lambda group: group.endswith("alone"))
+    order = sorted(rows, key=lambda group: group.endswith("only"))
     headings = ("option", "default", "meaning")
     return "\n\n".join(f"### {group}\n\n{table(headings, rows[group])}" for group in order)
 
