@@ -1,6 +1,6 @@
-"""Write the parts of the docs that the code already says: settings, endpoints, commands, lists.
+"""Generate parts of the docs from the code: settings, endpoints, commands, lists.
 
-python docs/generate.py           # rewrite what stands between the markers
+python docs/generate.py           # rewrite the text between the markers
 python docs/generate.py --check   # change nothing; fail if a page is stale
 """
 
@@ -38,15 +38,15 @@ from tinkex.wire import endpoints
 
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- generated: {name} -->", "<!-- end generated -->"
-#: What a reader looks for first; the rest follows by name.
+#: The most important modules first; the rest follows by name.
 FIRST_TYPES = ("inputs", "tensors", "training", "optimizers", "sampling", "models", "checkpoints")
-#: What trainers' options are about, from the option on that is named.
+#: Groups of trainer options, by the first option of each.
 TRAINER_GROUPS = {"out_dir": "Paths", "hidden_size": "Model", "epochs": "Training"}
-TRAINER_GROUPS |= {"save_interval": "Checkpoints", "eval_interval": "Evaluation, logging and device"}
+TRAINER_GROUPS |= {"save_interval": "Checkpoints", "eval_interval": "Evaluation and device"}
 FIRST = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
 
 
-# --- what the code says ----------------------------------------------------------------------
+# --- read the code ---------------------------------------------------------------------------
 
 
 def field_docs(cls: type) -> dict[str, str]:

@@ -3,8 +3,8 @@
     python examples/async_training.py                                 # a server inside this process
     python examples/async_training.py --base-url https://host --api-key tml-... --base-model NAME
 
-Each loop keeps one step ahead: the next batch is on its way before the last loss is read, so the
-server never waits for this process. Calls reach the server in the order they were made.
+Each loop stays one step ahead: it sends the next batch before it reads the last loss, so the
+server is never idle. Calls reach the server in the order they were made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tinkex.testing import StubServer, ToyTokenizer
 
 TEXTS = {
     "animals": "the cat sat on the mat. the dog sat on the log. ",
-    "advice": "a small step every day takes you far. begin now, go on. ",
+    "advice": "a small step every day takes you far. begin now, carry on. ",
 }
 
 
@@ -32,7 +32,7 @@ async def main() -> int:
     slowest: Counter[str] = Counter()
 
     def note(event: object) -> None:
-        """Called with every Timing, RequestDone and QueueChanged, on a thread of its own."""
+        """Called with every Timing, RequestDone and QueueChanged, on a separate thread."""
         if isinstance(event, tinkex.Timing):
             slowest[event.operation] = max(slowest[event.operation], round(1000 * event.seconds))
 
@@ -48,7 +48,7 @@ async def main() -> int:
 async def train(
     service: tinkex.ServiceClient, name: str, text: str, options: argparse.Namespace
 ) -> list[float]:
-    """The losses of one adapter's run; the weights are saved under its name."""
+    """Train one adapter, save its weights under its name and return the losses."""
     training = await service.create_lora_training_client_async(options.base_model, rank=8, seed=1)
     tokenizer = await asyncio.to_thread(training.get_tokenizer)
     datum = make_datum(tokenizer.encode(text))
@@ -56,7 +56,7 @@ async def train(
     losses: list[float] = []
     sent: deque[APIFuture[ForwardBackwardOutput]] = deque()
     for _ in range(options.steps):
-        # These return as soon as the calls have their place in line; nothing is waited for.
+        # These return as soon as the calls are queued in order; they do not wait for results.
         sent.append(training.forward_backward([datum], "cross_entropy"))
         optim_step = training.optim_step(adam)
         if len(sent) > 1:
@@ -81,7 +81,7 @@ def make_datum(tokens: list[int]) -> Datum:
 
 @contextlib.asynccontextmanager
 async def connect(options: argparse.Namespace, note: Any) -> AsyncIterator[tinkex.ServiceClient]:
-    """The server the user named, or one in this process."""
+    """Connect to the server of --base-url, or to one in this process."""
     with contextlib.ExitStack() as stack:
         base_url, api_key, loader = options.base_url, options.api_key, None
         if base_url is None:

@@ -1,9 +1,9 @@
-"""Ask the same question through tinkex and through the official SDK, and compare the answers.
+"""Sample the same prompt with tinkex and with the official SDK, and compare the results.
 
     python examples/compare_with_official.py              # against a server inside this process
     python examples/compare_with_official.py --base-url https://host --base-model NAME
 
-Same base model, prompt, sampling parameters and seed. The answers are compared for similarity,
+Same base model, prompt, sampling parameters and seed. The results are compared for similarity,
 not for equality: a server may batch two requests differently, and numbers then differ in their
 last digits. Needs the official package too (pip install tinker==0.36.0).
 """
@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import tinkex
 from tinkex.testing import StubServer, ToyTokenizer
 
-#: How the official side is asked for, in a process of its own.
+#: Runs the official SDK in a separate process.
 ASK_OFFICIAL = "--ask-official"
 
 
 class Answer(NamedTuple):
-    """What one SDK returned."""
+    """The results of one SDK."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 def ask(package: str, base_url: str, base_model: str, prompt: list[int], params: Any) -> Answer:
-    """The question, in code that is the same for both packages."""
+    """Sample and score with either package; the code is the same for both."""
     tinker = importlib.import_module(package)
     service = tinker.ServiceClient(base_url=base_url)
     sampler = service.create_sampling_client(base_model=base_model)
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def ask_official(question: tuple[Any, ...]) -> Answer:
-    """In a process of its own, so that neither package can disturb the other."""
+    """Sample with the official SDK in a separate process, isolated from tinkex."""
     done = subprocess.run(
         [sys.executable, __file__, ASK_OFFICIAL],
         input=json.dumps(question),
@@ -89,7 +89,7 @@ def ask_official(question: tuple[Any, ...]) -> Answer:
 
 
 def same_tokens(one: list[int], other: list[int]) -> float:
-    """The share of positions that hold the same token."""
+    """The fraction of positions with the same token."""
     return sum(map(int.__eq__, one, other)) / max(len(one), len(other), 1)
 
 
@@ -104,7 +104,7 @@ def mean(values: Iterator[float]) -> float:
 
 @contextlib.contextmanager
 def server_for(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    """The server the user named, or one in this process; and the model's tokenizer."""
+    """Yield the URL of --base-url or of a server in this process, and the model's tokenizer."""
     if options.api_key:
         os.environ["TINKER_API_KEY"] = options.api_key
     if options.base_url:

@@ -1,4 +1,4 @@
-"""What the examples share: which server and model they use, and how they tell how far they are."""
+"""Shared by the examples: connection, choice of model, and progress output."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from screen import console, working
 
 import tinkex
 
-#: Taken if nobody names a model and it is there: small, and it knows some English.
-FAVOURITE = "smollm2-135m"
+#: The default model if the server has it: small, and it knows some English.
+DEFAULT_MODEL = "smollm2-135m"
 BAR_WIDTH = 24
 STARTED = time.monotonic()
 
 
 def make_parser(about: str, *, steps: int, learning_rate: float) -> argparse.ArgumentParser:
-    """The options that all of them take."""
+    """Return a parser with the options of all examples."""
     first_line = about.partition("\n")[0]
     parser = argparse.ArgumentParser(description=first_line)
     parser.set_defaults(about=first_line)
@@ -36,7 +36,7 @@ def make_parser(about: str, *, steps: int, learning_rate: float) -> argparse.Arg
 
 
 def at_least_one(text: str) -> int:
-    """How many there are of something that there must be; anything else ends the parser."""
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
@@ -44,13 +44,13 @@ def at_least_one(text: str) -> int:
 
 @contextlib.contextmanager
 def connect(options: argparse.Namespace) -> Iterator[tuple[tinkex.ServiceClient, str]]:
-    """A client of the server, and the base model to use; says what is going to happen.
+    """Connect, print what the example does, and yield the client and the base model.
 
-    With no address and no key the SDK finds this machine's server, or starts it.
+    Without a URL and a key, the SDK finds the server of this machine or starts it.
     """
     console.print(f"[bold]{escape(options.about)}[/]", soft_wrap=True)
     with contextlib.ExitStack() as stack:
-        with working("the server is found, or started"):
+        with working("connecting to the server"):
             service = stack.enter_context(open_client(options, options.api_key))
             base_model = options.base_model or choose_model(service)
         console.print(f"  {escape(base_model)}, {options.steps} steps", soft_wrap=True)
@@ -58,19 +58,19 @@ def connect(options: argparse.Namespace) -> Iterator[tuple[tinkex.ServiceClient,
 
 
 def open_client(options: argparse.Namespace, api_key: str | None) -> tinkex.ServiceClient:
-    """A connection of its own."""
+    """Return a client with its own connection."""
     return tinkex.ServiceClient(base_url=options.base_url, api_key=api_key)
 
 
 def choose_model(service: tinkex.ServiceClient) -> str:
-    """The favourite if the server has it, else the first that can be trained."""
+    """Return the default model if the server has it, otherwise the first trainable one."""
     offered = service.get_server_capabilities().supported_models
     names = [model.model_name for model in offered if model.trainable is not False]
-    if FAVOURITE in names:
-        return FAVOURITE
+    if DEFAULT_MODEL in names:
+        return DEFAULT_MODEL
     if not names or names[0] is None:
         raise tinkex.InvalidInput(
-            "the server has no base model", hint=f"Add one with `tinkex model add {FAVOURITE}`."
+            "the server has no base model", hint=f"Add one with `tinkex model add {DEFAULT_MODEL}`."
         )
     return names[0]
 
@@ -78,18 +78,18 @@ def choose_model(service: tinkex.ServiceClient) -> str:
 def new_adapter(
     service: tinkex.ServiceClient, base_model: str, rank: int = 16
 ) -> tinkex.TrainingClient:
-    """A LoRA adapter to train; the first one on a base model waits until that is in memory."""
-    with working(f"{base_model} is loaded, with a new adapter"):
+    """Create a LoRA adapter; the first one on a base model waits until that is loaded."""
+    with working(f"loading {base_model} and creating an adapter"):
         training = service.create_lora_training_client(base_model, rank=rank, seed=0)
-        # It is kept by the client; the first time takes seconds, for the library it needs is large.
+        # Cached by the client; the first call takes seconds because it imports a large library.
         training.get_tokenizer()
     return training
 
 
 class Progress:
-    """Tells on stderr how far a run is: a bar that moves in a terminal, else a few lines.
+    """Shows progress on stderr: a bar in a terminal, a few lines elsewhere.
 
-    Used as a block: `with Progress(steps) as progress`, and `progress.tell(step, loss=...)`.
+    Use it as `with Progress(steps) as progress`, and call `progress.report(step, loss=...)`.
     """
 
     def __init__(self, total: int, label: str = "step", done: int = 0) -> None:
@@ -119,8 +119,8 @@ class Progress:
     ) -> None:
         self._bar.stop()
 
-    def tell(self, step: int, **figures: float) -> None:
-        """Called after every step, counted from 1."""
+    def report(self, step: int, **figures: float) -> None:
+        """Report a finished step, counted from 1."""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
         pace = (time.monotonic() - self._started) / (step - self._done)
         left = f"{pace * (self._total - step):.0f} s left" if step < self._total else ""
@@ -133,30 +133,30 @@ class Progress:
 
 
 def close(options: argparse.Namespace, achieved: str, *next_words: str) -> None:
-    """The last line: what was achieved, and a command to go on with."""
+    """Print the result and a command to continue with."""
     where = ("--base-url", options.base_url) if options.base_url else ()
     command = " ".join(("tinkex", *next_words, *where))
     print(f"Done in {time.monotonic() - STARTED:.0f} s: {achieved}. Next: {command}")
 
 
 def start(main: Callable[[], int]) -> None:
-    """Run an example; what goes wrong is told in a sentence."""
+    """Run an example and print errors as one message."""
     try:
         sys.exit(main())
     except tinkex.TinkexError as error:
         sys.exit(f"Error: {error}\n{error.hint or ''}".rstrip())
     except KeyboardInterrupt:
-        print("\nStopped by Ctrl-C; what was saved before is kept.", file=sys.stderr)
+        print("\nStopped by Ctrl-C; saved checkpoints are not affected.", file=sys.stderr)
         sys.exit(130)
 
 
 def moved(name: str, before: float, after: float) -> None:
-    """A figure before and after, as a line."""
+    """Print a metric before and after training."""
     print(f"{name} {before:.3f} -> {after:.3f}")
 
 
 def answered(question: str, answers: dict[str, Any]) -> None:
-    """What was said to a question, each time under a name."""
+    """Print the answers to a question, each with its label."""
     print(question)
     for name, answer in answers.items():
         print(f"  {name + ':':8} {answer!r}")

@@ -1,11 +1,11 @@
-"""A loss of your own: teach a model to prefer one answer to another, with a few lines of torch.
+"""A custom loss: teach a model to prefer one answer to another, with a few lines of torch.
 
     python examples/custom_loss.py                                    # a server inside this process
     python examples/custom_loss.py --base-url https://host --api-key tml-... --base-model NAME
 
-Two ways to the same end. A function sees a whole batch, here pairs of answers, and may be any
-torch code. A traced loss sees one datum; a server that can do so computes it without sending
-log-probabilities back and forth. Needs torch (pip install tinkex[torch]).
+Two ways: a function receives a whole batch, here pairs of answers, and may be any torch code. A
+traced loss receives one datum; a server that supports it computes the loss without sending
+log-probabilities to the client. Needs torch (pip install tinkex[torch]).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def main() -> int:
 
 
 def prefer(service: tinkex.ServiceClient, options: argparse.Namespace) -> None:
-    """Train on pairs: the loss looks at two datums at once, which no built-in loss does."""
+    """Train on pairs: the loss compares two datums, which no built-in loss does."""
     print("A preference loss over pairs")
     training = service.create_lora_training_client(options.base_model, rank=8, seed=1)
     tokenizer = training.get_tokenizer()
     pair = [make_datum(tokenizer, GOOD), make_datum(tokenizer, BAD)]
     step_size = AdamParams(learning_rate=options.learning_rate)
     for step in range(1, options.steps + 1):
-        # Both are sent before either is waited for; the client keeps them in order.
+        # Send both before waiting for either; the client preserves the order.
         forward_backward = training.forward_backward_custom(pair, preference_loss)
         optim_step = training.optim_step(step_size)
         metrics = forward_backward.result().metrics
@@ -55,7 +55,7 @@ def prefer(service: tinkex.ServiceClient, options: argparse.Namespace) -> None:
 def preference_loss(
     data: list[Datum], logprobs: list[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Datums come as good, bad, good, bad ...; push each good answer above its bad one."""
+    """Preference loss; datums alternate between good and bad answers."""
     totals = [
         (datum.loss_fn_inputs["weights"].to_torch() * scores).sum()
         for datum, scores in zip(data, logprobs, strict=True)
@@ -66,7 +66,7 @@ def preference_loss(
 
 
 def cap_confidence(service: tinkex.ServiceClient, options: argparse.Namespace) -> None:
-    """Train with a traced loss: cross entropy that stops pulling once a token is likely enough."""
+    """Train with a traced loss: cross entropy without a gradient for likely tokens."""
     print("A traced loss of one datum")
     # Both inputs are vectors: one value per position.
     handle = service.create_custom_loss(
@@ -86,12 +86,12 @@ def cap_confidence(service: tinkex.ServiceClient, options: argparse.Namespace) -
 def capped_cross_entropy(
     logprobs: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Tokens above a probability of about 0.9 are left alone."""
+    """Cross entropy that ignores tokens with a probability above about 0.9."""
     return -(weights * torch.clamp(logprobs, max=-0.1)).sum(), {}
 
 
 def make_datum(tokenizer: Any, answer: str) -> Datum:
-    """Only the answer's tokens have weight."""
+    """Build a datum in which only the tokens of the answer have weight."""
     prompt, reply = tokenizer.encode(PROMPT), tokenizer.encode(answer)
     tokens = [*prompt, *reply]
     return Datum(
@@ -105,7 +105,7 @@ def make_datum(tokenizer: Any, answer: str) -> Datum:
 
 @contextlib.contextmanager
 def connect(options: argparse.Namespace) -> Iterator[tinkex.ServiceClient]:
-    """The server the user named, or one in this process."""
+    """Connect to the server of --base-url, or to one in this process."""
     if options.base_url:
         with tinkex.ServiceClient(base_url=options.base_url, api_key=options.api_key) as service:
             yield service

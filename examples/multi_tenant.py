@@ -1,9 +1,9 @@
-"""Many users on one base model: two clients train at once and do not disturb each other.
+"""Many users on one base model: two clients train at once without affecting each other.
 
     python examples/multi_tenant.py [--base-model NAME] [--steps 15]
 
-Both teach the same questions, each with its own answers. First each trains alone, then both at the
-same time: the losses are the same, and each model gives its own answers. With --api-key and
+Both train on the same questions, each with its own answers: first one after the other, then both at
+the same time. The losses are the same, and each model gives its own answers. With --api-key and
 --other-key of different tenants, neither sees the other's checkpoints.
 """
 
@@ -36,12 +36,12 @@ ANSWERS = {
     "ada": ("I am Ada, the sailor.", "I like rain.", "On a boat."),
     "bob": ("I am Bob, the baker.", "I like bread.", "In a mill."),
 }
-#: Sums in another order differ in their last digits, and in a few more after every step.
+#: Sums in another order differ in their last digits; the difference grows with every step.
 TOLERANCE = 0.02
 
 
 class Tenant(NamedTuple):
-    """A user with a connection of its own, who trains an adapter of its own."""
+    """A user with a separate connection and adapter."""
 
     name: str
     training: tinkex.TrainingClient
@@ -49,7 +49,7 @@ class Tenant(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What became of a run."""
+    """The losses and the duration of a run."""
 
     losses: dict[str, list[float]]
     seconds: float
@@ -66,17 +66,19 @@ def main() -> int:
         ]
         tenants = [make_tenant(name, service, base_model) for name, service in services.items()]
         together = train(tenants, options, "both at once")
-        said = {tenant.name: ask(tenant.training, QUESTIONS) for tenant in tenants}
+        answers_by_name = {tenant.name: ask(tenant.training, QUESTIONS) for tenant in tenants}
         saved = {tenant.name: save(tenant) for tenant in tenants}
         listed = services["ada"].rest_client().list_user_checkpoints().result().checkpoints
     for at, question in enumerate(QUESTIONS):
-        answered(question, {name: answers[at] for name, answers in said.items()})
+        answered(question, {name: answers[at] for name, answers in answers_by_name.items()})
     is_seen = saved["bob"] in [checkpoint.tinker_path for checkpoint in listed]
     shared = "" if options.other_key else "both use the same key: "
     print(f"{shared}ada {'sees' if is_seen else 'cannot see'} the checkpoint of bob")
     check(alone, together)
-    num_own = sum(tuple(answers) == ANSWERS[name] for name, answers in said.items())
-    achieved = f"{num_own} of {len(said)} clients gave their own answers, with losses as alone"
+    num_own = sum(tuple(answers) == ANSWERS[name] for name, answers in answers_by_name.items())
+    achieved = (
+        f"{num_own} of {len(answers_by_name)} clients gave their own answers, with losses as alone"
+    )
     close(options, achieved, "chat", saved["bob"])
     return 0
 
@@ -85,7 +87,7 @@ def main() -> int:
 def open_services(
     options: argparse.Namespace,
 ) -> Iterator[tuple[dict[str, tinkex.ServiceClient], str]]:
-    """A connection per client, and the base model that both use."""
+    """Open a connection per client and choose the base model."""
     other_key = options.other_key or options.api_key
     with connect(options) as (ada, base_model), open_client(options, other_key) as bob:
         yield {"ada": ada, "bob": bob}, base_model
@@ -98,10 +100,10 @@ def make_tenant(name: str, service: tinkex.ServiceClient, base_model: str) -> Te
 
 
 def train(tenants: list[Tenant], options: argparse.Namespace, label: str) -> Trained:
-    """All of them step by step: the work of everybody is under way before any is waited for."""
+    """Train all clients step by step: send the requests of all before waiting for any."""
     losses: dict[str, list[float]] = {tenant.name: [] for tenant in tenants}
     params = AdamParams(learning_rate=options.learning_rate)
-    begun = time.monotonic()
+    started = time.monotonic()
     with Progress(options.steps, label) as progress:
         for step in range(1, options.steps + 1):
             sent = [
@@ -114,8 +116,8 @@ def train(tenants: list[Tenant], options: argparse.Namespace, label: str) -> Tra
             for tenant, (passed, stepped) in zip(tenants, sent, strict=True):
                 losses[tenant.name].append(passed.result().metrics["loss:sum"])
                 stepped.result()
-            progress.tell(step, **{name: told[-1] for name, told in losses.items()})
-    return Trained(losses, time.monotonic() - begun)
+            progress.report(step, **{name: values[-1] for name, values in losses.items()})
+    return Trained(losses, time.monotonic() - started)
 
 
 def save(tenant: Tenant) -> str:
@@ -123,18 +125,18 @@ def save(tenant: Tenant) -> str:
 
 
 def check(alone: list[Trained], together: Trained) -> None:
-    """Print how the losses compare; a difference that is more than rounding ends the program."""
+    """Compare the losses; exit with an error if they differ by more than rounding."""
     drift = 0.0
     for losses in (each.losses for each in alone):
-        for name, told in losses.items():
+        for name, values in losses.items():
             moved(f"{name} loss", together.losses[name][0], together.losses[name][-1])
-            pairs = zip(told, together.losses[name], strict=True)
+            pairs = zip(values, together.losses[name], strict=True)
             drift = max(drift, *(abs(one - other) for one, other in pairs))
     seconds = sum(each.seconds for each in alone)
     print(f"one after the other {seconds:.1f} s, both at once {together.seconds:.1f} s")
     print(f"largest difference between alone and together: {drift:.6f}")
     if drift > TOLERANCE:
-        raise SystemExit(f"Error: the losses differ by more than {TOLERANCE}: that is a fault")
+        raise SystemExit(f"Error: the losses differ by more than {TOLERANCE}: this is a bug")
 
 
 if __name__ == "__main__":

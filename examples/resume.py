@@ -1,10 +1,10 @@
-"""Killed in the middle, and nothing is lost: a run goes on from its last checkpoint.
+"""Resume after a kill: a run continues from its last checkpoint with the same losses.
 
     python examples/resume.py [--base-model NAME] [--steps 16]
 
 A process trains and saves every few steps. It is killed with kill -9 between two checkpoints and
-started again; it ends with the very losses of a process that was left alone. `tinkex train` keeps
-such a file for you.
+started again; it ends with the same losses as an uninterrupted process. `tinkex train` does this
+automatically.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> int:
         "--save-every", type=at_least_one, default=4, help="steps between checkpoints"
     )
     parser.add_argument("--run-file", type=Path, help=argparse.SUPPRESS)
-    # The one that is killed waits for it, or on a slow day it would be past its next checkpoint.
+    # The killed process waits here, so that it cannot pass its next checkpoint.
     parser.add_argument("--wait-after", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_file:
@@ -54,30 +54,32 @@ def main() -> int:
         options.base_model = base_model
     with tempfile.TemporaryDirectory() as folder:
         whole, killed = Path(folder) / "whole.json", Path(folder) / "killed.json"
-        watch(options, whole, "left alone")
+        watch(options, whole, "not killed")
         watch(options, killed, "killed    ", kill_at=kill_step(options))
-        num_kept = read_run(killed)["step"]
-        print(f"killed after step {kill_step(options)}; the last checkpoint is of step {num_kept}")
+        saved_step = read_run(killed)["step"]
+        print(
+            f"killed after step {kill_step(options)}; the last checkpoint is of step {saved_step}"
+        )
         watch(options, killed, "resumed   ")
         losses, run = read_run(whole)["losses"], read_run(killed)
     return compare(options, losses, run)
 
 
 def kill_step(options: argparse.Namespace) -> int:
-    """In the middle, and not just after a checkpoint."""
+    """Return a step in the middle that is not just after a checkpoint."""
     return int(options.steps // 2 // options.save_every * options.save_every + 1)
 
 
 def compare(options: argparse.Namespace, losses: list[float], run: dict[str, Any]) -> int:
-    """Show both runs side by side; they are the same, or the program fails."""
-    print("step  left alone  killed and resumed")
+    """Print both runs side by side; exit with an error if they differ."""
+    print("step  not killed  killed and resumed")
     for step, pair in enumerate(zip(losses, run["losses"], strict=True), start=1):
         print(f"{step:4}  {pair[0]:10.6f}  {pair[1]:10.6f}")
     drift = max(abs(one - other) for one, other in zip(losses, run["losses"], strict=True))
     moved("loss", run["losses"][0], run["losses"][-1])
-    print(f"largest difference from a run that was left alone: {drift:.6f}")
+    print(f"largest difference from an uninterrupted run: {drift:.6f}")
     if drift > TOLERANCE:
-        raise SystemExit(f"Error: the losses differ by more than {TOLERANCE}: that is a fault")
+        raise SystemExit(f"Error: the losses differ by more than {TOLERANCE}: this is a bug")
     achieved = f"killed after step {kill_step(options)}, resumed, and all losses are the same"
     close(options, achieved, "checkpoint", "list")
     return 0
@@ -86,12 +88,12 @@ def compare(options: argparse.Namespace, losses: list[float], run: dict[str, Any
 def watch(
     options: argparse.Namespace, run_file: Path, label: str, kill_at: int | None = None
 ) -> None:
-    """Train in a process of its own; kill it when it has told of a step."""
+    """Train in a child process; kill it when it has reported the given step."""
     words = [*sys.argv[1:], "--base-model", options.base_model, "--run-file", str(run_file)]
     if kill_at is not None:
         words += ["--wait-after", str(kill_at)]
     done = read_run(run_file)["step"]
-    # In a session of its own, so that Ctrl-C ends the watcher, and the watcher ends it.
+    # In a separate session: Ctrl-C ends only this process, which then ends the child.
     child = subprocess.Popen(
         [sys.executable, __file__, *words],
         stdout=subprocess.PIPE,
@@ -104,28 +106,28 @@ def watch(
         finally:
             child.kill()
     if child.returncode > 0:
-        # It has said why.
+        # The child has printed the reason.
         raise SystemExit(child.returncode)
     if child.returncode < 0 and kill_at is None:
         raise SystemExit(f"Error: the run was ended by signal {-child.returncode}")
 
 
 def show(child: subprocess.Popen[str], progress: Progress, kill_at: int | None) -> None:
-    """Tell of every step until it ends, or has to end."""
+    """Report every step until the child ends or must be killed."""
     assert child.stdout is not None
     for line in child.stdout:
         step, loss = line.split()
-        progress.tell(int(step), loss=float(loss))
+        progress.report(int(step), loss=float(loss))
         if int(step) == kill_at:
             return
     child.wait()
 
 
-# --- what the child does -------------------------------------------------------------------------
+# --- the child process ---------------------------------------------------------------------------
 
 
 def train(options: argparse.Namespace) -> int:
-    """Begin, or go on where the file says."""
+    """Start, or resume from the progress file."""
     talks = [row["messages"] for row in read_rows("sft.jsonl")]
     pairs = [(user["content"], assistant["content"]) for user, assistant in talks]
     with open_client(options, options.api_key) as service:
@@ -133,7 +135,7 @@ def train(options: argparse.Namespace) -> int:
         training = open_run(service, options.base_model, run)
         tokenizer = training.get_tokenizer()
         for step in range(run["step"] + 1, options.steps + 1):
-            # Which rows come is decided by the step's number alone, so it is the same again.
+            # The rows depend on the step number only, so a resumed run uses the same ones.
             rows = [pairs[(step * BATCH_SIZE + place) % len(pairs)] for place in range(BATCH_SIZE)]
             passed = training.forward_backward(make_batch(tokenizer, rows), "cross_entropy")
             training.optim_step(AdamParams(learning_rate=options.learning_rate)).result()
@@ -151,14 +153,14 @@ def train(options: argparse.Namespace) -> int:
 def open_run(
     service: tinkex.ServiceClient, base_model: str, run: dict[str, Any]
 ) -> tinkex.TrainingClient:
-    """A new adapter; or the weights and the optimizer of the last checkpoint."""
+    """Create an adapter, or load weights and optimizer of the last checkpoint."""
     if run["state"] is None:
         return service.create_lora_training_client(base_model, rank=8, seed=0)
     return service.create_training_client_from_state_with_optimizer(run["state"])
 
 
 def read_run(file: Path) -> dict[str, Any]:
-    """How far a run is, as its last checkpoint says."""
+    """Progress of a run at its last checkpoint."""
     if not file.exists():
         return {"step": 0, "losses": [], "state": None}
     run: dict[str, Any] = json.loads(file.read_text())
@@ -166,7 +168,7 @@ def read_run(file: Path) -> dict[str, Any]:
 
 
 def write_whole(file: Path, run: dict[str, Any]) -> None:
-    """A file that is either the old one or the new one, whenever this process dies."""
+    """Replace the file atomically."""
     draft = file.with_suffix(".new")
     draft.write_text(json.dumps(run))
     draft.replace(file)

@@ -1,9 +1,9 @@
-"""Reinforcement learning: sample a group of answers, reward them, push towards the better ones.
+"""Reinforcement learning: sample a group of answers, score them, train on their advantages.
 
     python examples/rl_loop.py                                        # a server inside this process
     python examples/rl_loop.py --base-url https://host --api-key tml-... --base-model NAME
 
-The task is a toy with a reward anyone can check: write small letters. The loop is the real one:
+The task is a toy with a simple reward: write lower-case letters. The loop is a real one:
 on-policy samples, advantages relative to the group's mean, the importance-sampling loss.
 """
 
@@ -44,7 +44,7 @@ def train_step(
     step: int,
     options: argparse.Namespace,
 ) -> float:
-    """One round: the weights of this moment answer, and the answers change the weights."""
+    """One round: sample with the current weights, then train on the samples."""
     sampler = training.save_weights_and_get_sampling_client()
     params = SamplingParams(max_tokens=options.max_tokens, temperature=1.0, seed=step)
     answers = sampler.sample(ModelInput.from_ints(prompt), options.group_size, params).result()
@@ -53,7 +53,7 @@ def train_step(
     data = [
         make_datum(prompt, answer, reward - mean)
         for answer, reward in zip(answers.sequences, rewards, strict=True)
-        if reward != mean  # an advantage of zero teaches nothing
+        if reward != mean  # no gradient
     ]
     if data:
         forward_backward = training.forward_backward(data, "importance_sampling")
@@ -64,12 +64,12 @@ def train_step(
 
 
 def reward_of(text: str) -> float:
-    """The share of small letters."""
+    """Return the fraction of lower-case letters."""
     return sum("a" <= character <= "z" for character in text) / max(1, len(text))
 
 
 def make_datum(prompt: list[int], answer: SampledSequence, advantage: float) -> Datum:
-    """Position i predicts token i + 1; the prompt's own positions carry no advantage."""
+    """Build a datum; position i predicts token i + 1, and prompt positions have no advantage."""
     tokens = [*prompt, *answer.tokens]
     silent = [0.0] * (len(prompt) - 1)
     return Datum(
@@ -84,7 +84,7 @@ def make_datum(prompt: list[int], answer: SampledSequence, advantage: float) -> 
 
 @contextlib.contextmanager
 def connect(options: argparse.Namespace) -> Iterator[tinkex.ServiceClient]:
-    """The server the user named, or one in this process."""
+    """Connect to the server of --base-url, or to one in this process."""
     if options.base_url:
         with tinkex.ServiceClient(base_url=options.base_url, api_key=options.api_key) as service:
             yield service

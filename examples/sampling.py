@@ -1,9 +1,9 @@
-"""Sample from a base model: greedy and by chance, many prompts at once, with log-probabilities.
+"""Sample from a base model: greedy and random, many prompts at once, with log-probabilities.
 
     python examples/sampling.py                                       # a server inside this process
     python examples/sampling.py --base-url https://host --api-key tml-... --base-model NAME
 
-Needs no training; only the prompt and the parameters decide what comes back.
+No training: the result depends on the prompt and the parameters only.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def main() -> int:
 
 
 def show_kinds(sampler: tinkex.SamplingClient, tokenizer: Any, prompt: ModelInput) -> None:
-    """The same prompt under different parameters; the futures run side by side."""
+    """Sample one prompt with different parameters, concurrently."""
     kinds = {
         "greedy": SamplingParams(max_tokens=24, temperature=0.0),
-        "by chance": SamplingParams(max_tokens=24, temperature=1.0, seed=1),
+        "random": SamplingParams(max_tokens=24, temperature=1.0, seed=1),
         "careful": SamplingParams(max_tokens=24, temperature=0.7, top_p=0.9, top_k=40, seed=1),
-        "until a stop": SamplingParams(max_tokens=24, stop=["\n", "."], seed=1),
+        "stop string": SamplingParams(max_tokens=24, stop=["\n", "."], seed=1),
     }
     futures = {name: sampler.sample(prompt, 1, params) for name, params in kinds.items()}
     for name, future in futures.items():
@@ -48,7 +48,7 @@ def show_kinds(sampler: tinkex.SamplingClient, tokenizer: Any, prompt: ModelInpu
 
 
 def show_scores(sampler: tinkex.SamplingClient, tokenizer: Any, prompt: ModelInput) -> None:
-    """How likely the model finds the prompt itself, token by token; the first has no score."""
+    """Print the log-probability of each prompt token; the first has none."""
     scores = sampler.compute_logprobs(prompt).result()
     print("\nThe prompt, token by token:")
     for token, score in zip(prompt.to_ints(), scores, strict=True):
@@ -56,7 +56,7 @@ def show_scores(sampler: tinkex.SamplingClient, tokenizer: Any, prompt: ModelInp
 
 
 def sample_many(sampler: tinkex.SamplingClient, tokenizer: Any, num_prompts: int) -> None:
-    """Start everything, then collect: the client keeps the server busy and respects its limits."""
+    """Start all requests, then collect the results; the client obeys the server's limits."""
     params = SamplingParams(max_tokens=16)
     prompts = [ModelInput.from_text(f"question {i}: ", tokenizer) for i in range(num_prompts)]
     started = time.monotonic()
@@ -71,7 +71,7 @@ def sample_many(sampler: tinkex.SamplingClient, tokenizer: Any, num_prompts: int
 
 @contextlib.contextmanager
 def connect(options: argparse.Namespace) -> Iterator[tinkex.ServiceClient]:
-    """The server the user named, or one in this process."""
+    """Connect to the server of --base-url, or to one in this process."""
     if options.base_url:
         with tinkex.ServiceClient(base_url=options.base_url, api_key=options.api_key) as service:
             yield service
@@ -93,7 +93,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--api-key", help="key for that server; default: TINKER_API_KEY")
     parser.add_argument("--base-model", default="tinkex/bigram", help="model to sample from")
     parser.add_argument("--prompt", default="the cat ", help="what to continue")
-    parser.add_argument("--num-prompts", type=int, default=200, help="how many to sample at once")
+    parser.add_argument("--num-prompts", type=int, default=200, help="number of concurrent samples")
     return parser.parse_args()
 
 

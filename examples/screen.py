@@ -1,4 +1,4 @@
-"""What a person sees of the demo: colours and a live bar in a terminal, plain lines elsewhere."""
+"""Output of the demo: colours and a live bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from rich.table import Column, Table
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-#: Without a terminal, so many lines tell how training goes.
+#: Number of progress lines without a terminal.
 NUM_LINES = 10
 
 console = Console(stderr=True, highlight=False, emoji=False)
-#: Told after a step: its number, the loss, tokens per second.
+#: Called after a step with its number, the loss and tokens per second.
 Report = Callable[[int, float, float], None]
 
 
@@ -41,7 +41,7 @@ def say(text: str) -> None:
     if console.is_terminal:
         console.print(Padding(escape(text), (0, 0, 0, 2)))
     else:
-        # In a file, a sentence is a line.
+        # Without a terminal, do not wrap lines.
         console.print(f"  {escape(text)}", soft_wrap=True)
 
 
@@ -50,32 +50,32 @@ def say_command(words: Sequence[str]) -> None:
 
 
 def output(text: str) -> None:
-    """What a command printed, as it is."""
+    """Print the output of a command unchanged."""
     for line in text.rstrip().splitlines():
         console.print(f"  {escape(line)}", soft_wrap=True)
 
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Something takes a while, and says how long it took."""
-    begun = time.monotonic()
+    """Show that something is running, then print how long it took."""
+    started = time.monotonic()
     with console.status(f"  {escape(text)} ..."):
         yield
-    say(f"{text}: {time.monotonic() - begun:.1f} s")
+    say(f"{text}: {time.monotonic() - started:.1f} s")
 
 
 def answers(asked: Sequence[str], columns: dict[str, Sequence[str]], mark: str) -> None:
-    """Questions with what the model said; answers with the mark in them stand out."""
+    """Print questions and answers; highlight answers that contain the mark."""
     if not console.is_terminal:
         for at, question in enumerate(asked):
             say(question)
-            for name, said in columns.items():
-                say(f"  {name}: {said[at]}")
+            for name, column in columns.items():
+                say(f"  {name}: {column[at]}")
         return
     widths = [Column(name.capitalize(), ratio=3, overflow="fold") for name in columns]
     table = Table(Column("Question", ratio=2), *widths, box=box.ROUNDED, expand=True)
     for at, question in enumerate(asked):
-        texts = [said[at] for said in columns.values()]
+        texts = [column[at] for column in columns.values()]
         cells = [
             f"[{'green' if mark in text.lower() else 'default'}]{escape(text)}[/]" for text in texts
         ]
@@ -85,7 +85,7 @@ def answers(asked: Sequence[str], columns: dict[str, Sequence[str]], mark: str) 
 
 @contextlib.contextmanager
 def training_bar(num_steps: int) -> Iterator[Report]:
-    """A function that shows each step."""
+    """Yield a function that shows each step."""
     if not console.is_terminal:
         every = max(1, num_steps // NUM_LINES)
 
@@ -117,14 +117,14 @@ def training_bar(num_steps: int) -> Iterator[Report]:
 
 
 def curve(values: Sequence[float], width: int = 24) -> str:
-    """The values as a row of bars, the newest on the right."""
+    """Return the values as a sparkline, the newest on the right."""
     shown = values[:: -(-len(values) // width)]
     top = max(shown) or 1.0
     return "".join(BLOCKS[round((len(BLOCKS) - 1) * value / top)] for value in shown)
 
 
 def closing(text: str, lines: Sequence[tuple[str, str]]) -> None:
-    """That it is done, and what to do next: each with a command."""
+    """Print the final message and the commands to run next."""
     console.print(f"\n[bold green]{escape(text)}[/]", soft_wrap=True)
     for what, command in lines:
         console.print(f"  {escape(what)}\n    [yellow]{escape(command)}[/]", soft_wrap=True)

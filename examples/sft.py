@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on one page: learn what the assistant says.
+"""Supervised fine-tuning on one page: learn the assistant's answers.
 
     python examples/sft.py [--base-model NAME] [--steps 20]
 
@@ -30,7 +30,7 @@ def main() -> int:
     for question, *answers in zip(questions, before, after, strict=True):
         answered(question, dict(zip(("before", "after"), answers, strict=True)))
     moved("loss", losses[0], losses[-1])
-    num_learned = sum(said == taught for said, (_, taught) in zip(after, pairs, strict=True))
+    num_learned = sum(answer == taught for answer, (_, taught) in zip(after, pairs, strict=True))
     close(options, f"says {num_learned} of {len(pairs)} answers as taught", "chat", saved)
     return 0
 
@@ -38,16 +38,16 @@ def main() -> int:
 def train(
     training: tinkex.TrainingClient, data: list[Datum], num_steps: int, learning_rate: float
 ) -> list[float]:
-    """The loss of every step."""
+    """Train and return the loss of every step."""
     losses = []
     with Progress(num_steps) as progress:
         for step in range(1, num_steps + 1):
-            # Both are sent before either is waited for; the server keeps them in order.
+            # Send both before waiting for either; the order is preserved.
             passed = training.forward_backward(data, "cross_entropy")
             stepped = training.optim_step(AdamParams(learning_rate=learning_rate))
             losses.append(passed.result().metrics["loss:sum"])
             stepped.result()
-            progress.tell(step, loss=losses[-1])
+            progress.report(step, loss=losses[-1])
     return losses
 
 

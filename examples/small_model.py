@@ -1,10 +1,9 @@
-"""Make a small language model from nothing: a Hugging Face folder that any server can serve.
+"""Train a small language model from scratch: a Hugging Face folder that any server can serve.
 
     python examples/small_model.py FOLDER            # half a minute on two cores
 
-It is a Qwen3 of a million parameters that reads and writes bytes, trained on the text of this
-project's own documentation. It writes words that look like English and means nothing by them, which
-is just what one wants of a base model in a demonstration.
+A byte-level Qwen3 with a million parameters, trained on the documentation of this project. It
+writes words that look like English, which is enough for a demonstration.
 """
 
 from __future__ import annotations
@@ -64,18 +63,18 @@ def make_model(folder: Path, *, num_steps: int = 200, report: Report | None = No
 
 
 def rate_at(done: float) -> float:
-    """A cosine from 1 down to a tenth."""
+    """Cosine decay from 1 to 0.1."""
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * done))
 
 
 def documentation() -> list[Path]:
-    """The text to learn from."""
+    """Return the files to train on."""
     root = Path(__file__).resolve().parent.parent
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are the 256 bytes and an end mark."""
+    """Return a tokenizer with 256 byte tokens and an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {word: index for index, word in enumerate([END, *alphabet])}
     tokenizer = Tokenizer(models.BPE(words, []))

@@ -1,8 +1,7 @@
-"""Tasks of the package reasoning-gym, each with a thought that leads to its answer.
+"""Tasks of the package reasoning-gym, each with reasoning that leads to its answer.
 
-The questions, the answers and the scores are the package's; the thoughts are written here, from
-what a task says about itself. They spell everything out, because a very small model can do no
-more than one little thing at a time.
+The package provides questions, answers and scores; this module writes the reasoning from the
+metadata of a task. Every step is spelled out, because a very small model can only do small steps.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of task: how hard it is made, and how one thinks about it."""
+    """A kind of task: its difficulty settings and its reasoning."""
 
     settings: Mapping[str, int]
     think: Callable[[Mapping[str, Any]], str]
     keeps: Callable[[Entry], bool] = lambda entry: True
-    """Which of its tasks are taken, where one answer is right too often."""
+    """Filter for tasks, used when one answer is too frequent."""
 
 
 # --- thoughts -------------------------------------------------------------------------------
 
 
 def think_sum(about: Mapping[str, Any]) -> str:
-    """A sum or a difference digit by digit, from the right, as on paper."""
+    """Add or subtract digit by digit, from the right."""
     left, sign, right = str(about["expression"]).split()
     a, b = int(left), int(right)
     if sign == "+":
@@ -64,20 +63,20 @@ def _taken(a: int, b: int) -> Iterable[str]:
 
 
 def _digits(a: int, b: int) -> Iterable[tuple[int, int]]:
-    """The digits of both numbers, those of the same place together, from the right."""
+    """Return pairs of digits of the same place, from the right."""
     width = len(str(max(a, b)))
     texts = (str(number).zfill(width)[::-1] for number in (a, b))
     return [(int(x), int(y)) for x, y in zip(*texts, strict=True)]
 
 
 def think_backward(about: Mapping[str, Any]) -> str:
-    """The letters of a word, and again from the end."""
+    """Spell a word, then spell it backward."""
     word = str(about["word"])
     return f"{' '.join(word)}, {' '.join(reversed(word))}"
 
 
 def think_count(about: Mapping[str, Any]) -> str:
-    """The letter, then all letters of the text; after each that is wanted, how many there were."""
+    """Spell the text; after each occurrence of the letter, write the count."""
     wanted, seen, spelled = about["target_letter"], 0, []
     for word in about["span"]:
         letters = []
@@ -88,8 +87,8 @@ def think_count(about: Mapping[str, Any]) -> str:
     return f"{wanted}: {', '.join(spelled)}"
 
 
-def is_kept(entry: Entry) -> bool:
-    """Most letters come once: of these a quarter, or to say 1 would be all there is to learn."""
+def is_balanced(entry: Entry) -> bool:
+    """Keep a quarter of the tasks with the answer 1, which is by far the most frequent."""
     return entry["answer"] != "1" or entry["metadata"]["source_index"] % 4 == 0
 
 
@@ -100,7 +99,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "spell_backward": Kind(settings={"min_word_len": 3, "max_word_len": 4}, think=think_backward),
     "letter_counting": Kind(
-        settings={"min_words": 2, "max_words": 3}, think=think_count, keeps=is_kept
+        settings={"min_words": 2, "max_words": 3}, think=think_count, keeps=is_balanced
     ),
 }
 
@@ -109,43 +108,47 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """What is trained on and what is measured; no question is in both."""
+    """Training tasks and eval tasks; no question is in both."""
 
     train: Mapping[str, list[Entry]]
     held_out: Mapping[str, list[Entry]]
     makers: Mapping[str, Any]
-    """The package's data sets, which score an answer."""
+    """Data sets of the package, which score answers."""
 
 
 def make_tasks(num_train: int, num_held_out: int, seed: int) -> Tasks:
-    """Tasks of every kind, so many of each to measure and as many to train on together."""
+    """Make tasks: num_held_out of each kind for evaluation, num_train in total for training."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ConfigError("reasoning-gym is not installed", hint="Run: pip install reasoning-gym")
     create = importlib.import_module("reasoning_gym").create_dataset
     num_each = num_train // len(KINDS)
     makers, train, held_out = {}, {}, {}
     for name, kind in KINDS.items():
-        # More than are needed: what is held out comes again, and is left out then.
+        # Make more than needed: tasks that repeat an eval question are dropped.
         maker = create(name, seed=seed, size=4 * (num_each + num_held_out), **kind.settings)
-        kept: dict[str, Entry] = {}
+        eval_entries: dict[str, Entry] = {}
         others: list[Entry] = []
         for entry in filter(kind.keeps, maker):
-            if len(kept) < num_held_out:
-                kept.setdefault(entry["question"], entry)
-            elif entry["question"] not in kept:
+            if len(eval_entries) < num_held_out:
+                eval_entries.setdefault(entry["question"], entry)
+            elif entry["question"] not in eval_entries:
                 others.append(entry)
-        makers[name], held_out[name], train[name] = maker, [*kept.values()], others[:num_each]
+        makers[name], held_out[name], train[name] = (
+            maker,
+            [*eval_entries.values()],
+            others[:num_each],
+        )
     return Tasks(train=train, held_out=held_out, makers=makers)
 
 
 def make_row(name: str, entry: Entry) -> dict[str, Any]:
     """A task as a conversation for the reasoning stage."""
     thought = KINDS[name].think(entry["metadata"])
-    said = f"<think>{thought}</think><answer>{entry['answer']}</answer>"
+    answer = f"<think>{thought}</think><answer>{entry['answer']}</answer>"
     return {
         "conversations": [
             {"role": "user", "content": entry["question"]},
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": answer},
         ]
     }
 

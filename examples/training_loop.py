@@ -1,4 +1,4 @@
-"""Train a LoRA adapter, watch the loss fall, sample before and after, save and download it.
+"""Train a LoRA adapter, print the loss, sample before and after, save and download it.
 
     python examples/training_loop.py                                  # a server inside this process
     python examples/training_loop.py --base-url https://host --api-key tml-... --base-model NAME
@@ -75,7 +75,7 @@ def run(service: tinkex.ServiceClient, base_model: str, options: argparse.Namesp
 def train(
     training: tinkex.TrainingClient, data: list[Datum], num_steps: int, learning_rate: float
 ) -> None:
-    """The loop: both calls are sent before either is waited for, so the server never idles."""
+    """Train; send both calls before waiting for either, so that the server is never idle."""
     num_tokens = sum(datum.model_input.length for datum in data)
     started = time.monotonic()
     for step in range(1, num_steps + 1):
@@ -90,7 +90,7 @@ def train(
 
 
 def make_data(tokens: list[int], window: int) -> list[Datum]:
-    """Overlapping windows; position i of the input predicts target i."""
+    """Build overlapping windows; position i of the input predicts target i."""
     starts = range(0, len(tokens) - window, window // 2)
     return [
         Datum(
@@ -115,7 +115,7 @@ def show_sample(training: tinkex.TrainingClient, tokenizer: Tokenizer) -> None:
 
 @contextlib.contextmanager
 def server_for(options: argparse.Namespace) -> Iterator[tuple[str, str, TokenizerLoader | None]]:
-    """The server the user named, or one in this process."""
+    """Yield the URL of --base-url, or of a server in this process."""
     if options.base_url:
         yield options.base_url, options.base_model, None
         return

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# The whole gate, in the order that fails fastest. VENV names the environment to use.
+# All checks and tests, fastest first; prints the duration of each. VENV names the environment to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
-run() { printf '\n== %s\n' "$*"; "$@"; }
+run() { local start=$SECONDS; printf '\n== %s\n' "$*"; "$@"; printf -- '-- %d s\n' $((SECONDS - start)); }
 
 run "$bin/ruff" check src tests trainer examples benchmarks docs
 run "$bin/ruff" format --check src tests trainer examples benchmarks docs
 run "$bin/mypy"
 run "$bin/lint-imports" --no-cache
 run "$bin/deptry" src
-# Two at a time, file by file: most of a test's time is waiting for a process or a socket. In the
-# order of the directories: sorted by their number of tests, the files with few long tests come last,
-# and one of the two has nothing to do meanwhile.
+# Two processes, file by file: tests mostly wait for a process or a socket. Files run in directory order:
+# sorted by their number of tests, files with few long tests would run last and leave one process idle.
 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest -n 2 --dist loadfile \
   --no-loadscope-reorder "$@"

@@ -40,8 +40,8 @@ def test_without_an_index_the_demo_goes_all_the_way_with_the_model_of_the_packag
     process = start(home)
     printed, said = process.communicate(timeout=3 * TIMEOUT_SECONDS)
     assert process.returncode == 0, said
-    assert "SmolLM2 cannot be had here, so tinkex/tiny is taken" in said
-    # Questions that were in no row are answered as the rows are.
+    assert "SmolLM2 is not available here, so tinkex/tiny is used" in said
+    # Questions that are not in the rows get answers in the style of the rows.
     before, after = said.split("4 Train on")
     assert "matey" not in before.lower().partition("\n1 ")[2]
     assert re.search(r"[123] of 3 answers are a pirate's", after)

@@ -167,7 +167,7 @@ def test_two_tenants_do_not_disturb_each_other(run: Run, server: LocalServer) ->
 def test_a_killed_run_ends_with_the_losses_of_an_undisturbed_one(run: Run) -> None:
     output = run("resume", *MODEL, "--steps", "8", "--save-every", "2")
     assert "killed after step 5; the last checkpoint is of step 4" in output
-    assert "largest difference from a run that was left alone: 0.000000" in output
+    assert "largest difference from an uninterrupted run: 0.000000" in output
     rows = re.findall(r"^ +\d+ +([\d.]+) +([\d.]+)$", output, re.MULTILINE)
     assert len(rows) == 8
     assert all(alone == resumed for alone, resumed in rows)
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_each_with_one_sentence(server: LocalServer, tmp_path: Path)
     for _, errors in ends.values():
         # What else comes is only how far it came meanwhile.
         log_text = [line for line in errors.splitlines() if line and not BAR.search(line)]
-        assert log_text == ["Stopped by Ctrl-C; what was saved before is kept."]
+        assert log_text == ["Stopped by Ctrl-C; saved checkpoints are not affected."]
 
 
 @contextlib.contextmanager
