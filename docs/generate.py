@@ -237,9 +237,11 @@ def client_list() -> str:
         name: home for name, home in homes(tinkex).items() if home.startswith("tinkex.client.")
     }
     rest = sorted(found.keys() - set(FIRST), key=str.lower)
-    listed = [f"{found[name]}.{name}" for name in (*FIRST, *rest)]
+    first = directives((f"{found[name]}.{name}" for name in FIRST), inherited_members="true")
+    listed = [f"{found[name]}.{name}" for name in rest]
     logs = [f"tinkex.logs.{name}" for name in ("attach_logger", "detach_logger")]
-    return directives([*listed, "tinkex.auth", *logs, "tinkex.as_tinker.install_as_tinker"])
+    others = directives([*listed, "tinkex.auth", *logs, "tinkex.as_tinker.install_as_tinker"])
+    return f"{first}\n\n{others}"
 
 
 def error_list() -> str:
@@ -257,7 +259,8 @@ def type_list() -> str:
         if home.startswith("tinkex.types."):
             by_home.setdefault(home, []).append(name)
     return "\n\n".join(
-        f"## {first_sentence(home)}\n\n" + directives((f"{home}.{name}" for name in names), level=3)
+        f"## {first_sentence(home)}\n\n"
+        + directives((f"{home}.{name}" for name in names), heading_level="3")
         for home, names in by_home.items()
     )
 
@@ -273,10 +276,11 @@ def testing_list() -> str:
     return directives(f"{home}.{name}" for name, home in homes(tinkex.testing).items())
 
 
-def directives(names: Iterable[str], level: int = 2) -> str:
-    """What mkdocstrings replaces by documentation."""
-    options = f"\n    options:\n      heading_level: {level}" if level != 2 else ""
-    return "\n\n".join(f"::: {name}{options}" for name in names)
+def directives(names: Iterable[str], **options: str) -> str:
+    """Lines that mkdocstrings replaces by documentation."""
+    lines = "".join(f"\n      {name}: {value}" for name, value in options.items())
+    suffix = f"\n    options:{lines}" if options else ""
+    return "\n\n".join(f"::: {name}{suffix}" for name in names)
 
 
 # --- the command line ------------------------------------------------------------------------

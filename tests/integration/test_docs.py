@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import subprocess
@@ -261,6 +262,39 @@ def test_every_public_name_is_mentioned(package: ModuleType) -> None:
     words = set(re.findall(r"\w+", everything()))
     names = [name for name in package.__all__ if not name.startswith("__")]
     assert [name for name in names if name not in words] == []
+
+
+def public_parameters() -> set[tuple[str, str, str]]:
+    """Class, method and name of each parameter of the public clients; async variants left out."""
+    clients = (getattr(tinkex, name) for name in GENERATOR.FIRST)
+    methods = {
+        (function.__qualname__.partition(".")[0], name, function)
+        for client in clients
+        for name, function in inspect.getmembers(client, inspect.isroutine)
+        if inspect.isfunction(function) and not name.startswith("_") and name[-6:] != "_async"
+    }
+    return {
+        (owner, name, parameter)
+        for owner, name, function in methods
+        for parameter in inspect.signature(function).parameters
+        if parameter not in {"self", "cls", "holder"}
+    }
+
+
+def test_every_parameter_of_a_client_is_described() -> None:
+    descriptions = tomllib.loads((DOCS / "parameters.toml").read_text())
+    parameters = public_parameters()
+    assert len(parameters) > 80
+    undescribed = [
+        f"{owner}.{method}.{name}"
+        for owner, method, name in parameters
+        if not {name, f"{owner}.{method}.{name}"} & descriptions.keys()
+    ]
+    assert sorted(undescribed) == []
+    known = {name for _, _, name in parameters} | set(map(".".join, parameters))
+    of_constructors = {"user_metadata", "config", "transport", "display_name", "base_url"}
+    of_constructors |= {"api_key", "default_headers_overrides", "project_id", "timeout"}
+    assert sorted(descriptions.keys() - known - of_constructors) == []
 
 
 # --- pages -----------------------------------------------------------------------------------
