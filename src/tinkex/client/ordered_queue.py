@@ -1,7 +1,7 @@
-"""The road of one model: operations leave in the order of their calls, results come as they may.
+"""Per-model send queue: requests are sent in call order, results may arrive in any order.
 
-Ids and places are given in the caller's thread, so what was called first is sent first, also when
-nobody waits for anything. An operation that is cancelled or fails frees the road.
+Seq ids and queue positions are assigned in the caller's thread, so call order is send order even
+if no future is awaited. A cancelled or failed operation does not block the queue.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -23,26 +23,27 @@ from tinkex.client.metrics import Timing
 from tinkex.errors import ClientClosed
 
 T = TypeVar("T")
+SentT = TypeVar("SentT")
 
-#: The first number after create_model, which is 0.
+#: create_model has seq id 0.
 FIRST_SEQ_ID = 1
 
 
 @dataclass(slots=True)
 class QueuedOperation(Generic[T]):
-    """One call: `send` holds the road, `receive` does not."""
+    """One call: `send` blocks the queue, `receive` does not."""
 
     name: str
     num_requests: int
-    send: Callable[[], Awaitable[Any]]
-    receive: Callable[[Any], Awaitable[T]]
+    send: Callable[[], Coroutine[Any, Any, Any]]
+    receive: Callable[[Any], Coroutine[Any, Any, T]]
     future: APIFuture[T]
     called_at: float
     submit_seconds: float = 0.0
 
 
 class OrderedQueue:
-    """Orders the operations of one model."""
+    """Sends the operations of one model, one at a time and in order."""
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
@@ -55,27 +56,27 @@ class OrderedQueue:
         self,
         name: str,
         num_requests: int,
-        prepare: Callable[[int], Callable[[], Awaitable[Any]]],
-        receive: Callable[[Any], Awaitable[T]],
+        prepare: Callable[[int], Callable[[], Coroutine[Any, Any, SentT]]],
+        receive: Callable[[SentT], Coroutine[Any, Any, T]],
     ) -> APIFuture[T]:
-        """Reserve ids and a place; `prepare(first_seq_id)` encodes now and returns the sender.
+        """Reserve seq ids and a queue position; `prepare(first_seq_id)` encodes and returns `send`.
 
-        If prepare refuses, no id is used and nothing is sent.
+        If prepare raises, no id is used and nothing is sent.
         """
         self._holder.check_usable()
         future: APIFuture[T] = APIFuture()
-        # Re-entrant: a signal handler that saves may interrupt an operation being encoded.
+        # Re-entrant: a signal handler that saves a checkpoint may interrupt `prepare`.
         with self._lock:
             called_at = time.monotonic()
-            first = self._next_seq_id
+            first_seq_id = self._next_seq_id
             self._next_seq_id += num_requests
             try:
-                send = prepare(first)
+                send = prepare(first_seq_id)
             except BaseException:
-                if self._next_seq_id == first + num_requests:
-                    self._next_seq_id = first
+                if self._next_seq_id == first_seq_id + num_requests:
+                    self._next_seq_id = first_seq_id
                 raise
-            future.seq_id = first
+            future.seq_id = first_seq_id
             operation = QueuedOperation(name, num_requests, send, receive, future, called_at)
             IO_LOOP.post(self._enqueue, operation)
         return future
@@ -94,18 +95,18 @@ class OrderedQueue:
                 await self._send(operation)
 
     async def _send(self, operation: QueuedOperation[Any]) -> None:
-        """Send one operation; whatever happens to it, the road is free afterwards."""
+        """Send one operation; a failure or cancellation ends only this operation."""
         loop = asyncio.get_running_loop()
-        sending = self._holder.create_task(_as_coroutine(operation.send))
+        sending = self._holder.create_task(operation.send())
         operation.future.stop_with(lambda: loop.call_soon_threadsafe(sending.cancel))
         await asyncio.wait([sending])
         operation.submit_seconds = time.monotonic() - operation.called_at
         if sending.cancelled():
-            operation.future.fail(ClientClosed("The operation was stopped before it was sent"))
+            operation.future.fail(ClientClosed("The operation was cancelled before it was sent"))
         elif (error := sending.exception()) is not None:
             operation.future.fail(error)
         else:
-            receiving = self._holder.create_task(_as_coroutine(operation.receive, sending.result()))
+            receiving = self._holder.create_task(operation.receive(sending.result()))
             operation.future.follow(receiving, loop)
         operation.future.add_done_callback(_timing_callback(weakref.ref(self._holder), operation))
 
@@ -113,7 +114,7 @@ class OrderedQueue:
 def _timing_callback(
     holder_ref: weakref.ref[Holder], operation: QueuedOperation[Any]
 ) -> Callable[[concurrent.futures.Future[Any]], None]:
-    """Reports the end of an operation; a future keeps its callbacks, so this keeps little."""
+    """Record the duration of an operation; holds no reference to its data or to the holder."""
     name, num_requests = operation.name, operation.num_requests
     called_at, submit_seconds = operation.called_at, operation.submit_seconds
 
@@ -132,7 +133,3 @@ def _timing_callback(
         )
 
     return report
-
-
-async def _as_coroutine(action: Callable[..., Awaitable[T]], *args: Any) -> T:
-    return await action(*args)
