@@ -1,4 +1,4 @@
-"""Credentials: found in order, kept safely, exchanged in time, never shown."""
+"""Credentials: lookup order, storage, token renewal and redaction."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tinkex.client.credentials import (
     Credential,
     CredentialStore,
     KeyRecord,
-    TokenSource,
     decode_jwt_claims,
     find_credential,
     redact,
     run_credential_command,
 )
+from tinkex.client.identity import TokenSource
 from tinkex.errors import APIResponseValidationError, ClientClosed, ConfigError, InvalidInput
 from tinkex.settings import Environment
 
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> CredentialStore:
     return CredentialStore(tmp_path / ".tinker" / "credentials.json")
 
 
-def test_order_of_sources(store: CredentialStore) -> None:
+def test_credential_source_order(store: CredentialStore) -> None:
     store.add("k1", record("tml-stored"))
     everything = Environment(
         api_key="tml-env", credential_command="echo tml-cmd", credentials_file=store.path
@@ -66,12 +66,12 @@ def test_order_of_sources(store: CredentialStore) -> None:
         )
 
 
-def test_nothing_found(tmp_path: Path) -> None:
+def test_no_credential_found(tmp_path: Path) -> None:
     assert find_credential(None, Environment()) is None
     assert find_credential(None, Environment(credentials_file=tmp_path / "none.json")) is None
 
 
-def test_a_default_that_is_gone_counts_as_none(store: CredentialStore) -> None:
+def test_missing_default_key_counts_as_none(store: CredentialStore) -> None:
     store.add("k1", record())
     store.remove("k1")
     assert find_credential(None, Environment(credentials_file=store.path)) is None
@@ -79,7 +79,7 @@ def test_a_default_that_is_gone_counts_as_none(store: CredentialStore) -> None:
     assert find_credential(None, Environment(credentials_file=store.path)) is None
 
 
-def test_a_credential_never_shows_itself() -> None:
+def test_credential_repr_shows_no_secret() -> None:
     for credential in (
         Credential(source="api_key argument", value=KEY),
         Credential(source="TINKER_CREDENTIAL_CMD", command=f"echo {KEY}"),
@@ -92,7 +92,7 @@ def test_a_credential_never_shows_itself() -> None:
 
 @pytest.mark.parametrize("letter", [" ", "\n", "\r", "\t", "\x00", "\x7f", "\xe9", "\u20ac"])
 @pytest.mark.parametrize("shape", ["{}tml-a", "tml-{}a", "tml-a{}"])
-def test_a_malformed_key_is_refused_without_showing_it(shape: str, letter: str) -> None:
+def test_malformed_key_is_rejected_without_showing_it(shape: str, letter: str) -> None:
     key = shape.format(letter)
     with pytest.raises(ConfigError) as caught:
         find_credential(key, Environment())
@@ -101,13 +101,13 @@ def test_a_malformed_key_is_refused_without_showing_it(shape: str, letter: str) 
     assert "tml" not in str(caught.value)
 
 
-def test_a_key_that_is_not_text_is_refused() -> None:
+def test_key_must_be_string() -> None:
     number: Any = 12345
-    with pytest.raises(ConfigError, match="must be text, got int"):
+    with pytest.raises(ConfigError, match="must be a string, got int"):
         find_credential(number, Environment())
 
 
-def test_an_odd_prefix_is_accepted_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_key_prefix_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         found = find_credential("odd-key-for-a-warning", Environment())
         assert found is not None
@@ -117,7 +117,7 @@ def test_an_odd_prefix_is_accepted_with_one_warning(caplog: pytest.LogCaptureFix
     assert "api_key argument" in caplog.text
 
 
-def test_usual_prefixes_are_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_known_key_prefixes_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
     for key in (KEY, make_jwt(exp=1)):
         found = find_credential(key, Environment())
         assert found is not None
@@ -125,7 +125,7 @@ def test_usual_prefixes_are_silent(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_the_store_writes_what_the_official_reader_expects(store: CredentialStore) -> None:
+def test_store_writes_official_format(store: CredentialStore) -> None:
     details = {"org_details": {"name": "o"}, "user_details": {"email": "e"}}
     store.add("k1", KeyRecord(key="tml-1", name="one", details=details))
     store.add("k2", KeyRecord(key="tml-2", name="two", note="n"), make_default=False)
@@ -140,7 +140,7 @@ def test_the_store_writes_what_the_official_reader_expects(store: CredentialStor
     assert store.read().keys["k2"] == KeyRecord(key="tml-2", name="two", note="n")
 
 
-def test_the_store_is_for_its_owner_only(store: CredentialStore) -> None:
+def test_store_is_readable_by_owner_only(store: CredentialStore) -> None:
     store.add("k1", record())
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
@@ -151,7 +151,7 @@ def test_the_store_is_for_its_owner_only(store: CredentialStore) -> None:
     assert left == {"credentials.json", ".credentials.json.lock"}
 
 
-def test_removing_a_key(store: CredentialStore) -> None:
+def test_remove_key(store: CredentialStore) -> None:
     store.add("k1", record("tml-1"))
     store.add("k2", record("tml-2"))
     assert store.remove("k2") is True
@@ -160,7 +160,7 @@ def test_removing_a_key(store: CredentialStore) -> None:
     assert set(store.read().keys) == {"k1"}
 
 
-def test_fields_of_newer_writers_survive(store: CredentialStore) -> None:
+def test_unknown_fields_survive_update(store: CredentialStore) -> None:
     store.add("k1", record())
     raw = json.loads(store.path.read_bytes())
     raw["extra"] = raw["keys"]["k1"]["added_later"] = "kept"
@@ -170,7 +170,7 @@ def test_fields_of_newer_writers_survive(store: CredentialStore) -> None:
     assert raw["extra"] == raw["keys"]["k1"]["added_later"] == "kept"
 
 
-def test_writers_at_the_same_time_lose_nothing(store: CredentialStore) -> None:
+def test_concurrent_writers_lose_nothing(store: CredentialStore) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: CredentialStore(store.path).add(f"k{n}", record()), range(24)))
     assert set(store.read().keys) == {f"k{n}" for n in range(24)}
@@ -189,7 +189,7 @@ def test_writers_at_the_same_time_lose_nothing(store: CredentialStore) -> None:
         "\udcff",
     ],
 )
-def test_garbage_names_the_file_and_nothing_else(store: CredentialStore, text: str) -> None:
+def test_invalid_file_error_shows_path_only(store: CredentialStore, text: str) -> None:
     store.path.parent.mkdir()
     store.path.write_bytes(text.encode(errors="surrogateescape"))
     store.path.chmod(0o600)
@@ -206,7 +206,7 @@ def test_garbage_names_the_file_and_nothing_else(store: CredentialStore, text: s
     assert store.path.read_bytes() == before
 
 
-def test_a_folder_in_the_way_is_a_config_error(tmp_path: Path) -> None:
+def test_directory_at_store_path_is_config_error(tmp_path: Path) -> None:
     (tmp_path / "credentials.json").mkdir()
     with pytest.raises(ConfigError, match=r"Cannot read .*credentials\.json"):
         CredentialStore(tmp_path / "credentials.json").read()
@@ -215,7 +215,7 @@ def test_a_folder_in_the_way_is_a_config_error(tmp_path: Path) -> None:
         CredentialStore(tmp_path / "file" / "credentials.json").add("k", record())
 
 
-def test_a_bad_key_is_not_stored(store: CredentialStore) -> None:
+def test_invalid_key_is_not_stored(store: CredentialStore) -> None:
     with pytest.raises(ConfigError):
         store.add("k", record("tml- x"))
     with pytest.raises(InvalidInput):
@@ -223,7 +223,7 @@ def test_a_bad_key_is_not_stored(store: CredentialStore) -> None:
     assert not store.path.exists()
 
 
-def test_wide_permissions_are_warned_about_once(
+def test_permissive_file_mode_is_warned_about_once(
     store: CredentialStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add("k1", record())
@@ -236,7 +236,7 @@ def test_wide_permissions_are_warned_about_once(
 
 
 @pytest.mark.asyncio
-async def test_a_command_prints_the_credential() -> None:
+async def test_credential_command_output_is_used() -> None:
     assert await run_credential_command("echo '  tml-from-cmd  '; echo noise >&2") == "tml-from-cmd"
     found = find_credential(None, Environment(credential_command="echo tml-from-cmd"))
     assert found is not None
@@ -256,7 +256,7 @@ async def test_a_command_prints_the_credential() -> None:
         ("no-such-command-at-all", "exit code 127"),
     ],
 )
-async def test_a_failing_command_shows_stderr_but_not_stdout(command: str, problem: str) -> None:
+async def test_failing_command_error_shows_stderr_only(command: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         await run_credential_command(command)
     assert "hush-hush" not in str(caught.value)
@@ -268,7 +268,7 @@ def num_open_files() -> int:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("command", ["sleep 60", "sleep 60 & exit 0", "sleep 60 | cat"])
-async def test_a_command_that_hangs_is_ended(command: str) -> None:
+async def test_hanging_command_is_killed(command: str) -> None:
     await run_credential_command("echo warm")
     num_open = num_open_files()
     began = time.monotonic()
@@ -279,25 +279,25 @@ async def test_a_command_that_hangs_is_ended(command: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_command_must_print_one_key() -> None:
+async def test_command_must_print_one_key() -> None:
     credential = Credential(source="TINKER_CREDENTIAL_CMD", command="printf 'a\\nb'")
     with pytest.raises(ConfigError, match="TINKER_CREDENTIAL_CMD holds a space"):
         await credential.read()
 
 
-def test_claims_of_a_jwt() -> None:
+def test_jwt_claims_are_decoded() -> None:
     claims = {"exp": 5, "email": "\xe9@x", "n": "??>>"}
     assert decode_jwt_claims(make_jwt(**claims)) == claims
 
 
 @pytest.mark.parametrize("text", ["", "eyJ", "a.b", "a.!!.c", "a.e30=.c.d", "a.bm8.c", "a.W10.c"])
-def test_what_is_no_jwt_is_refused(text: str) -> None:
+def test_invalid_jwt_is_rejected(text: str) -> None:
     with pytest.raises(InvalidInput, match="JWT"):
         decode_jwt_claims(text)
 
 
 class Exchange:
-    """A server for tokens: counts its calls, can be slow or broken."""
+    """A fake token exchange: counts calls, can be slow or fail."""
 
     def __init__(self, lifetime_seconds: float = 3600.0) -> None:
         self.now = 1_000_000.0
@@ -332,7 +332,7 @@ async def settle() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_token_is_fetched_once_for_many_callers() -> None:
+async def test_concurrent_callers_share_one_exchange() -> None:
     exchange = Exchange()
     exchange.gate = asyncio.Event()
     source = exchange.source()
@@ -344,7 +344,7 @@ async def test_a_token_is_fetched_once_for_many_callers() -> None:
 
 
 @pytest.mark.asyncio
-async def test_renewal_begins_behind_the_caller_and_then_before_it() -> None:
+async def test_renewal_is_background_first_then_blocking() -> None:
     exchange = Exchange()
     source = exchange.source()
     assert number(await source.get()) == 1
@@ -363,7 +363,7 @@ async def test_renewal_begins_behind_the_caller_and_then_before_it() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("skew_hours", [-28, -2, 2, 28])
-async def test_a_token_lasts_its_lifetime_where_the_clock_of_the_server_differs(
+async def test_token_lifetime_with_clock_skew(
     skew_hours: int,
 ) -> None:
     exchange = Exchange()
@@ -381,7 +381,7 @@ async def test_a_token_lasts_its_lifetime_where_the_clock_of_the_server_differs(
 
 
 @pytest.mark.asyncio
-async def test_a_failed_renewal_keeps_the_old_token_and_pauses(
+async def test_failed_renewal_keeps_token_and_pauses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exchange = Exchange()
@@ -407,7 +407,7 @@ async def test_a_failed_renewal_keeps_the_old_token_and_pauses(
 
 
 @pytest.mark.asyncio
-async def test_a_failed_renewal_on_demand_falls_back_while_the_token_lives() -> None:
+async def test_failed_blocking_renewal_uses_valid_token() -> None:
     exchange = Exchange()
     source = exchange.source()
     await source.get()
@@ -424,7 +424,7 @@ async def test_a_failed_renewal_on_demand_falls_back_while_the_token_lives() -> 
 
 
 @pytest.mark.asyncio
-async def test_without_a_token_the_failure_reaches_every_caller() -> None:
+async def test_failed_first_exchange_reaches_all_callers() -> None:
     exchange = Exchange()
     exchange.error = ConnectionError("down")
     source = exchange.source()
@@ -434,7 +434,7 @@ async def test_without_a_token_the_failure_reaches_every_caller() -> None:
 
 
 @pytest.mark.asyncio
-async def test_one_caller_leaving_does_not_harm_the_others() -> None:
+async def test_cancelled_caller_does_not_affect_others() -> None:
     exchange = Exchange()
     exchange.gate = asyncio.Event()
     source = exchange.source()
@@ -448,7 +448,7 @@ async def test_one_caller_leaving_does_not_harm_the_others() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_command_runs_for_every_exchange(tmp_path: Path) -> None:
+async def test_command_runs_for_every_exchange(tmp_path: Path) -> None:
     counter = tmp_path / "n"
     command = f"echo x >> {counter}; echo tml-$(grep -c x {counter})"
     exchange = Exchange(lifetime_seconds=10)
@@ -460,7 +460,7 @@ async def test_the_command_runs_for_every_exchange(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("token", ["nonsense", make_jwt(sub="me"), make_jwt(exp="soon"), ""])
-async def test_a_token_without_expiry_is_the_servers_mistake(token: str) -> None:
+async def test_token_without_expiry_is_response_error(token: str) -> None:
     async def exchange(_: str) -> str:
         return token
 
@@ -470,7 +470,7 @@ async def test_a_token_without_expiry_is_the_servers_mistake(token: str) -> None
 
 
 @pytest.mark.asyncio
-async def test_closing_ends_the_wait() -> None:
+async def test_close_ends_waiting_callers() -> None:
     exchange = Exchange()
     exchange.gate = asyncio.Event()
     source = exchange.source()
@@ -495,5 +495,5 @@ async def test_closing_ends_the_wait() -> None:
         ("url?key=tml-a%2Bbcd&x=1", [], "url?key=***&x=1"),
     ],
 )
-def test_redacts(text: str, secrets: list[str], expected: str) -> None:
+def test_redact(text: str, secrets: list[str], expected: str) -> None:
     assert redact(text, secrets) == expected
