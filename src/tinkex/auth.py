@@ -1,4 +1,4 @@
-"""Is there a credential, and does the server accept it?"""
+"""Check whether a credential is configured and accepted by the server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["get_tinker_token", "raise_if_tinker_not_accessible", "tinker_has_cre
 
 
 def get_tinker_token() -> str | None:
-    """The configured key, or None; looks only here and runs no command."""
+    """Return the configured key, or None; sends nothing and runs no command."""
     try:
-        found = find_credential(None, read_environment())
+        credential = find_credential(None, read_environment())
     except (OSError, TinkexError):
         return None
-    return found.value if found is not None else None
+    return credential.value if credential is not None else None
 
 
 def tinker_has_credentials() -> bool:
-    """Whether a credential is configured; a credential command counts without being run."""
+    """Return whether a credential is configured; a credential command counts but is not run."""
     try:
         return find_credential(None, read_environment()) is not None
     except (OSError, TinkexError):
@@ -29,9 +29,9 @@ def tinker_has_credentials() -> bool:
 
 
 def raise_if_tinker_not_accessible() -> None:
-    """Return if the server accepts the configured credential, raise a TinkexError if not.
+    """Raise a TinkexError unless the server accepts the configured credential.
 
-    Asks once: a failure is an answer here, not something to wait out.
+    Sends the request once, without retries.
     """
     config = Config.new(max_retries=0, first_contact_seconds=0.0, outage_seconds=0.0)
     with ServiceClient(config=config) as client:

@@ -1,8 +1,8 @@
-"""Import paths of the official package below `tinkex`: tinkex.types.tensor_data, tinkex.lib, ...
+"""Virtual modules for the official package's import paths: tinkex.types.tensor_data, tinkex.lib ...
 
-The official package keeps each type in a module of its own, and its clients in `tinker.lib`. Here
-these modules have no files: a module is made when it is imported, and looks its names up when they
-are used. A test compares the table with the installed official package.
+The official package has one module per type, and its clients in `tinker.lib`. Here these modules
+have no files: they are created on import and resolve their names on first use. A test compares
+the table with the installed official package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-#: Modules of `tinker.types` that are not simply the snake case of the one class in them.
+#: Modules of `tinker.types` whose name is not the snake case of their only class.
 _TYPE_MODULES: Mapping[str, str] = {
     "billing_usage_request": "GetBillingUsageRequest",
     "billing_usage_response": """
@@ -61,8 +61,8 @@ _TYPE_MODULES: Mapping[str, str] = {
     "shared.untyped_api_future": "UntypedAPIFuture",
 }
 _CLIENTS = "AdminClient RestClient SamplingClient ServiceClient TrainingClient"
-#: Everything else: a module below tinkex, and the names in it by the module that has them. A
-#: name that differs from ours is written theirs=ours.
+#: All other modules: for each, its names by the module that defines them. A name that differs
+#: here is written official=local.
 _OTHER_MODULES: Mapping[str, Mapping[str, str]] = {
     "types.topk_logprobs": {
         "tinkex.types.sampling": """
@@ -103,40 +103,41 @@ _OTHER_MODULES: Mapping[str, Mapping[str, str]] = {
 }
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-#: The names of a module, and for each the module and attribute it stands for.
+#: The names of a module, and for each the module and attribute it resolves to.
 ModuleNames = Mapping[str, tuple[str, str]]
 
 
 @cache
 def official_modules() -> Mapping[str, ModuleNames]:
-    """Every module, by its path below the package."""
-    found: dict[str, dict[str, tuple[str, str]]] = {}
+    """Return all virtual modules by their path below the package."""
+    modules: dict[str, dict[str, tuple[str, str]]] = {}
     for path, sources in _OTHER_MODULES.items():
-        found[path] = {
-            theirs: (source, ours or theirs)
+        modules[path] = {
+            official: (source, local or official)
             for source, names in sources.items()
-            for theirs, _, ours in (name.partition("=") for name in names.split())
+            for official, _, local in (name.partition("=") for name in names.split())
         }
     for module, names in _TYPE_MODULES.items():
-        found[f"types.{module}"] = {name: ("tinkex.types", name) for name in names.split()}
-    grouped = {name for names in found.values() for name in names}
+        modules[f"types.{module}"] = {name: ("tinkex.types", name) for name in names.split()}
+    grouped = {name for names in modules.values() for name in names}
     for name in set(importlib.import_module("tinkex.types").__all__) | _UNEXPORTED_TYPES:
         if name not in grouped:
-            found[f"types.{_WORD_BOUNDARY.sub('_', name).lower()}"] = {name: ("tinkex.types", name)}
-    return MappingProxyType(found)
+            module = _WORD_BOUNDARY.sub("_", name).lower()
+            modules[f"types.{module}"] = {name: ("tinkex.types", name)}
+    return MappingProxyType(modules)
 
 
-#: Types that `tinker.types` does not export and that still have a module.
+#: Types that have a module although `tinker.types` does not export them.
 _UNEXPORTED_TYPES = {"EventType", "GenericEvent", "TryAgainResponse"}
 
 
 def find_spec(fullname: str) -> ModuleSpec | None:
-    """How to import a module below `tinkex` that has no file, or None if there is none."""
+    """Return the spec of a virtual module below `tinkex`, or None if it does not exist."""
     path = fullname.removeprefix("tinkex.")
     modules = official_modules()
     if path not in modules:
         return None
-    # A type module of the official package also has the types that it imports.
+    # A type module of the official package also exposes the types that it imports.
     fallback = "tinkex.types" if path.startswith("types.") else None
     is_package = any(other.startswith(f"{path}.") for other in modules)
     loader = LazyNameLoader(modules[path], fallback)
@@ -144,14 +145,14 @@ def find_spec(fullname: str) -> ModuleSpec | None:
 
 
 class LazyNameLoader(Loader):
-    """Makes a module whose names are looked up when they are first used."""
+    """Creates a module whose names are resolved on first use."""
 
     def __init__(self, names: ModuleNames, fallback: str | None = None) -> None:
         self._names = names
         self._fallback = fallback
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its lookup."""
+        """Install the lookup function."""
         exported = sorted(name for name in self._names if not name.startswith("_"))
 
         def lookup(name: str) -> Any:

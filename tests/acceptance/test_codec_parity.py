@@ -1,4 +1,4 @@
-"""Our bytes against the official package's, in both directions."""
+"""Compare encoded bytes with the official package, in both directions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tinkex.wire.proto import (
 from tinkex.wire.proto.protobuf import encode_varint, read_singular, to_uint32
 
 
-# --- our values as the official package's ---------------------------------------------------
+# --- converting values to the official package's types --------------------------------------
 def official_tensor(tensor: types.TensorData) -> official.TensorData:
     return official.TensorData(
         tensor.array,
@@ -122,7 +122,7 @@ def same_output(ours: types.ForwardBackwardOutput, theirs: official.ForwardBackw
 
 
 def is_in_order(request: types.ForwardBackwardRequest) -> bool:
-    """True when no map has two entries, whose order protobuf does not promise."""
+    """True if no map has two entries, whose order protobuf does not guarantee."""
     work = request.forward_backward_input
     return len(work.loss_fn_config or {}) < 2 and all(len(d.loss_fn_inputs) < 2 for d in work.data)
 
@@ -130,7 +130,7 @@ def is_in_order(request: types.ForwardBackwardRequest) -> bool:
 # --- requests ------------------------------------------------------------------------------
 @SLOW_IS_FINE
 @given(REQUESTS)
-def test_our_request_is_the_official_one(request: types.ForwardBackwardRequest) -> None:
+def test_encoded_request_equals_official(request: types.ForwardBackwardRequest) -> None:
     ours = encode_forward_backward_request(request)
     theirs = forward_backward_request_to_proto(official_request(request))
     assert pb.ForwardBackwardRequest.FromString(ours) == theirs
@@ -140,7 +140,7 @@ def test_our_request_is_the_official_one(request: types.ForwardBackwardRequest) 
 
 @SLOW_IS_FINE
 @given(REQUESTS, st.booleans())
-def test_official_request_is_read(
+def test_official_request_is_decoded(
     request: types.ForwardBackwardRequest, forward_only: bool
 ) -> None:
     message = forward_backward_request_to_proto(official_request(request))
@@ -148,7 +148,7 @@ def test_official_request_is_read(
     assert decode_forward_backward_request(message.SerializeToString()) == (request, forward_only)
 
 
-def test_official_request_built_from_lists_and_tensors_is_read() -> None:
+def test_official_request_built_from_lists_and_tensors_is_decoded() -> None:
     torch = pytest.importorskip("torch")
     dense = torch.zeros(4, 50, dtype=torch.int64)
     dense[1, 7] = 3
@@ -169,8 +169,8 @@ def test_official_request_built_from_lists_and_tensors_is_read() -> None:
 # --- results -------------------------------------------------------------------------------
 @SLOW_IS_FINE
 @given(OUTPUTS)
-def test_official_package_reads_our_output(output: types.ForwardBackwardOutput) -> None:
-    # The official reader takes the names of all records together, so they must agree.
+def test_official_package_decodes_output(output: types.ForwardBackwardOutput) -> None:
+    # The official decoder expects the same names in all records.
     names = output.loss_fn_outputs[0].keys() if output.loss_fn_outputs else set()
     like = [datum for datum in output.loss_fn_outputs if datum.keys() == names]
     same = types.ForwardBackwardOutput(output.loss_fn_output_type, like, output.metrics)
@@ -181,7 +181,7 @@ def test_official_package_reads_our_output(output: types.ForwardBackwardOutput) 
     )
 
 
-def test_output_is_read_as_the_official_package_reads_it() -> None:
+def test_output_is_decoded_like_official_package() -> None:
     message = pb.ForwardBackwardOutput(loss_fn_output_type="some.module:Record")
     message.metrics["loss:sum"] = 1.25
     numbers = np.array([0.5, -1, 2, 3, 0.25, 7], np.float32)
@@ -208,7 +208,7 @@ def test_output_is_read_as_the_official_package_reads_it() -> None:
 
 @SLOW_IS_FINE
 @given(SAMPLES)
-def test_official_package_reads_our_sample(response: types.SampleResponse) -> None:
+def test_official_package_decodes_sample(response: types.SampleResponse) -> None:
     body = encode_sample_response(response)
     theirs = deserialize_sample_response(body)
     assert same_sample(response, theirs)
@@ -216,7 +216,7 @@ def test_official_package_reads_our_sample(response: types.SampleResponse) -> No
     assert pb.SampleResponse.FromString(body).SerializeToString() == body
 
 
-def test_bfloat16_tensor_is_read_where_the_official_package_does_not() -> None:
+def test_bfloat16_tensor_is_decoded_unlike_official_package() -> None:
     message = pb.SampleResponse()
     message.target_prompt_logprobs.dense = b"\x80\x3f"
     message.target_prompt_logprobs.dtype = pb.DTYPE_BFLOAT16
@@ -233,7 +233,7 @@ NUMBERS = st.sampled_from([0, 1, 127, 128, 1 << 31, (1 << 32) + 5, (1 << 64) - 1
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Fields in any order, known and unknown, right and wrong, sometimes damaged."""
+    """Generate known and unknown, valid and invalid fields in any order, sometimes corrupted."""
     data = b""
     for _ in range(draw(st.integers(0, 5))):
         number, wire_type = draw(st.integers(0, 40)), draw(st.integers(0, 7))
@@ -257,7 +257,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 @SLOW_IS_FINE
 @given(st.lists(streams(), min_size=20, max_size=20))
-def test_streams_are_accepted_and_refused_alike(many: list[bytes]) -> None:
+def test_streams_are_accepted_and_rejected_alike(many: list[bytes]) -> None:
     for data in many:
         try:
             theirs = pb.ImageDimensions.FromString(data)
@@ -271,7 +271,7 @@ def test_streams_are_accepted_and_refused_alike(many: list[bytes]) -> None:
 
 @SLOW_IS_FINE
 @given(REQUESTS, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3))
-def test_damaged_requests_are_read_alike_or_refused(
+def test_damaged_requests_are_decoded_alike_or_rejected(
     request: types.ForwardBackwardRequest, damages: list[tuple[int, int]]
 ) -> None:
     body = bytearray(encode_forward_backward_request(request))
@@ -294,7 +294,7 @@ def test_damaged_requests_are_read_alike_or_refused(
 # --- JSON ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("stop", [None, "a", ["a", "b"], [1, 2], []])
 @pytest.mark.parametrize("extra", [{}, {"seed": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.25}])
-def test_sample_request_is_the_official_one(stop: Any, extra: dict[str, Any]) -> None:
+def test_sample_request_equals_official(stop: Any, extra: dict[str, Any]) -> None:
     def ask(package: Any, tensor: Any) -> Any:
         return package.SampleRequest(
             num_samples=2,

@@ -235,7 +235,7 @@ def test_a_datum_the_loss_ignores_gets_zeros_and_one_warning(
     assert surrogate.data[1].loss_fn_inputs["weights"].tolist() == [0.0, 0.0]
     assert [record.getMessage() for record in caplog.records] == [
         "The custom loss does not depend on the log-probabilities of 1 of 2 datums; "
-        "these train nothing"
+        "their gradient is zero"
     ]
 
 

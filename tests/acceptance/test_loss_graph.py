@@ -216,13 +216,13 @@ LONG_NAME: Loss = globals()["long_name"]
 
 ONE = {"logprobs": 1}
 REFUSED: list[tuple[Loss, Any, str]] = [
-    (branches, ONE, "'branches' lets the values of a tensor decide .*torch.where"),
-    (iterates, ONE, "'iterates' lets the values of a tensor decide"),
+    (branches, ONE, "'branches' has control flow that depends on tensor values .*torch.where"),
+    (iterates, ONE, "'iterates' has control flow that depends on tensor values"),
     (measures, ONE, "'measures' cannot be traced: RuntimeError: 'len' is not supported"),
-    (calls_item, ONE, r"'calls_item' calls item\(\), which leaves torch"),
+    (calls_item, ONE, r"'calls_item' calls item\(\), which returns no tensor"),
     (calls_backward, ONE, r"'calls_backward' calls backward\(\)"),
-    (calls_nothing_known, ONE, r"calls no_such_method\(\), which no tensor has"),
-    (own_tensor, ONE, "'own_tensor' uses a tensor of its own"),
+    (calls_nothing_known, ONE, r"calls no_such_method\(\), which tensors do not have"),
+    (own_tensor, ONE, "'own_tensor' captures a tensor"),
     (uses_module, ONE, "'uses_module' cannot be traced: NameError"),
     (outside_library, ONE, "'outside_library'"),
     (calls_wrapped, ONE, "'calls_wrapped' calls wrapped of .*only torch and math"),

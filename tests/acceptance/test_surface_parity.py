@@ -1,4 +1,4 @@
-"""Our clients against those of the installed official package: the same calls are possible.
+"""Compare the clients with the installed official package: every official call is possible.
 
 Values (`tinker.types`) are compared in test_types_parity.py.
 """
@@ -23,8 +23,8 @@ from tinker.lib.retry_handler import RetryConfig as OfficialRetryConfig
 import tinkex
 from tinkex.testing import StubServer
 
-#: Every difference there is, and why. Each must still take every call that the official one takes;
-#: one that is gone must be taken off the list.
+#: All known differences and their reasons. Each must still accept every official call;
+#: a difference that no longer exists must be removed from the list.
 ALLOWED = {
     "ServiceClient.__init__": "config= and transport= are added",
     "ServiceClient.close": "status has a default",
@@ -61,12 +61,12 @@ PAIRS: dict[str, tuple[type, type]] = {
 # --- names -----------------------------------------------------------------------------------
 
 
-def test_every_official_name_is_here() -> None:
+def test_every_official_name_exists() -> None:
     assert [name for name in tinker.__all__ if not hasattr(tinkex, name)] == []
     assert [name for name in tinker.__all__ if name not in tinkex.__all__] == []
 
 
-def test_dir_lists_what_can_be_imported() -> None:
+def test_dir_lists_importable_names() -> None:
     assert dir(tinkex) == tinkex.__all__
     namespace: dict[str, Any] = {}
     exec("from tinkex import *", namespace)
@@ -85,13 +85,13 @@ def test_auth_has_the_same_functions() -> None:
 
 
 def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-    """Name, kind and default of each parameter, in order."""
+    """Return name, kind and default of each parameter, in order."""
     found = inspect.signature(function).parameters.values()
     return [(each.name, each.kind, each.default) for each in found]
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call must be awaited; decorators are looked through."""
+    """Return whether a call must be awaited; unwraps decorators."""
     return inspect.iscoroutinefunction(inspect.unwrap(function))
 
 
@@ -100,7 +100,7 @@ def is_property(value: object) -> bool:
 
 
 def members(theirs: type) -> Iterator[tuple[str, Any]]:
-    """What the official package itself put into a class, or into a base class of it."""
+    """Return the members that the official package defines in a class or its base classes."""
     own = {
         name: value
         for base in reversed(theirs.__mro__)
@@ -108,16 +108,16 @@ def members(theirs: type) -> Iterator[tuple[str, Any]]:
         for name, value in vars(base).items()
     }
     if "__init__" not in vars(theirs):
-        own.pop("__init__", None)  # an inherited constructor is compared where it is written
+        own.pop("__init__", None)  # compared in the class that defines it
     for name, value in own.items():
         if name in DUNDERS or not name.startswith("_"):
             yield name, value
 
 
 def difference(theirs: type, ours: type, name: str, value: Any) -> str | None:
-    """How one member differs, or None."""
+    """Return how one member differs, or None."""
     if not hasattr(ours, name):
-        # A dataclass field without a default is no attribute of the class.
+        # A dataclass field without a default is not an attribute of the class.
         return None if name in getattr(ours, "__annotations__", {}) else "missing"
     if is_property(value) != is_property(inspect.getattr_static(ours, name)):
         return "a property on one side only"
@@ -132,7 +132,7 @@ def difference(theirs: type, ours: type, name: str, value: Any) -> str | None:
 
 
 def lost_bases(theirs: type, ours: type) -> list[str]:
-    """Builtin classes by which a script may know one side and not the other."""
+    """Return builtin base classes that only one of the two classes has."""
     builtins = [base for base in theirs.__mro__ if base.__module__ == "builtins"]
     return [base.__name__ for base in builtins if not issubclass(ours, base)]
 
@@ -148,7 +148,7 @@ def all_differences() -> dict[str, str]:
     return found
 
 
-def test_every_member_is_the_same_or_allowed_to_differ() -> None:
+def test_members_match_except_allowed_differences() -> None:
     found = all_differences()
     unexpected = {name: text for name, text in found.items() if name not in ALLOWED}
     assert unexpected == {}
@@ -157,7 +157,7 @@ def test_every_member_is_the_same_or_allowed_to_differ() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ALLOWED if not name.endswith(".bases")])
-def test_an_allowed_difference_takes_every_official_call(name: str) -> None:
+def test_allowed_differences_accept_every_official_call(name: str) -> None:
     class_name, _, member = name.partition(".")
     theirs, ours = (inspect.signature(getattr(each, member)) for each in PAIRS[class_name])
     assert positional(ours)[: len(positional(theirs))] == positional(theirs)
@@ -175,8 +175,8 @@ def positional(signature: inspect.Signature) -> list[str]:
     return [each.name for each in signature.parameters.values() if each.kind is kind]
 
 
-def test_the_walk_sees_what_it_should() -> None:
-    """Against a test that passes because it looks at nothing."""
+def test_comparison_covers_expected_members() -> None:
+    """Guards against a comparison that passes because it compares nothing."""
     seen = {
         f"{name}.{member}" for name, (theirs, _) in PAIRS.items() for member, _ in members(theirs)
     }
@@ -197,14 +197,14 @@ def test_the_walk_sees_what_it_should() -> None:
 # --- errors ----------------------------------------------------------------------------------
 
 
-def test_every_except_clause_catches_the_same() -> None:
+def test_except_clauses_catch_same_errors() -> None:
     for one in ERRORS:
         for other in ERRORS:
             if issubclass(getattr(tinker, one), getattr(tinker, other)):
                 assert issubclass(getattr(tinkex, one), getattr(tinkex, other)), (one, other)
 
 
-def test_errors_are_built_and_read_alike() -> None:
+def test_errors_have_same_constructor_and_attributes() -> None:
     request = SimpleNamespace(method="POST", url="http://host/api/v1/optim_step")
     response = SimpleNamespace(status_code=429, request=request)
     for package in (tinker, tinkex):
@@ -225,7 +225,7 @@ def test_errors_are_built_and_read_alike() -> None:
         assert (str(failed), failed.request_id, failed.category) == ("bad loss", "req-1", "user")
 
 
-# --- a script for the official package, unchanged --------------------------------------------
+# --- a script for the official package -------------------------------------------------------
 
 SYNC_SCRIPT = """
 import json
@@ -329,7 +329,7 @@ asyncio.run(main())
 
 
 def run_official(script: str, url: str) -> dict[str, Any]:
-    """In a process of its own: the official SDK leaves sockets open."""
+    """Run in a separate process: the official SDK leaves sockets open."""
     changes = {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-parity", "TINKER_TELEMETRY": "0"}
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -347,7 +347,7 @@ def run_official(script: str, url: str) -> dict[str, Any]:
 def run_ours(
     script: str, url: str, monkeypatch: pytest.MonkeyPatch, printed: Callable[[], str]
 ) -> dict[str, Any]:
-    """The same text, after the alias that stands in for `import tinkex as tinker`."""
+    """Run the same script with tinkex in place of `tinker`."""
     monkeypatch.setitem(sys.modules, "tinker", tinkex)
     monkeypatch.setenv("TINKER_BASE_URL", url)
     monkeypatch.setenv("TINKER_API_KEY", "tml-parity")
@@ -359,7 +359,7 @@ def run_ours(
 
 
 @pytest.mark.parametrize("script", [SYNC_SCRIPT, ASYNC_SCRIPT], ids=["sync", "async"])
-def test_a_script_for_the_official_package_runs_unchanged(
+def test_script_for_official_package_runs_unchanged(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with StubServer(api_keys={"tml-parity"}) as server:

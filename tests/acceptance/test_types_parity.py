@@ -1,4 +1,4 @@
-"""Our types against those of the installed official package: same names, fields and behaviour."""
+"""Compare the types with the installed official package: names, fields and behaviour."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tinkex import types as ours
 from tinkex.errors import InvalidInput
 
-#: Every difference there is, and why. One that is gone must be taken off the list.
+#: All known differences and their reasons; remove those that no longer exist.
 ALLOWED = {
     "OptimStepRequest.optim_params": "a property; the fields carry the names they have on the wire",
     "OptimStepRequest.adam_params": "official reads this name and writes it, but has no such field",
@@ -44,7 +44,7 @@ ALLOWED = {
 }
 
 
-def test_the_names_are_the_same() -> None:
+def test_type_names_match() -> None:
     exported = {
         name
         for name, value in vars(official).items()
@@ -54,12 +54,12 @@ def test_the_names_are_the_same() -> None:
 
 
 def plain(value: Any) -> Any:
-    """Builtins of either side's defaults."""
+    """Convert defaults of either package to builtins."""
     return value.model_dump() if hasattr(value, "model_dump") else value
 
 
 def shape_of(hint: Any) -> Any:
-    """A type as nested tuples of names, the same for both spellings of one type."""
+    """Return a type as nested tuples of names, independent of its spelling."""
     hint = getattr(hint, "union", hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated or origin is typing.ClassVar:
@@ -75,7 +75,7 @@ def shape_of(hint: Any) -> Any:
 
 
 def literals_of(shape: Any) -> set[Any]:
-    """Every literal in a type, however deep."""
+    """Return all literals in a type, at any depth."""
     if not isinstance(shape, tuple):
         return set()
     if shape[0] == "Literal":
@@ -88,7 +88,7 @@ Field = tuple[bool, Any]
 
 
 def official_fields(model: type[pydantic.BaseModel]) -> dict[str, Field]:
-    """Whether each field is required, and its default."""
+    """Return for each field whether it is required, and its default."""
     return {
         name: (field.is_required(), plain(field.get_default(call_default_factory=True)))
         for name, field in model.model_fields.items()
@@ -96,7 +96,7 @@ def official_fields(model: type[pydantic.BaseModel]) -> dict[str, Field]:
 
 
 def our_fields(struct: type[msgspec.Struct]) -> dict[str, Field]:
-    """The same; a tag counts as a field with a default."""
+    """Like the pydantic version; a tag counts as a field with a default."""
     fields: dict[str, Field] = {}
     for field in msgspec.structs.fields(struct):
         default = field.default
@@ -111,7 +111,7 @@ def our_fields(struct: type[msgspec.Struct]) -> dict[str, Field]:
 
 
 def model_differences(name: str, theirs: Any, mine: Any) -> dict[str, str]:
-    """What differs between a pydantic model and a struct."""
+    """Return the differences between a pydantic model and a struct."""
     found: dict[str, str] = {}
     one, other = official_fields(theirs), our_fields(mine)
     for field in one.keys() | other.keys():
@@ -126,7 +126,7 @@ def model_differences(name: str, theirs: Any, mine: Any) -> dict[str, str]:
 
 
 def parameters(function: Any) -> list[tuple[str, Any]]:
-    """Names and defaults in order."""
+    """Return names and defaults in order."""
     return [
         (parameter.name, "factory" if "factory" in repr(parameter.default) else parameter.default)
         for parameter in inspect.signature(function).parameters.values()
@@ -134,12 +134,12 @@ def parameters(function: Any) -> list[tuple[str, Any]]:
 
 
 def is_theirs(function: Any) -> bool:
-    """Whether the official package wrote it, and not pydantic."""
+    """Return whether the official package defines it, not pydantic."""
     return inspect.isfunction(function) and function.__module__.startswith("tinker.")
 
 
 def member_differences(name: str, theirs: Any, mine: Any) -> dict[str, str]:
-    """What differs between the public methods and properties of two classes."""
+    """Return the differences between the public methods and properties of two classes."""
     decorators = getattr(theirs, "__pydantic_decorators__", None)
     machinery: set[str] = set()
     for kind in ("field_validators", "field_serializers", "model_validators", "model_serializers"):
@@ -163,7 +163,7 @@ def member_differences(name: str, theirs: Any, mine: Any) -> dict[str, str]:
 
 
 def differences(name: str) -> dict[str, str]:
-    """Everything that differs under one exported name, by `Type` or `Type.field`."""
+    """Return all differences of one exported name, by `Type` or `Type.field`."""
     theirs, mine = getattr(official, name), getattr(ours, name)
     if not inspect.isclass(theirs) or typing.get_origin(theirs) is not None or theirs is str:
         one, other = shape_of(theirs), shape_of(mine)
@@ -181,7 +181,7 @@ def differences(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ours.__all__)
-def test_a_type_is_the_same_but_for_what_is_allowed(name: str) -> None:
+def test_types_match_except_allowed_differences(name: str) -> None:
     assert {key: what for key, what in differences(name).items() if key not in ALLOWED} == {}
 
 
@@ -190,7 +190,7 @@ def test_every_allowed_difference_still_exists() -> None:
     assert ALLOWED.keys() - existing == set()
 
 
-def test_the_walk_would_notice_a_difference() -> None:
+def test_comparison_detects_differences() -> None:
     class LoraConfig(ours.LoraConfig):
         seed: int | None = 5
 
@@ -204,7 +204,7 @@ WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def requests(package: Any) -> list[Any]:
-    """Messages that go out, built with one package's classes."""
+    """Build request messages with one package's classes."""
     prompt = package.ModelInput.from_ints([1, 2]).append(
         package.ImageChunk(data=b"\xff\x00", format="png", expected_tokens=3)
     )
@@ -267,7 +267,7 @@ def requests(package: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("index", range(len(requests(ours))))
-def test_requests_are_written_alike_and_read_by_both(index: int) -> None:
+def test_requests_are_encoded_alike_and_decoded_by_both(index: int) -> None:
     theirs, mine = requests(official)[index], requests(ours)[index]
     written = theirs.model_dump(mode="json", exclude_none=True)
     assert mine.model_dump(mode="json", exclude_none=True) == written
@@ -278,7 +278,7 @@ def test_requests_are_written_alike_and_read_by_both(index: int) -> None:
 
 # --- tensors -------------------------------------------------------------------------------
 def parts(tensor: Any) -> tuple[Any, ...]:
-    """What goes on the wire."""
+    """Return the JSON that is sent."""
     return (
         tensor.dtype,
         tensor.shape,
@@ -290,7 +290,7 @@ def parts(tensor: Any) -> tuple[Any, ...]:
 
 @st.composite
 def matrices(draw: st.DrawFn) -> npt.NDArray[Any]:
-    """Small matrices, mostly of pads."""
+    """Generate small matrices that consist mostly of padding."""
     rows, cols = draw(st.integers(1, 5)), draw(st.integers(1, 8))
     cells = st.sampled_from([0, 0, 0, 0, -1, -1, 3, 7])
     numbers = draw(st.lists(cells, min_size=rows * cols, max_size=rows * cols))
@@ -299,7 +299,7 @@ def matrices(draw: st.DrawFn) -> npt.NDArray[Any]:
 
 @settings(deadline=None, max_examples=60)
 @given(matrix=matrices(), pad=st.sampled_from([0, -1]))
-def test_sparse_tensors_are_the_same_both_ways(matrix: npt.NDArray[Any], pad: int) -> None:
+def test_sparse_tensors_round_trip_alike(matrix: npt.NDArray[Any], pad: int) -> None:
     tensor = torch.from_numpy(matrix)
     mine = ours.TensorData.from_torch_sparse(tensor, pad)
     theirs = official.TensorData.from_torch_sparse(tensor, pad)
@@ -327,7 +327,7 @@ def test_loss_inputs_are_converted_alike(loss_fn_inputs: dict[str, Any]) -> None
         assert parts(mine.loss_fn_inputs[name]) == parts(tensor)
 
 
-def test_torch_tensors_of_every_kind_are_taken() -> None:
+def test_torch_tensors_of_every_dtype_are_accepted() -> None:
     wide = torch.tensor([1.5, -2.0], dtype=torch.bfloat16, requires_grad=True)
     assert ours.TensorData.from_torch(wide).data == [1.5, -2.0]
     assert ours.TensorData.from_torch(torch.eye(2).to_sparse()).tolist() == [[1, 0], [0, 1]]
@@ -339,7 +339,7 @@ def test_torch_tensors_of_every_kind_are_taken() -> None:
         ours.TensorData.from_torch(5)  # type: ignore[arg-type]
 
 
-def test_a_nan_in_a_torch_tensor_is_refused() -> None:
+def test_nan_in_torch_tensor_is_rejected() -> None:
     with pytest.raises(InvalidInput, match=r"^weights\[1\] is nan"):
         ours.Datum(ours.ModelInput.from_ints([1]), {"weights": torch.tensor([0.0, torch.nan])})
 
@@ -353,7 +353,7 @@ def test_torch_memory_is_shared_but_read_only_memory_is_copied() -> None:
     assert array[0] == 5
 
 
-def test_topk_rows_are_the_same() -> None:
+def test_topk_rows_match() -> None:
     ids = np.array([[3, 0], [0, 0], [1, 2]], np.int32)
     logprobs = np.array([[-1.0, -99999.0], [-99999.0, -99999.0], [-0.5, -0.25]], np.float32)
     theirs = official.SampledSequence(
@@ -363,7 +363,7 @@ def test_topk_rows_are_the_same() -> None:
     assert mine.topk_logprobs == theirs.topk_logprobs
 
 
-def test_dmel_lengths_are_the_same() -> None:
+def test_dmel_lengths_match() -> None:
     for header in (b"\x00\x02\x05\x03", b"\xfe\x07\x01\xac\x02"):
         assert ours.DmelChunk(dmel=header).length == official.DmelChunk(dmel=header).length
 
@@ -377,7 +377,7 @@ def test_dmel_lengths_are_the_same() -> None:
         {"exclude": {"beta1"}, "mode": "json"},
     ],
 )
-def test_dumps_are_the_same(options: dict[str, Any]) -> None:
+def test_dumps_match(options: dict[str, Any]) -> None:
     mine = ours.AdamParams(learning_rate=0.5, beta2=0.9)
     theirs = official.AdamParams(learning_rate=0.5, beta2=0.9)
     assert mine.model_dump(**options) == theirs.model_dump(**options)

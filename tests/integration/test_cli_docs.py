@@ -1,4 +1,4 @@
-"""The pages about the command line are true: commands exist, examples are read, scripts run."""
+"""Docs of the command line: commands exist, examples parse, scripts run."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from tinkex.cli.main import main
 from tinkex.cli.options import GlobalOption
 from tinkex.testing import StubServer
 
-#: What follows `tinkex` in code, up to whatever ends a command there.
+#: The arguments after `tinkex` in code, up to the end of the command.
 NAMED = re.compile(r"(?:^|\$ |\$\()tinkex ((?:--)?[a-z][^`#|;&\n]*)", re.MULTILINE)
 CODE = re.compile(r"```(?:sh|text|console)\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 
 
 def named_commands(page: Path) -> Iterator[str]:
-    """Every command line of this project that a page shows, in a block or within a sentence."""
+    """Return every `tinkex` command line on a page, in blocks and in sentences."""
     for block, inline in CODE.findall(page.read_text(encoding="utf-8").replace("\\\n", " ")):
         lines = [line for line in block.splitlines() if line.startswith(("$ ", "tinkex "))]
         found = NAMED.findall("\n".join([*lines, inline]))
-        # The form of a command, and what a server says.
+        # Syntax templates, and messages of the server.
         yield from (text for text in found if not re.search(r"\[OPTIONS]|^server ready", text))
 
 
 def split_words(text: str) -> list[str]:
-    """A command line as words; redirections are the shell's."""
+    """Split a command line into words, without redirections."""
     return shlex.split(re.sub(r"[<>] *\S+", "", text), comments=True)
 
 
 def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that words name, and what is left of them."""
+    """Return the command that the words name, and the remaining words."""
     command: click.Command = main
     while isinstance(command, click.Group):
         place = first_argument_index(words)
@@ -64,7 +64,7 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_every_command_that_a_page_names_exists(page: Path) -> None:
+def test_every_documented_command_exists(page: Path) -> None:
     for text in named_commands(page):
         command, words = find_command(split_words(text))
         options = command.get_params(click.Context(command, **main.context_settings))
@@ -75,7 +75,7 @@ def test_every_command_that_a_page_names_exists(page: Path) -> None:
 
 CLI = DOCS / "cli"
 COMMAND_EXAMPLES = tomllib.loads((CLI / "examples.toml").read_text(encoding="utf-8"))
-#: The model of these pages; the server of the tests has a small one under its name.
+#: The model named on these pages; the test server has a small one under this name.
 CLI_MODEL = "smollm2-135m"
 CLI_BLOCK = re.compile(r"<!-- run -->\n\n```sh\n(.*?)```", re.DOTALL)
 CLI_SCRIPTS = {
@@ -85,7 +85,7 @@ CLI_SCRIPTS = {
 CLI_SCRIPTS = {name: script for name, script in CLI_SCRIPTS.items() if script}
 
 
-def test_the_reference_has_every_command_option_and_argument() -> None:
+def test_reference_has_every_command_option_and_argument() -> None:
     page = (CLI / "reference.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^##+ (tinkex .+?)\n(.*?)(?=^##+ |\Z)", page, re.M | re.S))
     known = [ctx for ctx in GENERATOR.contexts() if ctx.parent]
@@ -101,7 +101,7 @@ def test_the_reference_has_every_command_option_and_argument() -> None:
             assert [word for word in words if word not in place] == [], ctx.command_path
 
 
-def test_every_command_has_an_example_that_it_can_read() -> None:
+def test_every_command_has_a_valid_example() -> None:
     leaves = {
         ctx.command_path.removeprefix("tinkex ")
         for ctx in GENERATOR.contexts()
@@ -111,20 +111,20 @@ def test_every_command_has_an_example_that_it_can_read() -> None:
     for name, text in COMMAND_EXAMPLES.items():
         assert text.startswith(f"tinkex {name}"), text
         command, words = find_command(split_words(text.removeprefix("tinkex ")))
-        # Reads and checks the words; a command does its work only when it is invoked.
+        # Parses and validates the words without invoking the command.
         with click.Context(main, info_name="tinkex", **main.context_settings) as parent:
             command.make_context(name, words, parent=parent)
 
 
-def test_the_faq_knows_every_kind_of_error() -> None:
+def test_faq_covers_every_error_category() -> None:
     page = (CLI / "faq.md").read_text(encoding="utf-8")
     titles = [title.partition("{")[0].strip() for _, title, _ in ERROR_TITLES]
     assert len(titles) >= 12
-    kinds = {"The work failed", "API error"}  # these go on with the server's own words
+    kinds = {"The work failed", "API error"}  # these continue with the server's message
     assert [title for title in titles if title not in kinds and f"`{title}" not in page] == []
 
 
-def test_the_profiles_in_the_docs_are_ones(tmp_path: Path) -> None:
+def test_documented_profiles_are_valid(tmp_path: Path) -> None:
     [text] = re.findall(r"```toml\n(.*?)```", (CLI / "profiles.md").read_text(), re.DOTALL)
     (tmp_path / "config.toml").write_text(text)
     environment = settings.Environment(home=tmp_path)
@@ -134,7 +134,7 @@ def test_the_profiles_in_the_docs_are_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", CLI_SCRIPTS)
-def test_the_commands_of_a_page_about_the_command_line_work(page: str, tmp_path: Path) -> None:
+def test_commands_of_cli_pages_run(page: str, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / CLI_MODEL)
     with StubServer(models=(CLI_MODEL,)) as server:
         done = subprocess.run(
@@ -153,7 +153,7 @@ def test_the_commands_of_a_page_about_the_command_line_work(page: str, tmp_path:
     assert "Traceback" not in done.stderr
 
 
-def test_every_command_and_option_of_the_official_one_is_here_and_in_the_guide() -> None:
+def test_official_commands_and_options_are_implemented_and_documented() -> None:
     page = (CLI / "migration.md").read_text(encoding="utf-8")
     for ctx in GENERATOR.walk(official, click.Context(official, info_name="tinker")):
         words = ctx.command_path.split()[1:]

@@ -1,4 +1,4 @@
-"""Corners where one thing happens while another is half done."""
+"""Client edge cases: concurrent and interrupted operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADAM = AdamParams(learning_rate=1e-3)
 OTHER = list(b"world world world")
 
 
-def test_a_batch_may_be_reused_after_the_call(service: ServiceClient, server: StubServer) -> None:
+def test_batch_can_be_reused_after_call(service: ServiceClient, server: StubServer) -> None:
     torch = pytest.importorskip("torch")
     client = service.create_lora_training_client(BASE_MODEL)
     batch = [datum(HELLO)]
@@ -52,13 +52,13 @@ def test_a_batch_may_be_reused_after_the_call(service: ServiceClient, server: St
     assert [each.model_input.to_ints() for each in seen] == [HELLO[:-1]]
 
 
-def test_any_iterable_of_datums_is_a_batch(service: ServiceClient) -> None:
+def test_any_iterable_of_datums_is_accepted(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     output = client.forward_backward(iter([datum(), datum()]), "cross_entropy")  # type: ignore[arg-type]
     assert len(output.result(TIMEOUT_SECONDS).loss_fn_outputs) == 2
 
 
-def test_polls_hold_up_neither_beats_nor_training(serve: Serve, connect: Connect) -> None:
+def test_polls_do_not_delay_heartbeats_or_training(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=2.0)
     service = connect(server, max_connections=4, heartbeat_seconds=0.05)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
@@ -70,7 +70,7 @@ def test_polls_hold_up_neither_beats_nor_training(serve: Serve, connect: Connect
     assert all(sample.result(TIMEOUT_SECONDS).sequences for sample in samples)
 
 
-def test_a_result_announced_once_is_fetched_again(serve: Serve, connect: Connect) -> None:
+def test_failed_fetch_of_announced_result_is_retried(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"sample_use_retrieve_futures": True})
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     server.inject("retrieve_future", Fault(status=500, body={"detail": "hiccup"}), times=4)
@@ -80,7 +80,7 @@ def test_a_result_announced_once_is_fetched_again(serve: Serve, connect: Connect
     assert client.result(TIMEOUT_SECONDS).sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
 
 
-def test_an_outage_leaves_the_refusals_their_tries(server: StubServer, connect: Connect) -> None:
+def test_outage_does_not_use_up_retries(server: StubServer, connect: Connect) -> None:
     client = connect(server, max_retries=1).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(drop=True), times=3)
     server.inject("optim_step", Fault(status=500, body={"detail": "warming up"}))
@@ -88,7 +88,7 @@ def test_an_outage_leaves_the_refusals_their_tries(server: StubServer, connect: 
     assert len(server.calls("optim_step")) == 5
 
 
-def test_a_session_that_came_too_late_is_finished(server: StubServer) -> None:
+def test_session_created_during_close_is_finished(server: StubServer) -> None:
     server.inject("create_session", Fault(delay_seconds=1.5))
     service = ServiceClient(base_url=server.url, api_key=KEY, heartbeat_seconds=0.05)
     making = threading.Thread(target=_swallow, args=(service,))
@@ -106,7 +106,7 @@ def _swallow(service: ServiceClient) -> None:
 
 
 @pytest.mark.parametrize("ending", ["service.close('success')", "1 / 0", ""])
-def test_the_last_line_of_a_script_finishes_its_session(server: StubServer, ending: str) -> None:
+def test_script_end_finishes_session(server: StubServer, ending: str) -> None:
     script = (
         "import sys, tinkex\n"
         f"service = tinkex.ServiceClient(base_url=sys.argv[1], api_key={KEY!r})\n"
@@ -120,7 +120,7 @@ def test_the_last_line_of_a_script_finishes_its_session(server: StubServer, endi
     assert list(server.finish_reasons.values()) == [expected]
 
 
-def test_a_token_with_a_line_break_is_refused_and_not_shown(service: ServiceClient) -> None:
+def test_token_with_line_break_is_rejected_without_showing_it(service: ServiceClient) -> None:
     path = "tinker://run:train:0/weights/x"
     secret = "-".join(["foreign", "secret"])
     with pytest.raises(tinkex.InvalidInput, match="HTTP does not allow") as caught:
@@ -129,7 +129,7 @@ def test_a_token_with_a_line_break_is_refused_and_not_shown(service: ServiceClie
     assert secret not in shown
 
 
-def test_a_burst_of_cancels_is_told_in_full(serve: Serve, connect: Connect) -> None:
+def test_many_cancels_are_all_sent(serve: Serve, connect: Connect) -> None:
     flags = {"sample_cancel_enabled": True}
     server = serve(work_seconds=5.0, dynamic_config=flags)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
@@ -140,7 +140,7 @@ def test_a_burst_of_cancels_is_told_in_full(serve: Serve, connect: Connect) -> N
     assert len(server.wait_for("cancel_future", 10, timeout=TIMEOUT_SECONDS)) == 10
 
 
-def test_a_billing_issue_pauses_a_submission(
+def test_billing_issue_pauses_submission(
     server: StubServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(server, billing_pause_seconds=0.3).create_lora_training_client(BASE_MODEL)
@@ -152,7 +152,7 @@ def test_a_billing_issue_pauses_a_submission(
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
 
 
-def test_a_finished_future_keeps_nothing_alive(server: StubServer) -> None:
+def test_finished_future_releases_references(server: StubServer) -> None:
     service = ServiceClient(base_url=server.url, api_key=KEY)
     client = service.create_lora_training_client(BASE_MODEL)
     batch = [datum()]
@@ -171,7 +171,7 @@ def test_a_finished_future_keeps_nothing_alive(server: StubServer) -> None:
     assert future.done()
 
 
-def test_a_credential_command_runs_now_and_then(
+def test_credential_command_output_is_cached(
     server: StubServer, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "runs"
@@ -185,7 +185,7 @@ def test_a_credential_command_runs_now_and_then(
 
 
 @pytest.mark.parametrize("verb", ["delete", "publish"])
-def test_a_lost_answer_does_not_turn_a_yes_into_a_no(
+def test_conflict_after_lost_response_counts_as_success(
     server: StubServer, service: ServiceClient, verb: str
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
@@ -193,12 +193,12 @@ def test_a_lost_answer_does_not_turn_a_yes_into_a_no(
     server.inject(f"{verb}_checkpoint", Fault(drop_after=True))
     method = getattr(service.rest_client(), f"{verb}_checkpoint_from_tinker_path")
     assert method(path).result(TIMEOUT_SECONDS) is None
-    # Without a lost answer the same words are a no.
+    # Without a lost response the same reply is an error.
     with pytest.raises((tinkex.NotFoundError, tinkex.ConflictError)):
         method(path).result(TIMEOUT_SECONDS)
 
 
-def test_stuck_samples_are_ended(serve: Serve, connect: Connect) -> None:
+def test_stuck_samples_are_cancelled(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=30.0, long_poll_seconds=0.2)
     service = connect(server)
     config = RetryConfig(progress_timeout=0.5)
@@ -207,12 +207,12 @@ def test_stuck_samples_are_ended(serve: Serve, connect: Connect) -> None:
         sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
 
 
-def test_a_save_may_interrupt_a_batch_being_encoded(service: ServiceClient) -> None:
+def test_save_in_signal_handler_during_encoding(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     saved: list[tinkex.APIFuture[object]] = []
 
     class Interrupting(list[Datum]):
-        """Stands for a signal handler: saves while the batch is walked."""
+        """Acts like a signal handler: saves while the batch is being encoded."""
 
         def __iter__(self):  # type: ignore[no-untyped-def]
             if not saved:
@@ -224,7 +224,7 @@ def test_a_save_may_interrupt_a_batch_being_encoded(service: ServiceClient) -> N
     assert saved[0].result(TIMEOUT_SECONDS)
 
 
-def test_extra_headers_travel_with_downloads(
+def test_extra_headers_are_sent_with_downloads(
     server: StubServer, connect: Connect, tmp_path: Path
 ) -> None:
     service = connect(server, headers={"x-proxy-auth": "pass"})
@@ -236,7 +236,7 @@ def test_extra_headers_travel_with_downloads(
     assert {call.headers.get("x-proxy-auth") for call in downloads} == {"pass"}
 
 
-def test_blocking_in_a_callback_is_refused(serve: Serve, connect: Connect) -> None:
+def test_blocking_in_callback_raises(serve: Serve, connect: Connect) -> None:
     client = connect(serve(work_seconds=1.0)).create_lora_training_client(BASE_MODEL)
     caught: list[BaseException] = []
     done = threading.Event()
@@ -253,10 +253,8 @@ def test_blocking_in_a_callback_is_refused(serve: Serve, connect: Connect) -> No
     assert [type(error).__name__ for error in caught] == ["WrongThread"]
 
 
-def test_the_optimizer_is_named_only_when_chosen(
-    server: StubServer, service: ServiceClient
-) -> None:
-    """Servers before 0.36 refuse the field; AdamW is what all of them do without it."""
+def test_optimizer_is_sent_only_if_set(server: StubServer, service: ServiceClient) -> None:
+    """Servers before 0.36 reject the field; without it, all use AdamW."""
     service.create_lora_training_client(BASE_MODEL)
     service.create_lora_training_client(BASE_MODEL, optimizer=tinkex.DimuonOptimizerConfig())
     asked = [call.message.get("optimizer_config") for call in server.calls("create_model")]

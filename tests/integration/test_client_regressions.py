@@ -1,4 +1,4 @@
-"""Mistakes others made over HTTP, which cannot happen here; unit/test_lessons.py lists all."""
+"""Regression tests for known defects of other SDKs, over HTTP."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def sampler(service: ServiceClient) -> SamplingClient:
 # --- order and threads ------------------------------------------------------------------------
 
 
-def test_a_step_does_not_pass_the_backward_of_a_custom_loss(
+def test_optim_step_does_not_overtake_custom_loss_backward(
     server: StubServer, client: TrainingClient
 ) -> None:
-    """P-02; and 12.13: the call itself does not wait for the forward."""
+    """The call itself does not wait for the forward pass."""
     pytest.importorskip("torch")
     held = Fault(delay_seconds=2.0)
     kind = "x-tinker-request-type"
@@ -70,10 +70,10 @@ def test_a_step_does_not_pass_the_backward_of_a_custom_loss(
     assert step.arrived_at > server.calls("forward_backward")[1].arrived_at
 
 
-def test_sample_returns_at_once_while_the_io_thread_is_busy(
+def test_sample_returns_immediately_while_io_thread_is_busy(
     server: StubServer, sampler: SamplingClient
 ) -> None:
-    """P-14: the caller waits for nobody, and a sample costs its two requests and no other."""
+    """The caller never waits, and a sample takes exactly two requests."""
     before = len(server.calls())
     gate = threading.Event()
     IO_LOOP.post(gate.wait, TIMEOUT_SECONDS)
@@ -88,10 +88,10 @@ def test_sample_returns_at_once_while_the_io_thread_is_busy(
     assert len(server.calls("asample")) == 100
 
 
-def test_encoding_and_decoding_of_batches_keep_off_the_io_thread(
+def test_batches_are_encoded_and_decoded_off_the_io_thread(
     client: TrainingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """12.14: a batch is encoded by its caller, a large result is decoded on a thread of its own."""
+    """A batch is encoded by its caller, a large result is decoded on a separate thread."""
     seen: list[str] = []
 
     def note_thread(place: ModuleType, name: str) -> None:
@@ -115,13 +115,13 @@ def test_encoding_and_decoding_of_batches_keep_off_the_io_thread(
     assert decoded not in {encoded, "tinkex-io", "tinkex-pulse"}
 
 
-# --- clients that come and go -----------------------------------------------------------------
+# --- client lifecycle -------------------------------------------------------------------------
 
 
-def test_closing_clients_harms_nobody_and_restarts_nothing(
+def test_closing_clients_does_not_affect_others(
     server: StubServer, sampler: SamplingClient, connect: Connect
 ) -> None:
-    """P-11: four stops within seconds ended everything there."""
+    """In an earlier SDK, four closes within seconds stopped the shared loop."""
     closed: list[ServiceClient] = []
     for _ in range(6):
         with connect(server, heartbeat_seconds=0.01) as service:
@@ -136,13 +136,13 @@ def test_closing_clients_harms_nobody_and_restarts_nothing(
     assert (len(server.sessions), len(server.heartbeats())) == (7, num_beats)
 
 
-def test_silence_of_the_heartbeats_is_said_aloud_and_once(
+def test_heartbeat_failure_is_logged_once(
     server: StubServer,
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """P-19: a wrong path was answered by 404 for months, and nobody heard of it."""
+    """In an earlier SDK, heartbeats got 404 for months without any message."""
     monkeypatch.setattr("tinkex.client.session.HEARTBEAT_WARNING_SECONDS", 0.1)
     server.inject("session_heartbeat", Fault(status=404), times=None)
     connect(server, heartbeat_seconds=0.02).create_lora_training_client(BASE_MODEL)
@@ -151,24 +151,21 @@ def test_silence_of_the_heartbeats_is_said_aloud_and_once(
     assert caplog.text.count("No heartbeat of session") == 1
 
 
-def test_what_the_server_says_at_the_start_reaches_the_user(
+def test_session_messages_are_logged(
     server: StubServer, service: ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P-47"""
     caplog.set_level(logging.INFO, "tinkex")
     said = {"info_message": "hello", "warning_message": "old SDK", "error_message": "no funds"}
     server.inject("create_session", Fault(status=200, body={"session_id": "s", **said}))
-    with pytest.raises(tinkex.NotFoundError):  # the session is made up
+    with pytest.raises(tinkex.NotFoundError):  # the session does not exist
         service.create_lora_training_client(BASE_MODEL)
     heard = [(record.levelname, record.getMessage()) for record in caplog.records]
     for level, text in (("INFO", "hello"), ("WARNING", "old SDK"), ("ERROR", "no funds")):
-        assert (level, f"The server says: {text}") in heard
+        assert (level, f"Message from the server: {text}") in heard
 
 
-def test_everything_of_one_service_reads_the_flags_once(
-    server: StubServer, service: ServiceClient
-) -> None:
-    """12.21: also when all of it starts at the same moment."""
+def test_clients_of_one_service_read_flags_once(server: StubServer, service: ServiceClient) -> None:
+    """Also if all clients start concurrently."""
 
     async def use_it() -> None:
         await asyncio.gather(
@@ -184,10 +181,10 @@ def test_everything_of_one_service_reads_the_flags_once(
 
 
 @pytest.mark.parametrize("endpoint", ["client_config", "get_server_capabilities"])
-def test_asking_whether_the_server_is_there_asks_once(
+def test_health_check_is_not_retried(
     server: StubServer, monkeypatch: pytest.MonkeyPatch, endpoint: str
 ) -> None:
-    """12.19: the official one says so and sends up to eleven requests."""
+    """The official function documents one request and sends up to eleven."""
     monkeypatch.setenv("TINKER_BASE_URL", server.url)
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     server.inject(endpoint, BROKEN, times=None)
@@ -198,11 +195,13 @@ def test_asking_whether_the_server_is_there_asks_once(
     raise_if_tinker_not_accessible()
 
 
-# --- making models ----------------------------------------------------------------------------
+# --- model creation ---------------------------------------------------------------------------
 
 
-def test_a_model_may_be_answered_at_once(server: StubServer, service: ServiceClient) -> None:
-    """P-40: a promise is polled, a result is taken."""
+def test_create_model_may_return_result_immediately(
+    server: StubServer, service: ServiceClient
+) -> None:
+    """A future is polled; a result is used directly."""
     at_once = {"model_id": "made-at-once", "type": "create_model"}
     server.inject("create_model", Fault(status=200, body=at_once))
     assert service.create_lora_training_client(BASE_MODEL).model_id == "made-at-once"
@@ -211,8 +210,8 @@ def test_a_model_may_be_answered_at_once(server: StubServer, service: ServiceCli
     assert len(server.calls("retrieve_future")) == 1
 
 
-def test_slow_creation_is_waited_for(serve: Serve, connect: Connect) -> None:
-    """P-41: no limit for one answer ends the wait for a model; that of a sampler can be set."""
+def test_slow_model_creation_is_awaited(serve: Serve, connect: Connect) -> None:
+    """The request timeout does not limit waiting for a model."""
     server = serve(work_seconds=0.6, long_poll_seconds=0.1)
     assert connect(server, timeout_seconds=0.3).create_lora_training_client(BASE_MODEL).model_id
     server.inject("create_sampling_session", Fault(delay_seconds=0.6), times=None)
@@ -232,7 +231,7 @@ def path(client: TrainingClient) -> str:
 def test_failed_load_leaves_no_client_state(
     server: StubServer, service: ServiceClient, path: str
 ) -> None:
-    """P-48: no client, no task; a checkpoint that does not exist makes no model at all."""
+    """No client and no task remain; a missing checkpoint creates no model."""
     with pytest.raises(tinkex.NotFoundError):
         service.create_training_client_from_state(f"{path}-not")
     assert len(server.calls("create_model")) == 1
@@ -249,10 +248,7 @@ def _num_clients() -> int:
     return sum(type(found) is TrainingClient for found in gc.get_objects())
 
 
-def test_a_failed_load_leaves_nothing_on_the_server(
-    server: StubServer, service: ServiceClient, path: str
-) -> None:
-    """P-48"""
+def test_failed_load_unloads_model(server: StubServer, service: ServiceClient, path: str) -> None:
     server.inject("load_weights", TORN)
     with pytest.raises(TinkexError, match="torn"):
         service.create_training_client_from_state(path)
@@ -261,10 +257,10 @@ def test_a_failed_load_leaves_nothing_on_the_server(
 
 @pytest.mark.parametrize("name", ["from_state", "from_state_with_optimizer"])
 @pytest.mark.parametrize("token", [None, "tml-foreign"])
-def test_sync_and_async_creation_send_the_same(
+def test_sync_and_async_creation_send_same_requests(
     serve: Serve, connect: Connect, name: str, token: str | None
 ) -> None:
-    """12.11: one sent the exchanged token and the other the raw one."""
+    """The official sync version sends the raw token, the async one the exchanged token."""
     server = serve(api_keys={KEY, "tml-foreign"}, client_config={"pjwt_auth_enabled": True})
     owner = connect(server, api_key=token or KEY)
     path = (
@@ -283,7 +279,7 @@ def test_sync_and_async_creation_send_the_same(
 
 
 def _shown(call: Call) -> tuple[Any, ...]:
-    """A call without what differs from session to session."""
+    """Return a call without the values that differ between sessions."""
     varied = ("session_id", "model_id", "request_id")
     message = {name: text for name, text in (call.message or {}).items() if name not in varied}
     key = call.api_key if not (call.api_key or "").startswith("eyJ") else "a token"
@@ -293,10 +289,10 @@ def _shown(call: Call) -> tuple[Any, ...]:
 # --- on the wire ------------------------------------------------------------------------------
 
 
-def test_what_is_not_set_is_not_sent(
+def test_unset_fields_are_not_sent(
     server: StubServer, service: ServiceClient, client: TrainingClient
 ) -> None:
-    """P-38: null was answered by 422, or by 500. (Removing a lifetime is the one null there is.)"""
+    """Servers answer null with 422 or 500. (Removing a TTL is the only use of null.)"""
     client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     path = client.save_state("a").result(TIMEOUT_SECONDS).path
     service.create_training_client_from_state(path)
@@ -310,10 +306,9 @@ def test_what_is_not_set_is_not_sent(
 
 
 @pytest.mark.parametrize("status", [200, 204])
-def test_an_empty_answer_to_a_delete_is_fine(
+def test_delete_accepts_empty_response(
     server: StubServer, service: ServiceClient, status: int
 ) -> None:
-    """P-39"""
     server.inject("delete_checkpoint", Fault(status=status, body=b""))
     rest = service.rest_client()
     assert rest.delete_checkpoint("s:train:0", "weights/a").result(TIMEOUT_SECONDS) is None
@@ -321,8 +316,7 @@ def test_an_empty_answer_to_a_delete_is_fine(
     assert call.path == "/api/v1/training_runs/s:train:0/checkpoints/weights/a"
 
 
-def test_every_result_of_training_is_typed(client: TrainingClient) -> None:
-    """P-50"""
+def test_training_results_are_typed(client: TrainingClient) -> None:
     futures: dict[Any, type[Any]] = {
         client.forward([datum()], "cross_entropy"): types.ForwardBackwardOutput,
         client.optim_step(ADAM): types.OptimStepResponse,
@@ -334,10 +328,10 @@ def test_every_result_of_training_is_typed(client: TrainingClient) -> None:
     assert type(client.get_info()) is types.GetInfoResponse
 
 
-def test_a_download_is_written_while_it_arrives(
+def test_download_is_written_incrementally(
     server: StubServer, service: ServiceClient, tmp_path: Path
 ) -> None:
-    """P-12: the second half is not sent before a part of the first was reported."""
+    """The server sends the second half only after progress of the first was reported."""
     half, go_on = bytes(4 << 20), threading.Event()
 
     def send_in_halves() -> None:
@@ -351,7 +345,7 @@ def test_a_download_is_written_while_it_arrives(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=send_in_halves, daemon=True).start()
         urls = {"weights": f"http://127.0.0.1:{listener.getsockname()[1]}/weights"}
-        # Links that end soon are asked for again.
+        # URLs that expire soon are requested again.
         expires = datetime.now(UTC) + timedelta(hours=1)
         answer = {"urls": urls, "expires": expires.isoformat()}
         server.inject("external_weights_urls", Fault(status=200, body=answer))
@@ -370,7 +364,7 @@ RESTLESS = tinkex.RetryConfig(progress_timeout=0.8, retry_delay_base=0.05, retry
 
 @pytest.fixture
 def unlucky(server: StubServer, connect: Connect) -> SamplingClient:
-    """Its first sample fails for 1.6 s; it gives up when nothing moves for 0.8 s."""
+    """Its first sample fails for 1.6 s; it gives up after 0.8 s without progress."""
     service = connect(server, max_retries=1000)
     sampler = service.create_sampling_client(base_model=BASE_MODEL, retry_config=RESTLESS)
     end = time.monotonic() + 1.6
@@ -383,7 +377,7 @@ def unlucky(server: StubServer, connect: Connect) -> SamplingClient:
 
 
 def test_progress_of_other_requests_resets_stall_timer(unlucky: SamplingClient) -> None:
-    """P-17: what nobody updates is a limit on the whole, not on standing still."""
+    """The timeout limits the time without progress, not the total time."""
     slow = unlucky.sample(PROMPT, 1, SHORT)
     while not slow.done():
         unlucky.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
@@ -391,10 +385,8 @@ def test_progress_of_other_requests_resets_stall_timer(unlucky: SamplingClient) 
     assert slow.result(TIMEOUT_SECONDS).sequences
 
 
-def test_no_progress_ends_it_but_idle_time_does_not_count(
-    server: StubServer, unlucky: SamplingClient
-) -> None:
-    """P-18: after a quiet hour the first attempt, and the second, are made all the same."""
+def test_stall_timeout_excludes_idle_time(server: StubServer, unlucky: SamplingClient) -> None:
+    """After an idle hour the first two attempts are still made."""
     time.sleep(1.0)
     server.inject("asample", BROKEN, times=None)
     with pytest.raises(tinkex.InternalServerError):

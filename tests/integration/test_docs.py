@@ -1,4 +1,4 @@
-"""The docs are true: their code runs, their tables are fresh, and nothing public is left out."""
+"""Docs: code blocks run, generated tables are up to date, all public names are documented."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tinkex.server.config_sources import read_config, read_from_file, variable_n
 from tinkex.testing import StubServer
 from tinkex.wire.endpoints import ENDPOINTS
 
-#: Programs; what they share is no example.
+#: Example programs, without their shared module.
 EXAMPLES = [
     path for path in sorted((ROOT / "examples").glob("*.py")) if "__main__" in path.read_text()
 ]
-#: Those that use the server of this machine run in tests/acceptance/test_examples.py, and the
-#: longer run of the pipeline in test_from_nothing.py beside it.
+#: Examples that use the local server run in tests/acceptance/test_examples.py, and the
+#: longer pipeline run in test_from_nothing.py beside it.
 ALONE = [
     path
     for path in EXAMPLES
     if "from connection import" not in path.read_text() and path.stem != "from_nothing"
 ]
-#: A block of code that this test runs; invisible on the page.
+#: Marks a code block that this test runs; invisible on the page.
 RUN = "<!-- run -->"
-#: Enough to see that an example works; what it shows takes longer.
+#: Reduced sizes that show that an example works.
 QUICK = {
     "async_training": ["--steps", "5"],
     "custom_loss": ["--steps", "3"],
@@ -58,7 +58,7 @@ BASE_MODEL = "Qwen/Qwen3-8B"
 
 
 class Block(NamedTuple):
-    """Python on a page."""
+    """A Python block on a page."""
 
     line: int
     code: str
@@ -66,7 +66,7 @@ class Block(NamedTuple):
 
 
 def python_blocks(page: Path) -> list[Block]:
-    """The Python blocks of a page; all of the README's are meant to run."""
+    """Return the Python blocks of a page; all blocks of the README run."""
     found: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     starts = [number for number, line in enumerate(lines, 1) if line == "```python"]
@@ -83,12 +83,12 @@ RUNNABLE = {
         (block.line, block.code) for block in python_blocks(page) if block.is_run
     ]
     for page in [ROOT / "README.md", *PAGES]
-    # Those of the server and of tutorials run against real ones, in tests/acceptance/test_docs_*.
+    # Server pages and tutorials run in tests/acceptance/test_docs_*.
     if page.parent.name not in {"server", "tutorials"}
 }
 RUNNABLE = {name: blocks for name, blocks in RUNNABLE.items() if blocks}
 
-#: Runs the blocks of each page in order, in one namespace; prints what failed.
+#: Runs the blocks of each page in order, in one namespace; prints failures.
 RUNNER = """
 import json, sys, traceback
 failures = {}
@@ -106,7 +106,7 @@ print(json.dumps(failures))
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What went wrong on each page; all pages run in one process, which imports torch once."""
+    """Return the failures of each page; all pages run in one process, to import torch once."""
     folder = tmp_path_factory.mktemp("docs")
     for name in (BASE_MODEL, TINY):
         write_tokenizer(folder / name)
@@ -127,11 +127,11 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", RUNNABLE)
-def test_the_code_of_a_page_runs(page: str, failures: dict[str, str]) -> None:
+def test_code_of_page_runs(page: str, failures: dict[str, str]) -> None:
     assert page not in failures, failures[page]
 
 
-def test_the_guides_have_code_that_runs() -> None:
+def test_guides_have_runnable_code() -> None:
     guides = ("getting-started", "training", "sampling", "futures-and-errors", "configuration")
     for guide in (*guides, "testing", "parity"):
         assert f"docs/{guide}.md" in RUNNABLE
@@ -139,7 +139,7 @@ def test_the_guides_have_code_that_runs() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_code_that_is_not_run_at_least_parses(page: Path) -> None:
+def test_unrun_code_parses(page: Path) -> None:
     for block in python_blocks(page):
         ast.parse(block.code, f"{page.name}:{block.line}")
 
@@ -147,12 +147,12 @@ def test_code_that_is_not_run_at_least_parses(page: Path) -> None:
 # --- examples and commands -------------------------------------------------------------------
 
 
-#: Above every shell block; invisible on the page. What is run or served, acceptance tests do.
+#: Marker above every shell block, invisible on the page. Acceptance tests run marked blocks.
 MARKS = re.compile(r"<!-- (run|serve|not run: \S.*) -->")
 
 
 def shell_blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """The line above each shell block of a page, and the block."""
+    """Return each shell block of a page with the line above it."""
     blocks = re.findall(r"([^\n]+)\n\n```sh\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(blocks) == page.read_text().count("```sh\n")
     yield from blocks
@@ -161,13 +161,13 @@ def shell_blocks(page: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_every_shell_block_is_run_or_says_why_not(page: Path) -> None:
+def test_every_shell_block_is_run_or_marked(page: Path) -> None:
     for above, block in shell_blocks(page):
         assert MARKS.fullmatch(above), f"{page.name}: nothing says whether this is run:\n{block}"
 
 
 @pytest.mark.parametrize("example", ALONE, ids=lambda path: path.stem)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+def test_example_runs(example: Path, tmp_path: Path) -> None:
     options = [word.replace("HERE", str(tmp_path)) for word in QUICK.get(example.stem, [])]
     done = subprocess.run(
         [sys.executable, str(example), *options],
@@ -182,12 +182,12 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_every_example_is_mentioned() -> None:
+def test_every_example_is_documented() -> None:
     text = everything()
     assert [path.name for path in EXAMPLES if path.name not in text] == []
 
 
-def test_every_make_target_the_readme_names_exists() -> None:
+def test_documented_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))
@@ -200,26 +200,26 @@ def run_tinkex(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_the_command_line_answers() -> None:
+def test_cli_responds() -> None:
     assert "version" in run_tinkex("--help")
     assert json.loads(run_tinkex("version", "--json"))["version"] == settings.package_version()
 
 
-# --- nothing is left out ---------------------------------------------------------------------
+# --- completeness ----------------------------------------------------------------------------
 
 
 def everything() -> str:
-    """All pages, as one text."""
+    """Return all pages as one string."""
     return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
-def test_every_setting_is_explained() -> None:
+def test_every_setting_is_documented() -> None:
     page = (DOCS / "configuration.md").read_text()
     names = tinkex.Config.__dataclass_fields__
     assert [name for name in names if f"| `{name}` |" not in page] == []
 
 
-def test_every_environment_variable_is_explained() -> None:
+def test_every_environment_variable_is_documented() -> None:
     source = Path(settings.__file__).read_text()
     read = set(re.findall(r'"((?:TINKE[RX]|CLOUDFLARE)_[A-Z_]+)"', source))
     assert len(read) >= 10
@@ -227,7 +227,7 @@ def test_every_environment_variable_is_explained() -> None:
     assert [name for name in sorted(read) if f"`{name}`" not in page] == []
 
 
-def test_every_setting_of_the_server_is_explained() -> None:
+def test_every_server_setting_is_documented() -> None:
     page = (DOCS / "server" / "configuration.md").read_text()
     missing = [
         row.name for row in fields(ServerConfig) if f"`{variable_name(row.name)}`" not in page
@@ -235,7 +235,7 @@ def test_every_setting_of_the_server_is_explained() -> None:
     assert missing == []
 
 
-def test_the_settings_files_in_the_docs_are_ones(tmp_path: Path) -> None:
+def test_documented_settings_files_are_valid(tmp_path: Path) -> None:
     page = (DOCS / "server" / "configuration.md").read_text()
     short, complete = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "server.toml"
@@ -247,7 +247,7 @@ def test_the_settings_files_in_the_docs_are_ones(tmp_path: Path) -> None:
     assert read_config({"home": tmp_path}, file, environ={}) == ServerConfig(home=tmp_path)
 
 
-def test_every_endpoint_is_listed() -> None:
+def test_every_endpoint_is_documented() -> None:
     page = (DOCS / "endpoints.md").read_text()
     missing = [
         name for name, row in ENDPOINTS.items() if f"| `{name}` | `{row.method} " not in page
@@ -258,7 +258,7 @@ def test_every_endpoint_is_listed() -> None:
 @pytest.mark.parametrize(
     "package", [tinkex, tinkex.types, tinkex.testing], ids=lambda m: m.__name__
 )
-def test_every_public_name_is_mentioned(package: ModuleType) -> None:
+def test_every_public_name_is_documented(package: ModuleType) -> None:
     words = set(re.findall(r"\w+", everything()))
     names = [name for name in package.__all__ if not name.startswith("__")]
     assert [name for name in names if name not in words] == []
@@ -301,12 +301,12 @@ def test_every_parameter_of_a_client_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", GENERATOR.PARTS)
-def test_generated_parts_are_fresh(path: str) -> None:
+def test_generated_parts_are_up_to_date(path: str) -> None:
     stale = f"docs/{path} is stale; run python docs/generate.py"
     assert GENERATOR.render(path) == (DOCS / path).read_text(encoding="utf-8"), stale
 
 
-def test_a_stale_page_is_noticed() -> None:
+def test_stale_page_is_detected() -> None:
     page = (DOCS / "configuration.md").read_text().replace("`max_retries`", "`retries`")
     assert GENERATOR.filled(page, "settings", GENERATOR.settings_table()) != page
     with pytest.raises(ValueError, match="has no <!-- generated: nothing -->"):
@@ -326,12 +326,12 @@ def nav_pages(nav: Any) -> Iterator[str]:
             yield from nav_pages(entry)
 
 
-def test_the_menu_has_every_page_once() -> None:
+def test_menu_has_every_page_once() -> None:
     listed = list(nav_pages(site()["nav"]))
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
-def test_the_site_fetches_nothing_but_the_renderer_of_diagrams() -> None:
+def test_site_loads_only_the_diagram_renderer() -> None:
     assert site()["theme"]["font"] is False
     with_diagrams = [page.name for page in PAGES if "```mermaid" in page.read_text()]
     assert set(with_diagrams) <= {"architecture.md"}
@@ -340,7 +340,7 @@ def test_the_site_fetches_nothing_but_the_renderer_of_diagrams() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a heading is called in a link, as Markdown's own slugs are made."""
+    """Return the link anchor of a heading, as Markdown generates it."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     slugs = (re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings)
     return {re.sub(r"[\s-]+", "-", slug) for slug in slugs}
@@ -349,7 +349,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize(
     "page", [*ROOT.glob("*.md"), *PAGES], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_resolves(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue

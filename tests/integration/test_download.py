@@ -1,4 +1,4 @@
-"""Downloads over real HTTP: broken lines, changed files, wrong sizes, whole folders."""
+"""Downloads over HTTP: lost connections, changed files, wrong sizes, directories."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tinkex.client.download.partial_file import PartialFile
 from tinkex.client.download.transfer import ResponseStream
 from tinkex.errors import APIConnectionError, DownloadError, InvalidInput
 
-DATA = bytes(range(251)) * 20_000  # 5 MB, so that it takes several blocks
+DATA = bytes(range(251)) * 20_000  # 5 MB: several blocks
 DIGEST = hashlib.sha256(DATA).hexdigest()
 NOTES = json.dumps({"etag": '"v1"', "num_bytes": len(DATA)})
 
 
 @dataclass
 class ResponseFault:
-    """How the server behaves towards one request."""
+    """How the server handles one request."""
 
     status: int | None = None
     cut: int | None = None
@@ -41,7 +41,7 @@ class ResponseFault:
 
 @dataclass
 class FileServer:
-    """What the server offers, what it will do next, and what it was asked."""
+    """The server's files, its next responses, and the recorded requests."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     etag: str | None = '"v1"'
@@ -58,13 +58,13 @@ class FileServer:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET with ranges, and misbehaviour on demand."""
+    """Serves GET with ranges, and faults on demand."""
 
     protocol_version = "HTTP/1.1"
     file_server: FileServer
 
     def log_message(self, *_: Any) -> None:
-        """Be quiet."""
+        """Do not log requests."""
 
     def do_GET(self) -> None:
         file_server, name = self.file_server, self.path.lstrip("/").partition("?")[0]
@@ -118,13 +118,13 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = act.cut is not None
         try:
             self.wfile.write(body[: act.cut])
-        except ConnectionError:  # the client has read enough
+        except ConnectionError:  # the client closed the connection
             self.close_connection = True
 
 
 @pytest.fixture
 def file_server() -> Iterator[FileServer]:
-    """A server on the loopback, for one test."""
+    """A loopback server for one test."""
     file_server = FileServer(files={"model.bin": DATA})
     handler = type("BoundHandler", (Handler,), {"file_server": file_server})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -138,7 +138,7 @@ def file_server() -> Iterator[FileServer]:
 
 
 class HttpStream:
-    """A pyqwest answer in the shape that the download wants."""
+    """Adapts a pyqwest response to the ResponseStream protocol."""
 
     def __init__(self, reply: pyqwest.Response) -> None:
         self.status = reply.status
@@ -150,7 +150,7 @@ class HttpStream:
             async for piece in self._reply.content:
                 yield piece
         except (pyqwest.ReadError, pyqwest.RemoteProtocolError) as error:
-            raise APIConnectionError(None, "The download broke off") from error
+            raise APIConnectionError(None, "The download was interrupted") from error
 
 
 @asynccontextmanager
@@ -161,7 +161,7 @@ async def fetch(url: str, headers: Mapping[str, str]) -> AsyncIterator[ResponseS
 
 
 class Waits:
-    """A sleep that only takes notes."""
+    """A sleep that only records its durations."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -189,7 +189,7 @@ def assert_only(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_file_arrives(file_server: FileServer, tmp_path: Path) -> None:
+async def test_download_file(file_server: FileServer, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     path = await get(
         file_server,
@@ -208,7 +208,7 @@ async def test_a_file_arrives(file_server: FileServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_older_file_is_replaced_and_folders_are_made(
+async def test_existing_file_is_replaced_and_directories_are_created(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     (tmp_path / "model.bin").write_text("old")
@@ -219,7 +219,7 @@ async def test_an_older_file_is_replaced_and_folders_are_made(
 
 
 @pytest.mark.asyncio
-async def test_an_empty_file_and_an_unknown_size(file_server: FileServer, tmp_path: Path) -> None:
+async def test_empty_file_and_unknown_size(file_server: FileServer, tmp_path: Path) -> None:
     file_server.files["model.bin"] = b""
     await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == b""
@@ -233,7 +233,7 @@ async def test_an_empty_file_and_an_unknown_size(file_server: FileServer, tmp_pa
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("validator", ["etag", "last_modified"])
-async def test_a_cut_line_is_taken_up_again(
+async def test_lost_connection_is_resumed(
     file_server: FileServer, tmp_path: Path, validator: str
 ) -> None:
     file_server.etag = None
@@ -247,7 +247,7 @@ async def test_a_cut_line_is_taken_up_again(
 
 
 @pytest.mark.asyncio
-async def test_without_a_validator_it_begins_again(file_server: FileServer, tmp_path: Path) -> None:
+async def test_download_without_validator_restarts(file_server: FileServer, tmp_path: Path) -> None:
     file_server.etag = 'W/"weak"'
     file_server.faults = [ResponseFault(cut=2_000_000)]
     await get(file_server, tmp_path)
@@ -256,7 +256,7 @@ async def test_without_a_validator_it_begins_again(file_server: FileServer, tmp_
 
 
 @pytest.mark.asyncio
-async def test_a_digest_makes_up_for_a_missing_validator(
+async def test_expected_digest_allows_resume_without_validator(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     file_server.etag = None
@@ -267,7 +267,7 @@ async def test_a_digest_makes_up_for_a_missing_validator(
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_ignores_ranges(file_server: FileServer, tmp_path: Path) -> None:
+async def test_server_that_ignores_ranges(file_server: FileServer, tmp_path: Path) -> None:
     file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(ignores_range=True)]
     await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA
@@ -275,9 +275,7 @@ async def test_a_server_that_ignores_ranges(file_server: FileServer, tmp_path: P
 
 
 @pytest.mark.asyncio
-async def test_pieces_of_two_files_are_never_joined(
-    file_server: FileServer, tmp_path: Path
-) -> None:
+async def test_changed_file_is_not_resumed(file_server: FileServer, tmp_path: Path) -> None:
     file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(status=404)]
     with pytest.raises(DownloadError, match="answered 404"):
         await get(file_server, tmp_path)
@@ -297,7 +295,7 @@ async def test_pieces_of_two_files_are_never_joined(
         {"Content-Range": "bytes nonsense"},
     ],
 )
-async def test_a_range_that_does_not_fit_begins_again(
+async def test_mismatched_range_restarts(
     file_server: FileServer, tmp_path: Path, headers: dict[str, str]
 ) -> None:
     file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(headers=headers)]
@@ -307,7 +305,7 @@ async def test_a_range_that_does_not_fit_begins_again(
 
 
 @pytest.mark.asyncio
-async def test_resumes_a_complete_part_without_fetching_it(
+async def test_complete_partial_file_is_not_downloaded_again(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     (tmp_path / "model.bin.part").write_bytes(DATA)
@@ -318,7 +316,7 @@ async def test_resumes_a_complete_part_without_fetching_it(
 
 
 @pytest.mark.asyncio
-async def test_a_part_that_is_too_long_begins_again(
+async def test_partial_file_that_is_too_long_restarts(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     (tmp_path / "model.bin.part").write_bytes(DATA + b"more")
@@ -329,7 +327,9 @@ async def test_a_part_that_is_too_long_begins_again(
 
 
 @pytest.mark.asyncio
-async def test_a_known_digest_saves_the_question(file_server: FileServer, tmp_path: Path) -> None:
+async def test_complete_file_with_known_digest_needs_no_request(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "model.bin.part").write_bytes(DATA)
     await get(file_server, tmp_path, expected_bytes=len(DATA), expected_sha256=DIGEST)
     assert file_server.asked == []
@@ -337,7 +337,7 @@ async def test_a_known_digest_saves_the_question(file_server: FileServer, tmp_pa
 
 
 @pytest.mark.asyncio
-async def test_a_rotten_part_is_found_and_fetched_anew(
+async def test_corrupt_partial_file_is_downloaded_again(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     (tmp_path / "model.bin.part").write_bytes(b"rotten" * 100)
@@ -348,7 +348,7 @@ async def test_a_rotten_part_is_found_and_fetched_anew(
 
 
 @pytest.mark.asyncio
-async def test_a_busy_server_is_asked_again(file_server: FileServer, tmp_path: Path) -> None:
+async def test_busy_server_is_retried(file_server: FileServer, tmp_path: Path) -> None:
     waits = Waits()
     file_server.faults = [
         ResponseFault(status=503, headers={"Retry-After": "30"}),
@@ -362,7 +362,7 @@ async def test_a_busy_server_is_asked_again(file_server: FileServer, tmp_path: P
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_stays_busy(file_server: FileServer, tmp_path: Path) -> None:
+async def test_busy_server_exhausts_retries(file_server: FileServer, tmp_path: Path) -> None:
     waits = Waits()
     file_server.faults = [ResponseFault(status=503)] * 10
     with pytest.raises(DownloadError, match=r"model\.bin stopped at 0 of \? bytes: .*answered 503"):
@@ -374,7 +374,7 @@ async def test_a_server_that_stays_busy(file_server: FileServer, tmp_path: Path)
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("status", [401, 403, 404, 400])
-async def test_a_refusal_is_final(file_server: FileServer, tmp_path: Path, status: int) -> None:
+async def test_client_error_is_final(file_server: FileServer, tmp_path: Path, status: int) -> None:
     file_server.faults = [ResponseFault(status=status)]
     with pytest.raises(DownloadError, match=f"Cannot download model.bin: .*{status}") as caught:
         await get(file_server, tmp_path)
@@ -386,7 +386,7 @@ async def test_a_refusal_is_final(file_server: FileServer, tmp_path: Path, statu
 
 
 @pytest.mark.asyncio
-async def test_the_server_may_forbid_a_retry(file_server: FileServer, tmp_path: Path) -> None:
+async def test_should_retry_false_is_final(file_server: FileServer, tmp_path: Path) -> None:
     file_server.faults = [ResponseFault(status=503, headers={"x-should-retry": "false"})]
     with pytest.raises(DownloadError, match="503"):
         await get(file_server, tmp_path)
@@ -394,11 +394,9 @@ async def test_the_server_may_forbid_a_retry(file_server: FileServer, tmp_path: 
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_stays_short_names_both_sizes(
-    file_server: FileServer, tmp_path: Path
-) -> None:
+async def test_short_file_error_shows_both_sizes(file_server: FileServer, tmp_path: Path) -> None:
     file_server.faults = [ResponseFault(cut=500, ignores_range=True)] * 20
-    with pytest.raises(DownloadError, match="stopped at 500 of 5020000 bytes: The download broke"):
+    with pytest.raises(DownloadError, match="stopped at 500 of 5020000 bytes: The download was"):
         await get(file_server, tmp_path)
     assert len(file_server.asked) == 6, "the first try and five more"
     assert_only(tmp_path, "model.bin.part", "model.bin.part.json")
@@ -407,14 +405,14 @@ async def test_a_file_that_stays_short_names_both_sizes(
 
 
 @pytest.mark.asyncio
-async def test_progress_renews_the_patience(file_server: FileServer, tmp_path: Path) -> None:
+async def test_progress_resets_retries(file_server: FileServer, tmp_path: Path) -> None:
     file_server.faults = [ResponseFault(cut=300_000)] * 16
     await get(file_server, tmp_path, retries=1, expected_sha256=DIGEST)
     assert len(file_server.asked) == 17
 
 
 @pytest.mark.asyncio
-async def test_a_wrong_size_is_refused_before_the_body(
+async def test_wrong_declared_size_is_rejected_before_body(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     with pytest.raises(DownloadError, match=r"model\.bin has 5020000 bytes on the server.* 77"):
@@ -424,18 +422,18 @@ async def test_a_wrong_size_is_refused_before_the_body(
 
 
 @pytest.mark.asyncio
-async def test_an_unannounced_size_is_checked_too(file_server: FileServer, tmp_path: Path) -> None:
+async def test_undeclared_size_is_checked(file_server: FileServer, tmp_path: Path) -> None:
     file_server.faults = [ResponseFault(is_chunked=True)] * 10
     with pytest.raises(DownloadError, match="stopped at 5020000 of 5020001 bytes"):
         await get(file_server, tmp_path, expected_bytes=len(DATA) + 1, retries=0)
-    with pytest.raises(DownloadError, match="more than the announced 77 bytes"):
+    with pytest.raises(DownloadError, match="more than the declared 77 bytes"):
         await get(file_server, tmp_path / "other", expected_bytes=77, retries=0)
     assert_only(tmp_path, "model.bin.part", "model.bin.part.json", "other")
     assert_only(tmp_path / "other")
 
 
 @pytest.mark.asyncio
-async def test_a_wrong_digest_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
+async def test_wrong_digest_leaves_no_file(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=f"model.bin does not have the sha256 {'0' * 64}"):
         await get(file_server, tmp_path, expected_sha256="0" * 64)
     assert len(file_server.asked) == 1
@@ -443,8 +441,8 @@ async def test_a_wrong_digest_keeps_nothing(file_server: FileServer, tmp_path: P
 
 
 @pytest.mark.asyncio
-async def test_bad_arguments(file_server: FileServer, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is a folder"):
+async def test_invalid_arguments_are_rejected(file_server: FileServer, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="is a directory"):
         await download_file(fetch, f"{file_server.url}/model.bin", tmp_path)
     with pytest.raises(InvalidInput, match="64 hexadecimal"):
         await get(file_server, tmp_path, expected_sha256="abc")
@@ -452,7 +450,7 @@ async def test_bad_arguments(file_server: FileServer, tmp_path: Path) -> None:
 
 
 class FakeStream:
-    """A body that ends as told: quietly too soon, or with an error."""
+    """Return a fetch whose bodies end early or with an error."""
 
     status = 200
 
@@ -478,32 +476,30 @@ def fake_fetch(*bodies: list[bytes | BaseException]) -> Any:
 
 
 @pytest.mark.asyncio
-async def test_a_body_that_ends_quietly_too_soon_is_short(tmp_path: Path) -> None:
+async def test_body_that_ends_early_is_short(tmp_path: Path) -> None:
     quiet = fake_fetch([b"0123456789"], [b"0123"])
-    with pytest.raises(DownloadError, match="stopped at 4 of 30 bytes: the line went dead"):
+    with pytest.raises(DownloadError, match="at 4 of 30 bytes: the connection was closed early"):
         await download_file(quiet, "x", tmp_path / "f", retries=1, sleep=Waits())
     assert not (tmp_path / "f").exists()
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError(), EOFError()])
-async def test_errors_of_the_line_are_retried(tmp_path: Path, error: Exception) -> None:
+async def test_connection_errors_are_retried(tmp_path: Path, error: Exception) -> None:
     broken = fake_fetch([b"0123456789", error], [b"0123456789" * 3])
     path = await download_file(broken, "x", tmp_path / "f", sleep=Waits())
     assert path.read_bytes() == b"0123456789" * 3
 
 
 @pytest.mark.asyncio
-async def test_more_than_announced_is_refused(tmp_path: Path) -> None:
+async def test_more_bytes_than_declared_are_rejected(tmp_path: Path) -> None:
     long = fake_fetch([b"x" * 31], [b"0123456789" * 3])
     path = await download_file(long, "x", tmp_path / "f", sleep=Waits())
     assert path.read_bytes() == b"0123456789" * 3
 
 
 @pytest.mark.asyncio
-async def test_killed_in_the_middle_it_goes_on_later(
-    file_server: FileServer, tmp_path: Path
-) -> None:
+async def test_killed_download_is_resumed(file_server: FileServer, tmp_path: Path) -> None:
     class KilledError(BaseException):
         pass
 
@@ -522,7 +518,7 @@ async def test_killed_in_the_middle_it_goes_on_later(
 
 
 @pytest.mark.asyncio
-async def test_a_cancelled_download_keeps_its_part(tmp_path: Path) -> None:
+async def test_cancelled_download_keeps_partial_file(tmp_path: Path) -> None:
     arrived = asyncio.Event()
 
     @asynccontextmanager
@@ -545,7 +541,9 @@ async def test_a_cancelled_download_keeps_its_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_two_downloads_do_not_share_a_part(file_server: FileServer, tmp_path: Path) -> None:
+async def test_two_downloads_cannot_share_a_partial_file(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     results = await asyncio.gather(
         get(file_server, tmp_path), get(file_server, tmp_path), return_exceptions=True
     )
@@ -556,7 +554,7 @@ async def test_two_downloads_do_not_share_a_part(file_server: FileServer, tmp_pa
 
 
 @pytest.mark.asyncio
-async def test_a_full_disk_keeps_the_part(
+async def test_full_disk_keeps_partial_file(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = PartialFile.append
@@ -575,7 +573,7 @@ async def test_a_full_disk_keeps_the_part(
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
-# --- whole folders --------------------------------------------------------------------------
+# --- directories ----------------------------------------------------------------------------
 
 TREE = {
     "adapter_config.json": b'{"r": 8}',
@@ -605,7 +603,7 @@ async def get_tree(file_server: FileServer, folder: Path, **options: Any) -> Pat
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("has_manifest", [True, False])
-async def test_a_folder_arrives(
+async def test_download_directory(
     file_server: FileServer, tmp_path: Path, has_manifest: bool
 ) -> None:
     file_server.files = TREE | ({"manifest.json": manifest(TREE)} if has_manifest else {})
@@ -622,7 +620,7 @@ async def test_a_folder_arrives(
 
 
 @pytest.mark.asyncio
-async def test_not_more_at_once_than_allowed(file_server: FileServer, tmp_path: Path) -> None:
+async def test_concurrency_is_limited(file_server: FileServer, tmp_path: Path) -> None:
     file_server.files = {f"f{index}": DATA[:100_000] for index in range(12)}
     await get_tree(file_server, tmp_path, concurrency=2)
     assert file_server.max_open <= 2
@@ -652,7 +650,7 @@ async def test_sizes_and_digests_are_checked(file_server: FileServer, tmp_path: 
         ({"a": b"x", "b": b"y"}, {"a": b"x"}, "lists 'b', which the server does not offer"),
     ],
 )
-async def test_the_manifest_rules(
+async def test_manifest_sizes_and_digests_are_enforced(
     file_server: FileServer,
     tmp_path: Path,
     told: dict[str, bytes],
@@ -666,9 +664,7 @@ async def test_the_manifest_rules(
 
 
 @pytest.mark.asyncio
-async def test_the_manifest_must_agree_with_the_caller(
-    file_server: FileServer, tmp_path: Path
-) -> None:
+async def test_manifest_must_agree_with_caller(file_server: FileServer, tmp_path: Path) -> None:
     file_server.files = {"a": b"x", "manifest.json": manifest({"a": b"x"})}
     with pytest.raises(DownloadError, match=r"manifest\.json and the server disagree: 'a'"):
         await get_tree(file_server, tmp_path, sizes={"a": 2})
@@ -676,17 +672,17 @@ async def test_the_manifest_must_agree_with_the_caller(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("text", [b"{}", b"not json", b'{"files": ["a"]}', b'{"files": {"a": 1}}'])
-async def test_a_foreign_manifest_is_a_file_like_any(
+async def test_other_manifest_format_is_an_ordinary_file(
     file_server: FileServer, tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     file_server.files = {"a": b"x", "manifest.json": text}
     await get_tree(file_server, tmp_path)
     assert contents(tmp_path / "out") == file_server.files
-    assert "nothing is checked against it" in caplog.text
+    assert "files are not verified" in caplog.text
 
 
 @pytest.mark.asyncio
-async def test_an_existing_folder_is_refused_before_anything_is_fetched(
+async def test_existing_directory_is_rejected_before_any_request(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -698,7 +694,7 @@ async def test_an_existing_folder_is_refused_before_anything_is_fetched(
 
 
 @pytest.mark.asyncio
-async def test_force_keeps_the_old_folder_until_the_new_one_is_complete(
+async def test_force_keeps_old_directory_until_new_one_is_complete(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     old = tmp_path / "out"
@@ -714,22 +710,20 @@ async def test_force_keeps_the_old_folder_until_the_new_one_is_complete(
 
 
 @pytest.mark.asyncio
-async def test_force_replaces_folders_only(file_server: FileServer, tmp_path: Path) -> None:
+async def test_force_replaces_directories_only(file_server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(InvalidInput, match="not a folder that can be replaced"):
+    with pytest.raises(InvalidInput, match="not a directory that can be replaced"):
         await get_tree(file_server, tmp_path, force=True)
     (tmp_path / "out").unlink()
     (tmp_path / "real").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "real")
-    with pytest.raises(InvalidInput, match="not a folder that can be replaced"):
+    with pytest.raises(InvalidInput, match="not a directory that can be replaced"):
         await get_tree(file_server, tmp_path, force=True)
     assert file_server.asked == []
 
 
 @pytest.mark.asyncio
-async def test_a_crash_between_the_two_renames_loses_nothing(
-    file_server: FileServer, tmp_path: Path
-) -> None:
+async def test_crash_between_renames_loses_nothing(file_server: FileServer, tmp_path: Path) -> None:
     aside = tmp_path / ".out.replaced"
     aside.mkdir()
     (aside / "old").write_text("old")
@@ -740,7 +734,7 @@ async def test_a_crash_between_the_two_renames_loses_nothing(
 
 
 @pytest.mark.asyncio
-async def test_a_later_call_goes_on_with_the_parts(file_server: FileServer, tmp_path: Path) -> None:
+async def test_later_call_resumes_partial_files(file_server: FileServer, tmp_path: Path) -> None:
     file_server.files = dict(TREE)
     urls = file_server.urls()
     del file_server.files["optimizer/state.bin"]
@@ -759,7 +753,7 @@ async def test_a_later_call_goes_on_with_the_parts(file_server: FileServer, tmp_
 
 
 @pytest.mark.asyncio
-async def test_parts_of_another_checkpoint_are_not_used(
+async def test_partial_files_of_another_checkpoint_are_not_used(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     staging = tmp_path / ".out.partial"
@@ -778,7 +772,7 @@ async def test_parts_of_another_checkpoint_are_not_used(
 
 
 @pytest.mark.asyncio
-async def test_a_crash_before_the_last_rename_costs_no_fetch(
+async def test_crash_before_last_rename_needs_no_download(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     staging = tmp_path / ".out.partial"
@@ -795,7 +789,7 @@ async def test_a_crash_before_the_last_rename_costs_no_fetch(
 @pytest.mark.parametrize(
     "name", ["../x", "/x", "a/../../x", "C:/x", "a\\b", "a\0b", "", ".", "a//b", "./a", "x.part"]
 )
-async def test_unsafe_names_are_refused_before_anything_is_fetched(
+async def test_unsafe_names_are_rejected_before_any_request(
     file_server: FileServer, tmp_path: Path, name: str
 ) -> None:
     files = {"fine": f"{file_server.url}/model.bin", name: f"{file_server.url}/model.bin"}
@@ -806,18 +800,20 @@ async def test_unsafe_names_are_refused_before_anything_is_fetched(
 
 
 @pytest.mark.asyncio
-async def test_a_file_cannot_be_a_folder_too(file_server: FileServer, tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match="'a/b': it would clash"):
+async def test_file_cannot_be_a_directory(file_server: FileServer, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="'a/b': it conflicts"):
         await download_directory(
             fetch, {"a": file_server.url, "a/b": file_server.url}, tmp_path / "out"
         )
-    with pytest.raises(InvalidInput, match="nothing to download"):
+    with pytest.raises(InvalidInput, match="No files to download"):
         await download_directory(fetch, {}, tmp_path / "out")
     assert file_server.asked == []
 
 
 @pytest.mark.asyncio
-async def test_two_downloads_do_not_share_a_folder(file_server: FileServer, tmp_path: Path) -> None:
+async def test_two_downloads_cannot_share_a_directory(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     file_server.files = dict(TREE)
     results = await asyncio.gather(
         get_tree(file_server, tmp_path), get_tree(file_server, tmp_path), return_exceptions=True
@@ -827,7 +823,7 @@ async def test_two_downloads_do_not_share_a_folder(file_server: FileServer, tmp_
 
 
 @pytest.mark.asyncio
-async def test_a_plain_dot_means_this_folder(
+async def test_dot_means_current_directory(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()

@@ -1,4 +1,4 @@
-"""Downloads and responses of a misbehaving server: endless, absurdly large, or decompressing."""
+"""Limits for downloads and responses of a faulty server: endless, oversized, compressed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tinkex.client.http import HttpClient, HttpStream
 from tinkex.errors import APIResponseValidationError, DownloadError
 
 MB = 2**20
-#: What an endless body sends at most, so that a client without limits still ends.
+#: Maximum size of an endless body, so that a client without limits still ends.
 ENDLESS_BYTES = 64 * MB
 
 
 @dataclass
 class Reply:
-    """One response: its status, headers and body; an endless body is sent in chunks."""
+    """One response; an endless body is sent in chunks."""
 
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Reply:
 
 @dataclass
 class Server:
-    """What the server answers by path, and how much of endless bodies it has sent."""
+    """The server's responses by path, and the bytes sent of endless bodies."""
 
     replies: dict[str, Reply] = field(default_factory=dict)
     url: str = ""
@@ -53,13 +53,13 @@ class Server:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Sends what the test set up."""
+    """Sends the configured responses."""
 
     protocol_version = "HTTP/1.1"
     server_state: Server
 
     def log_message(self, *_: Any) -> None:
-        """Be quiet."""
+        """Do not log requests."""
 
     def do_GET(self) -> None:
         name = self.path.lstrip("/")
@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         try:
             self.send_body(reply)
-        except ConnectionError:  # the client has hung up, as it should
+        except ConnectionError:  # the client closed the connection, as expected
             return
 
     def send_body(self, reply: Reply) -> None:
@@ -106,7 +106,7 @@ Fetch = Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[HttpStrea
 
 
 def fetcher(server: Server) -> Fetch:
-    """The client's own HTTP, which also decompresses what nobody asked to be compressed."""
+    """The client's HTTP stack, which also decompresses unrequested compression."""
     client = HttpClient(Config(base_url=server.url))
 
     @asynccontextmanager
@@ -118,7 +118,7 @@ def fetcher(server: Server) -> Fetch:
 
 
 async def no_sleep(_seconds: float) -> None:
-    """Retry at once."""
+    """Retry immediately."""
 
 
 def left_on_disk(folder: Path) -> int:
@@ -142,9 +142,7 @@ async def get_tree(server: Server, folder: Path, **options: Any) -> Path:
 
 
 @pytest.mark.asyncio
-async def test_an_endless_file_is_stopped_and_nothing_is_kept(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_endless_file_is_stopped_and_deleted(server: Server, tmp_path: Path) -> None:
     server.replies["model.bin"] = Reply(is_endless=True)
     with pytest.raises(DownloadError, match=r"at most 3,000,000 are accepted") as caught:
         await get(server, tmp_path, max_unsized_bytes=3_000_000)
@@ -155,16 +153,14 @@ async def test_an_endless_file_is_stopped_and_nothing_is_kept(
 
 
 @pytest.mark.asyncio
-async def test_a_file_of_undeclared_size_below_the_limit_arrives(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_unsized_file_below_limit_is_downloaded(server: Server, tmp_path: Path) -> None:
     server.replies["model.bin"] = Reply(is_endless=True)
     path = await get(server, tmp_path, max_unsized_bytes=ENDLESS_BYTES)
     assert path.stat().st_size == ENDLESS_BYTES
 
 
 @pytest.mark.asyncio
-async def test_the_limit_counts_all_files_of_a_folder_together(
+async def test_unsized_limit_covers_all_files_of_a_directory(
     server: Server, tmp_path: Path
 ) -> None:
     zeros = gzip.compress(bytes(2 * MB))
@@ -178,7 +174,7 @@ async def test_the_limit_counts_all_files_of_a_folder_together(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-async def test_a_decompression_bomb_counts_what_it_expands_to(
+async def test_decompressed_size_counts_towards_limit(
     server: Server, tmp_path: Path, encoding: str
 ) -> None:
     pack = gzip.compress if encoding == "gzip" else zstandard.ZstdCompressor().compress
@@ -191,7 +187,7 @@ async def test_a_decompression_bomb_counts_what_it_expands_to(
 
 
 @pytest.mark.asyncio
-async def test_a_file_of_undeclared_size_leaves_some_disk_free(
+async def test_unsized_file_leaves_disk_reserve(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.replies["model.bin"] = Reply(is_endless=True)
@@ -211,18 +207,18 @@ class _Disk:
 
 
 @pytest.mark.asyncio
-async def test_a_declared_size_beyond_the_free_disk_is_refused_up_front(
+async def test_declared_size_beyond_free_space_is_rejected_up_front(
     server: Server, tmp_path: Path
 ) -> None:
     server.replies["model.bin"] = Reply(b"x", {"Content-Length": str(10**17)})
-    with pytest.raises(DownloadError, match=r"model\.bin needs 100 PB of disk space, and .* free"):
+    with pytest.raises(DownloadError, match=r"model\.bin needs 100 PB of disk space, but .* free"):
         await get(server, tmp_path)
     assert left_on_disk(tmp_path) == 0
     assert server.asked == ["model.bin"]
 
 
 @pytest.mark.asyncio
-async def test_files_of_declared_size_are_counted_together(
+async def test_declared_sizes_are_summed(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.replies = {f"file{index}": Reply(bytes(1000)) for index in range(4)}
@@ -239,7 +235,7 @@ def manifest_of(size: int) -> bytes:
 
 
 @pytest.mark.asyncio
-async def test_an_absurd_size_in_the_manifest_is_refused_before_its_file_is_fetched(
+async def test_excessive_manifest_size_is_rejected_before_download(
     server: Server, tmp_path: Path
 ) -> None:
     server.replies = {
@@ -252,9 +248,7 @@ async def test_an_absurd_size_in_the_manifest_is_refused_before_its_file_is_fetc
 
 
 @pytest.mark.asyncio
-async def test_an_impossible_size_in_the_manifest_does_not_lift_the_limit(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_invalid_manifest_size_does_not_lift_limit(server: Server, tmp_path: Path) -> None:
     server.replies = {
         "manifest.json": Reply(manifest_of(10**400)),
         "model.bin": Reply(is_endless=True),
@@ -264,21 +258,19 @@ async def test_an_impossible_size_in_the_manifest_does_not_lift_the_limit(
 
 
 @pytest.mark.asyncio
-async def test_more_bytes_than_the_manifest_lists_are_refused(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_more_bytes_than_in_manifest_are_rejected(server: Server, tmp_path: Path) -> None:
     server.replies = {
         "manifest.json": Reply(manifest_of(1)),
         "model.bin": Reply(is_endless=True),
     }
-    with pytest.raises(DownloadError, match="more than the announced 1 bytes"):
+    with pytest.raises(DownloadError, match="more than the declared 1 bytes"):
         await get_tree(server, tmp_path, retries=0)
     assert server.num_sent < ENDLESS_BYTES
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_endless", [True, False])
-async def test_a_manifest_is_limited_whatever_the_other_limits(
+async def test_manifest_size_is_limited(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_endless: bool
 ) -> None:
     monkeypatch.setattr(download_module, "MAX_MANIFEST_BYTES", MB)
@@ -292,12 +284,12 @@ async def test_a_manifest_is_limited_whatever_the_other_limits(
 
 
 @pytest.mark.asyncio
-async def test_a_list_of_too_many_files_is_refused(
+async def test_too_many_files_are_rejected(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download_module, "MAX_MEMBERS", 3)
     server.replies = {f"file{index}": Reply() for index in range(4)}
-    with pytest.raises(DownloadError, match="The server lists 4 files, at most 3"):
+    with pytest.raises(DownloadError, match="The server lists 4 files; at most 3"):
         await get_tree(server, tmp_path)
 
 
@@ -319,7 +311,7 @@ async def ask(server: Server, max_response_bytes: int = 2 * MB) -> Any:
     ],
     ids=["endless", "declared", "bomb"],
 )
-async def test_a_response_larger_than_memory_is_refused(server: Server, reply: Reply) -> None:
+async def test_oversized_response_is_rejected(server: Server, reply: Reply) -> None:
     server.replies["answer"] = reply
     with pytest.raises(
         APIResponseValidationError, match="at most 2,097,152 are accepted"
@@ -331,7 +323,7 @@ async def test_a_response_larger_than_memory_is_refused(server: Server, reply: R
 
 
 @pytest.mark.asyncio
-async def test_responses_up_to_the_limit_arrive(server: Server) -> None:
+async def test_response_up_to_limit_is_accepted(server: Server) -> None:
     server.replies["answer"] = Reply(bytes(2 * MB))
     assert (await ask(server)).content == bytes(2 * MB)
     server.replies["answer"] = Reply(gzip.compress(bytes(2 * MB)), {"Content-Encoding": "gzip"})
@@ -341,7 +333,7 @@ async def test_responses_up_to_the_limit_arrive(server: Server) -> None:
 
 
 @pytest.mark.asyncio
-async def test_of_an_endless_error_the_first_bytes_are_read(server: Server) -> None:
+async def test_endless_error_response_is_truncated(server: Server) -> None:
     server.replies["answer"] = Reply(status=500, is_endless=True)
     response = await ask(server, max_response_bytes=2**30)
     assert (response.status_code, len(response.content)) == (500, http_module.MAX_ERROR_BYTES)
@@ -349,7 +341,7 @@ async def test_of_an_endless_error_the_first_bytes_are_read(server: Server) -> N
 
 
 @pytest.mark.asyncio
-async def test_a_streamed_response_is_read_up_to_a_limit(server: Server) -> None:
+async def test_streamed_response_is_limited(server: Server) -> None:
     server.replies["answer"] = Reply(is_endless=True)
     async with fetcher(server)(f"{server.url}/answer", {}) as stream:
         with pytest.raises(APIResponseValidationError, match="at most 1,000,000 are accepted"):

@@ -1,4 +1,4 @@
-"""Heartbeats: nothing a user does may delay them, and nothing is sent once it is over."""
+"""Heartbeats: user code does not delay them, and they stop with the session."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tinkex.testing import Fault, StubServer
 from tinkex.wire.proto import encode_forward_backward_output
 
 INTERVAL = 0.02
-#: How many beats must get through while user code is in the way.
+#: Number of heartbeats that must arrive while user code blocks.
 FEWEST = 5
 
 
 class Blocker:
-    """User code that is in the way until enough beats got through, or for very long."""
+    """User code that blocks until enough heartbeats arrived, or a long timeout."""
 
     def __init__(self, server: StubServer, pause: Callable[[], None]) -> None:
         self._server = server
@@ -57,19 +57,19 @@ class Blocker:
         self.is_over.set()
 
     def check(self) -> None:
-        """Beats arrived while the code was in the way."""
+        """Assert that heartbeats arrived while the code blocked."""
         self.may_end.set()
         assert self.is_over.wait(TIMEOUT_SECONDS)
         assert self.num_beats >= FEWEST
 
 
 def rest() -> None:
-    """Code that waits."""
+    """Block in a wait."""
     time.sleep(0.01)
 
 
 def spin() -> None:
-    """Python code that never waits."""
+    """Block in a busy loop."""
     for _ in range(100):
         sum(range(1000))
 
@@ -79,11 +79,11 @@ def beating(server: StubServer, connect: Connect) -> ServiceClient:
     return connect(server, heartbeat_seconds=INTERVAL)
 
 
-# --- nothing delays them (P-20, protocol 12.13, 12.14) ----------------------------------------
+# --- nothing delays heartbeats ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pause", [rest, spin])
-def test_a_custom_loss_does_not_delay_them(
+def test_custom_loss_does_not_delay_heartbeats(
     server: StubServer, beating: ServiceClient, pause: Callable[[], None]
 ) -> None:
     pytest.importorskip("torch")
@@ -99,8 +99,8 @@ def test_a_custom_loss_does_not_delay_them(
     blocker.check()
 
 
-def test_a_callback_does_not_delay_them(server: StubServer, beating: ServiceClient) -> None:
-    """A callback of a future runs where the requests do; heartbeats live elsewhere."""
+def test_callback_does_not_delay_heartbeats(server: StubServer, beating: ServiceClient) -> None:
+    """Callbacks of a future run on the request thread; heartbeats have another one."""
     sampler = beating.create_sampling_client(base_model=BASE_MODEL)
     blocker = Blocker(server, rest)
     blocker.may_end.set()
@@ -110,20 +110,20 @@ def test_a_callback_does_not_delay_them(server: StubServer, beating: ServiceClie
     blocker.check()
 
 
-def test_an_event_hook_delays_neither_them_nor_the_work(
+def test_event_hook_delays_neither_heartbeats_nor_work(
     server: StubServer, connect: Connect
 ) -> None:
     blocker = Blocker(server, rest)
     service = connect(server, heartbeat_seconds=INTERVAL, event_hook=blocker)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     assert blocker.has_started.wait(TIMEOUT_SECONDS)
-    # It ends only after this, or because nothing came for very long.
+    # It ends only after this, or after a long timeout.
     sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert not blocker.is_over.is_set()
     blocker.check()
 
 
-def test_a_hook_that_raises_harms_nobody(server: StubServer, connect: Connect) -> None:
+def test_raising_event_hook_does_not_affect_work(server: StubServer, connect: Connect) -> None:
     def hook(event: Any) -> None:
         raise RuntimeError("hook")
 
@@ -133,8 +133,8 @@ def test_a_hook_that_raises_harms_nobody(server: StubServer, connect: Connect) -
     server.wait_for("session_heartbeat", 2)
 
 
-def test_huge_results_do_not_delay_them(server: StubServer, beating: ServiceClient) -> None:
-    """60 MB in 60,000 pieces; made up beforehand, so that the server only sends it."""
+def test_large_results_do_not_delay_heartbeats(server: StubServer, beating: ServiceClient) -> None:
+    """60 MB in 60,000 arrays, encoded beforehand so that the server only sends it."""
     client = beating.create_lora_training_client(BASE_MODEL)
     row = {"logprobs": TensorData.from_numpy(np.zeros(250, dtype=np.float32))}
     huge = encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [row] * 60_000, {}))
@@ -149,7 +149,7 @@ def test_huge_results_do_not_delay_them(server: StubServer, beating: ServiceClie
     assert beating.metrics().counters.get("heartbeats_failed", 0) == 0
 
 
-def test_one_hung_session_does_not_delay_another(serve: Serve, connect: Connect) -> None:
+def test_hung_session_does_not_delay_another(serve: Serve, connect: Connect) -> None:
     hung, fine = serve(), serve()
     hung.inject("session_heartbeat", Fault(delay_seconds=60.0), times=None)
     for server in (hung, fine):
@@ -158,8 +158,8 @@ def test_one_hung_session_does_not_delay_another(serve: Serve, connect: Connect)
     fine.wait_for("session_heartbeat", len(fine.heartbeats()) + 5)
 
 
-def test_an_idle_client_renews_its_token_for_them(serve: Serve, connect: Connect) -> None:
-    """A token that expires while nothing is asked must not end the session."""
+def test_idle_client_renews_token_for_heartbeats(serve: Serve, connect: Connect) -> None:
+    """A token that expires while the client is idle must not end the session."""
     server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True}, token_seconds=0.3)
     service = connect(server, heartbeat_seconds=INTERVAL)
     service.create_lora_training_client(BASE_MODEL)
@@ -172,7 +172,7 @@ def test_an_idle_client_renews_its_token_for_them(serve: Serve, connect: Connect
 # --- failures ---------------------------------------------------------------------------------
 
 
-def test_410_ends_them_quietly(
+def test_410_stops_heartbeats(
     server: StubServer, beating: ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     beating.create_lora_training_client(BASE_MODEL)
@@ -188,7 +188,7 @@ def test_410_ends_them_quietly(
 @pytest.mark.parametrize(
     "fault", [Fault(status=500), Fault(status=404), Fault(status=401), Fault(drop=True)]
 )
-def test_other_failures_do_not_end_them(
+def test_other_failures_do_not_stop_heartbeats(
     server: StubServer, beating: ServiceClient, fault: Fault
 ) -> None:
     server.inject("session_heartbeat", fault, times=3)
@@ -198,18 +198,20 @@ def test_other_failures_do_not_end_them(
     assert beating.metrics().counters["heartbeats_failed"] == 3
 
 
-def test_they_go_on_after_a_restart(server: StubServer, beating: ServiceClient) -> None:
+def test_heartbeats_continue_after_server_restart(
+    server: StubServer, beating: ServiceClient
+) -> None:
     beating.create_lora_training_client(BASE_MODEL)
     server.wait_for("session_heartbeat")
     server.restart()
     server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 3)
 
 
-# --- the end ----------------------------------------------------------------------------------
+# --- shutdown ---------------------------------------------------------------------------------
 
 
-def test_none_comes_after_close(server: StubServer, beating: ServiceClient) -> None:
-    """P-22: also none that the server would have to refuse."""
+def test_no_heartbeat_after_close(server: StubServer, beating: ServiceClient) -> None:
+    """Not even one that the server would reject."""
     beating.create_lora_training_client(BASE_MODEL)
     server.wait_for("session_heartbeat", 2)
     beating.close().result(TIMEOUT_SECONDS)
@@ -220,7 +222,7 @@ def test_none_comes_after_close(server: StubServer, beating: ServiceClient) -> N
     assert max(server.heartbeats()) < finished_at + INTERVAL
 
 
-def test_a_session_without_a_beat_is_finished_too(server: StubServer, connect: Connect) -> None:
+def test_session_without_heartbeat_is_finished(server: StubServer, connect: Connect) -> None:
     with connect(server, heartbeat_seconds=30.0) as service:
         service.create_lora_training_client(BASE_MODEL)
     assert server.heartbeats() == []
@@ -228,8 +230,8 @@ def test_a_session_without_a_beat_is_finished_too(server: StubServer, connect: C
 
 
 @pytest.mark.parametrize("options", [{}, {"telemetry": True}, {"event_hook": Events()}])
-def test_a_forgotten_client_stops_beating(server: StubServer, options: dict[str, Any]) -> None:
-    """P-21: without this, a server would keep a dead client's weights for ever."""
+def test_unreferenced_client_stops_heartbeats(server: StubServer, options: dict[str, Any]) -> None:
+    """Otherwise a server would keep the weights of a dead client."""
     service = ServiceClient(base_url=server.url, api_key=KEY, heartbeat_seconds=INTERVAL, **options)
     client = service.create_lora_training_client(BASE_MODEL)
     client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
@@ -250,8 +252,8 @@ def test_a_forgotten_client_stops_beating(server: StubServer, options: dict[str,
     eventually(is_quiet)
 
 
-def test_a_client_in_use_is_not_forgotten(server: StubServer, connect: Connect) -> None:
-    """The training client alone keeps its session alive."""
+def test_client_in_use_continues_heartbeats(server: StubServer, connect: Connect) -> None:
+    """The training client alone keeps the session alive."""
 
     def train() -> Any:
         service = ServiceClient(base_url=server.url, api_key=KEY, heartbeat_seconds=INTERVAL)

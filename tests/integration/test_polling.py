@@ -1,4 +1,4 @@
-"""Waiting for results: patient with a busy server, brief with a broken one, never a hot loop."""
+"""Polling for results: outages, failures, billing issues and time limits."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def waits(server: StubServer, request_id: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("status", "times", "least"), [(408, 4, 1.1), (503, 2, 1.1)])
-def test_instant_answers_do_not_make_a_hot_loop(
+def test_immediate_responses_back_off(
     server: StubServer, client: TrainingClient, status: int, times: int, least: float
 ) -> None:
-    """The official client asked 67 times in 3 s (protocol 12.16)."""
+    """The official client polls 67 times in 3 s."""
     server.inject("retrieve_future", Fault(status=status), times=times)
     client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     pauses = waits(server, "req-2")
@@ -51,13 +51,13 @@ def test_instant_answers_do_not_make_a_hot_loop(
     assert pauses[-1] > 1.4 * pauses[0]
 
 
-def test_a_server_that_never_holds_a_poll_is_not_flooded(serve: Serve, connect: Connect) -> None:
+def test_server_without_long_polling_is_not_flooded(serve: Serve, connect: Connect) -> None:
     server = serve(long_poll_seconds=0.0, work_seconds=0.5)
     connect(server).create_lora_training_client(BASE_MODEL)
     assert len(server.calls("retrieve_future")) <= 6
 
 
-def test_a_polls_retry_after_is_honoured(server: StubServer, service: ServiceClient) -> None:
+def test_poll_retry_after_is_honoured(server: StubServer, service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     paused = {"type": "try_again", "retry_after_ms": 300, "queue_state": "active"}
     server.inject("retrieve_future", Fault(status=200, body=paused))
@@ -68,10 +68,10 @@ def test_a_polls_retry_after_is_honoured(server: StubServer, service: ServiceCli
     assert second >= 0.6
 
 
-def test_a_500_with_a_reason_is_a_failure_after_a_few_polls(
+def test_500_with_reason_fails_after_a_few_polls(
     server: StubServer, service: ServiceClient
 ) -> None:
-    """Some servers say so when the work failed; the official client polls them for ever."""
+    """Some servers report a failed job this way; the official client polls without end."""
     client = service.create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", Fault(status=500, body={"detail": "it broke"}), times=None)
     with pytest.raises(InternalServerError, match="it broke"):
@@ -79,7 +79,7 @@ def test_a_500_with_a_reason_is_a_failure_after_a_few_polls(
     assert len(waits(server, "req-2")) == 3
 
 
-def test_a_server_that_stays_away_is_given_up(server: StubServer, connect: Connect) -> None:
+def test_polling_gives_up_after_outage_limit(server: StubServer, connect: Connect) -> None:
     client = connect(server, outage_seconds=0.3).create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", Fault(status=503, body={"detail": "away"}), times=None)
     with pytest.raises(InternalServerError, match="away"):
@@ -97,10 +97,10 @@ def test_a_server_that_stays_away_is_given_up(server: StubServer, connect: Conne
         (None, RequestErrorCategory.Unknown),
     ],
 )
-def test_a_failed_job_fails_at_once_with_its_category(
+def test_failed_job_raises_immediately_with_category(
     server: StubServer, client: TrainingClient, word: str | None, category: RequestErrorCategory
 ) -> None:
-    """P-07, P-08: a bare error is understood, and asked for once."""
+    """A bare error is recognised after one poll."""
     body = {"error": "it failed"} | ({} if word is None else {"category": word})
     server.inject("retrieve_future", Fault(status=200, body=body), times=None)
     with pytest.raises(RequestFailedError, match="it failed") as caught:
@@ -119,7 +119,7 @@ def test_a_failed_job_fails_at_once_with_its_category(
         {"error": {"message": "no"}, "category": "user"},
     ],
 )
-def test_other_words_for_failure(
+def test_failure_status_variants(
     server: StubServer, client: TrainingClient, body: dict[str, Any]
 ) -> None:
     server.inject("retrieve_future", Fault(status=200, body=body))
@@ -131,15 +131,15 @@ def test_other_words_for_failure(
     "body",
     [{"metrics": {"step": 5.0}}, {"status": "completed", "result": {"metrics": {"step": 5.0}}}],
 )
-def test_other_words_for_success(
+def test_success_status_variants(
     server: StubServer, client: TrainingClient, body: dict[str, Any]
 ) -> None:
     server.inject("retrieve_future", Fault(status=200, body=body))
     assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics == {"step": 5.0}
 
 
-def test_a_billing_issue_is_waited_for_then_surfaces(server: StubServer, connect: Connect) -> None:
-    """Protocol 12.20: the official client is silent for an hour."""
+def test_billing_issue_pauses_then_raises(server: StubServer, connect: Connect) -> None:
+    """The official client waits for an hour without a message."""
     client = connect(server, billing_pause_seconds=0.5).create_lora_training_client(BASE_MODEL)
     unpaid = Fault(status=402, body={"detail": "no funds"})
     server.inject("retrieve_future", unpaid)
@@ -151,7 +151,7 @@ def test_a_billing_issue_is_waited_for_then_surfaces(server: StubServer, connect
     assert sum(waits(server, "req-3")) >= 0.5
 
 
-def test_a_billing_issue_can_surface_at_once(server: StubServer, connect: Connect) -> None:
+def test_billing_issue_can_raise_immediately(server: StubServer, connect: Connect) -> None:
     client = connect(server, billing_pause_seconds=0.0).create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", Fault(status=402), times=None)
     with pytest.raises(BillingError):
@@ -162,16 +162,16 @@ def test_a_billing_issue_can_surface_at_once(server: StubServer, connect: Connec
 # --- time limits ------------------------------------------------------------------------------
 
 
-def test_waiting_for_a_result_has_a_limit_of_its_own(serve: Serve, connect: Connect) -> None:
-    """Also while one long poll is under way, which here would last a minute."""
+def test_poll_timeout_limits_wait(serve: Serve, connect: Connect) -> None:
+    """Also during a long poll, which here would take a minute."""
     server = serve(long_poll_seconds=60.0)
     server.inject("retrieve_future", Fault(delay_seconds=60.0), times=None)
     service = connect(server, poll_timeout_seconds=0.3)
-    with pytest.raises(APITimeoutError, match=r"no result within 0\.3 s"):
+    with pytest.raises(APITimeoutError, match=r"No result for .* within 0\.3 s"):
         service.create_lora_training_client(BASE_MODEL)
 
 
-def test_a_poll_without_news_is_asked_again(serve: Serve, connect: Connect) -> None:
+def test_poll_without_news_is_repeated(serve: Serve, connect: Connect) -> None:
     server = serve()
     server.inject("retrieve_future", Fault(delay_seconds=60.0), times=2)
     service = connect(server, poll_request_seconds=0.1)
@@ -182,7 +182,7 @@ def test_a_poll_without_news_is_asked_again(serve: Serve, connect: Connect) -> N
 # --- the server's queue -----------------------------------------------------------------------
 
 
-def test_a_paused_queue_is_told_once_and_slows_the_polls(
+def test_paused_queue_is_reported_once_and_slows_polls(
     server: StubServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     events = Events()

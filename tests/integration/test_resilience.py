@@ -1,4 +1,4 @@
-"""A server that is dead, hung, confused or says no: one typed sentence, soon, and no storm."""
+"""Dead, hung or faulty servers: typed errors, bounded retries."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ ADAM = AdamParams(learning_rate=0.1)
 
 @pytest.fixture
 def dead_url() -> Iterator[str]:
-    """Where nobody listens: the port is bound, so that no other server gets it meanwhile."""
+    """Return a URL without a server; the port is bound so that no other server gets it."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{deaf.getsockname()[1]}"
 
 
 def check_sentence(error: BaseException | None) -> None:
-    """One line that a person can read, and a hint."""
+    """Assert that an error has a one-line message and a hint."""
     assert isinstance(error, TinkexError)
     assert error.message
     assert "\n" not in str(error)
     assert error.hint
 
 
-# --- first contact (protocol 12.18: 305 s of silence) -----------------------------------------
+# --- first contact ----------------------------------------------------------------------------
 
 
-def test_a_dead_server_is_reported_in_a_few_seconds(dead_url: str, connect: Connect) -> None:
+def test_dead_server_is_reported_within_seconds(dead_url: str, connect: Connect) -> None:
     service = connect(dead_url)
     capabilities = service.rest_client().list_sessions()
     with pytest.raises(APIConnectionError, match=r"cannot reach 127\.0\.0\.1") as caught:
@@ -62,7 +62,7 @@ def test_a_dead_server_is_reported_in_a_few_seconds(dead_url: str, connect: Conn
     assert "base_url" in (caught.value.hint or "")
 
 
-def test_a_dead_server_fails_every_front_door(dead_url: str, connect: Connect) -> None:
+def test_dead_server_fails_every_client(dead_url: str, connect: Connect) -> None:
     service = connect(dead_url, first_contact_seconds=0.0)
     for call in (
         service.get_server_capabilities,
@@ -75,7 +75,7 @@ def test_a_dead_server_fails_every_front_door(dead_url: str, connect: Connect) -
 
 
 @pytest.mark.parametrize("status", [500, 503])
-def test_a_broken_start_is_reported_in_a_few_seconds(
+def test_failed_start_is_reported_within_seconds(
     server: StubServer, connect: Connect, status: int
 ) -> None:
     server.inject("client_config", Fault(status=status, body={"detail": "later"}), times=None)
@@ -84,12 +84,12 @@ def test_a_broken_start_is_reported_in_a_few_seconds(
         service.get_server_capabilities()
     check_sentence(caught.value)
     assert 2 <= len(server.calls("client_config")) <= 5
-    # The failure is not remembered: when the server is well again, so is the client.
+    # The failure is not cached: when the server recovers, so does the client.
     server.clear_faults()
     assert service.get_server_capabilities().supported_models
 
 
-def test_a_server_without_flags_speaks_the_defaults(server: StubServer, connect: Connect) -> None:
+def test_server_without_flags_uses_defaults(server: StubServer, connect: Connect) -> None:
     server.inject("client_config", Fault(status=404), times=None)
     assert connect(server).create_lora_training_client(BASE_MODEL).model_id
 
@@ -106,12 +106,12 @@ def refused_key(serve: Serve, connect: Connect, **options: Any) -> Authenticatio
     return caught.value
 
 
-def test_401_says_that_the_key_was_an_argument(serve: Serve, connect: Connect) -> None:
+def test_401_names_argument_as_key_source(serve: Serve, connect: Connect) -> None:
     error = refused_key(serve, connect, api_key="tml-wrong")
     assert "api_key argument" in (error.hint or "")
 
 
-def test_401_says_that_the_key_was_in_the_environment(
+def test_401_names_environment_as_key_source(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
@@ -119,7 +119,9 @@ def test_401_says_that_the_key_was_in_the_environment(
     assert "TINKER_API_KEY" in (error.hint or "")
 
 
-def test_401_says_that_the_key_was_stored(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+def test_401_names_credentials_file_as_key_source(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
     stored = {"version": 1, "default": "1", "keys": {"1": {"key": "tml-wrong", "name": "n"}}}
     folder = tmp_path / ".tinker"
     folder.mkdir(mode=0o700)
@@ -129,7 +131,7 @@ def test_401_says_that_the_key_was_stored(serve: Serve, connect: Connect, tmp_pa
     assert "credentials file" in (error.hint or "")
 
 
-def test_401_at_the_exchange_says_where_the_key_was(serve: Serve, connect: Connect) -> None:
+def test_401_at_token_exchange_names_key_source(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"pjwt_auth_enabled": True})
     server.inject("auth_token", Fault(status=401, body={"detail": "who?"}), times=None)
     with pytest.raises(AuthenticationError, match="who") as caught:
@@ -138,8 +140,8 @@ def test_401_at_the_exchange_says_where_the_key_was(serve: Serve, connect: Conne
     assert len(server.calls("auth_token")) == 1
 
 
-def test_a_failing_exchange_is_not_tried_squared(serve: Serve, connect: Connect) -> None:
-    """Protocol 12.17: retries of the exchange and of the request that needs it do not multiply."""
+def test_failing_exchange_retries_do_not_multiply(serve: Serve, connect: Connect) -> None:
+    """Retries of the exchange and of the request that needs it do not multiply."""
     server = serve(client_config={"pjwt_auth_enabled": True})
     server.inject("auth_token", Fault(status=500), times=None)
     with pytest.raises(InternalServerError):
@@ -151,9 +153,7 @@ def test_a_failing_exchange_is_not_tried_squared(serve: Serve, connect: Connect)
 
 
 @pytest.mark.parametrize("endpoint", ["client_config", "create_session", "create_model"])
-def test_a_hung_server_runs_into_the_timeout(
-    server: StubServer, connect: Connect, endpoint: str
-) -> None:
+def test_hung_server_times_out(server: StubServer, connect: Connect, endpoint: str) -> None:
     server.inject(endpoint, Fault(delay_seconds=60.0), times=None)
     service = connect(server, timeout_seconds=0.2, first_contact_seconds=0.3, outage_seconds=0.3)
     with pytest.raises(APITimeoutError, match=r"0\.2 s") as caught:
@@ -162,7 +162,7 @@ def test_a_hung_server_runs_into_the_timeout(
     check_sentence(caught.value)
 
 
-# --- answers that make no sense ---------------------------------------------------------------
+# --- invalid responses ------------------------------------------------------------------------
 
 NONSENSE = {
     "html": Fault(status=200, body=b"<html>hi</html>", headers={"content-type": "text/html"}),
@@ -180,10 +180,10 @@ NONSENSE = {
 
 @pytest.mark.parametrize("name", NONSENSE)
 @pytest.mark.parametrize("endpoint", ["optim_step", "create_session"])
-def test_nonsense_is_a_typed_error(
+def test_invalid_response_is_typed_error(
     connect: Connect, serve: Serve, name: str, endpoint: str
 ) -> None:
-    """It is not tried again either: the server did what it wanted to do."""
+    """It is not retried either: the server has processed the request."""
     server = serve()
     service = connect(server)
     server.inject(endpoint, NONSENSE[name], times=None)
@@ -198,7 +198,7 @@ def test_nonsense_is_a_typed_error(
 @pytest.mark.parametrize(
     "name", sorted(NONSENSE.keys() - {"wrong json", "number as id", "no utf-8"})
 )
-def test_a_nonsensical_result_is_a_typed_error(
+def test_invalid_result_is_typed_error(
     server: StubServer, service: ServiceClient, name: str
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
@@ -210,9 +210,7 @@ def test_a_nonsensical_result_is_a_typed_error(
 
 
 @pytest.mark.parametrize("size", ["many", -5, None, 1.5])
-def test_a_nonsensical_size_is_a_typed_error(
-    server: StubServer, service: ServiceClient, size: Any
-) -> None:
+def test_invalid_size_is_typed_error(server: StubServer, service: ServiceClient, size: Any) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     announced = {"status": "complete_metadata", "response_payload_size": size}
     server.inject("retrieve_future", Fault(status=200, body=announced), times=None)
@@ -231,7 +229,7 @@ BROKEN = {
     ("endpoint", "name"),
     [("optim_step", "cut"), ("optim_step", "garbage"), ("retrieve_future", "dropped")],
 )
-def test_a_broken_line_is_tried_again_then_typed(
+def test_lost_connection_is_retried_then_typed_error(
     serve: Serve, connect: Connect, name: str, endpoint: str
 ) -> None:
     server = serve()
@@ -262,13 +260,13 @@ def test_a_broken_line_is_tried_again_then_typed(
         (599, InternalServerError),
     ],
 )
-def test_each_status_is_a_class(
+def test_each_status_has_an_error_class(
     server: StubServer,
     connect: Connect,
     status: int,
     expected: type[APIStatusError],
 ) -> None:
-    """Also without a length: a 400 is no lost connection for it (protocol 12.27b)."""
+    """Also without a content-length: a 400 is not a lost connection."""
     client = connect(server, max_retries=0, billing_pause_seconds=0.0).create_lora_training_client(
         BASE_MODEL
     )
@@ -282,8 +280,8 @@ def test_each_status_is_a_class(
     assert len(server.calls("optim_step")) == 1
 
 
-def test_a_conflict_that_is_permanent_is_not_retried(service: ServiceClient) -> None:
-    """The official client takes 306 s to say that it is public already (protocol 12.17)."""
+def test_permanent_conflict_is_not_retried(service: ServiceClient) -> None:
+    """The official client takes 306 s to report that it is already public."""
     client = service.create_lora_training_client(BASE_MODEL)
     path = client.save_state("a").result(TIMEOUT_SECONDS).path
     rest = service.rest_client()
@@ -292,7 +290,7 @@ def test_a_conflict_that_is_permanent_is_not_retried(service: ServiceClient) -> 
         rest.publish_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
 
 
-def test_a_publish_is_sent_once(server: StubServer, service: ServiceClient) -> None:
+def test_publish_is_sent_once(server: StubServer, service: ServiceClient) -> None:
     path = (
         service.create_lora_training_client(BASE_MODEL).save_state("a").result(TIMEOUT_SECONDS).path
     )
@@ -317,7 +315,7 @@ def test_retry_after_is_honoured(
     assert second - first >= least
 
 
-def test_the_servers_word_on_retrying_wins(serve: Serve, connect: Connect) -> None:
+def test_should_retry_header_wins(serve: Serve, connect: Connect) -> None:
     server = serve(gap_seconds=0.05)
     client = connect(server).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(status=503, headers={"x-should-retry": "false"}))
@@ -328,7 +326,7 @@ def test_the_servers_word_on_retrying_wins(serve: Serve, connect: Connect) -> No
     assert len(server.calls("optim_step")) == 3
 
 
-def test_the_key_is_never_in_an_error(serve: Serve, connect: Connect) -> None:
+def test_errors_do_not_contain_key(serve: Serve, connect: Connect) -> None:
     server = serve()
     client = connect(server, max_retries=0).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(status=500, body={"detail": "no"}))

@@ -1,4 +1,4 @@
-"""REST and admin clients: every method, awaited and not, against a server that keeps score."""
+"""REST and admin clients: every method, sync and async."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FOREIGN = "tml-foreign"
 
 
 class Scene(NamedTuple):
-    """A server on which something was trained, saved and sampled."""
+    """A server with a training run, checkpoints and a sampler."""
 
     server: StubServer
     service: ServiceClient
@@ -77,22 +77,22 @@ def scene(serve: Serve, connect: Connect) -> Scene:
 
 
 def both(owner: Any, name: str, *args: Any, **options: Any) -> Any:
-    """Call a method and its async twin; they must agree."""
+    """Call a method and its async version; the results must be equal."""
     now = getattr(owner, name)(*args, **options)
     assert isinstance(now, APIFuture)
     value = now.result(TIMEOUT_SECONDS)
     twin = getattr(owner, f"{name}_async", None)
 
     async def later() -> Any:
-        # A few methods have no twin; their futures can be awaited.
+        # A few methods have no async version; their futures can be awaited.
         return await (twin or getattr(owner, name))(*args, **options)
 
     assert asyncio.run(later()) == value
     return value
 
 
-def test_every_method_has_a_twin_or_can_be_awaited() -> None:
-    """Protocol 9: these, and only these, have no twin; the last three are not of the protocol."""
+def test_every_method_has_async_version_or_returns_future() -> None:
+    """Only these have no async version; the last three are tinkex extensions."""
     alone = {"get_weights_info_by_tinker_path", "whoami", "download_checkpoint", "get_telemetry"}
     alone |= {"find_training_runs", "rename_training_run", "report_run_metrics"}
     for owner in (RestClient, AdminClient):
@@ -142,7 +142,7 @@ def test_checkpoints(scene: Scene) -> None:
 
 
 def both_urls(scene: Scene) -> dict[str, str]:
-    """The URLs are the same; their expiry is not."""
+    """The URLs are equal; their expiry is not."""
     first = scene.rest.get_external_weights_urls(scene.external).result(TIMEOUT_SECONDS)
     second = asyncio.run(scene.rest.get_external_weights_urls_async(scene.external))
     assert first.urls == second.urls
@@ -177,7 +177,7 @@ def test_session_search(scene: Scene, connect: Connect) -> None:
     assert found.status.type == "active"
 
 
-def test_trace_export_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_export_is_awaited(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinkex.client.rest.TRACE_POLL_SECONDS", 0.01)
     url = both(scene.rest, "export_session_trace", scene.session_id)
     assert scene.session_id in url
@@ -197,7 +197,7 @@ def is_public(scene: Scene, path: str) -> bool:
     return next(checkpoint.public for checkpoint in found if checkpoint.tinker_path == path)
 
 
-def test_publishing(scene: Scene) -> None:
+def test_publish_and_unpublish(scene: Scene) -> None:
     assert (
         scene.rest.publish_checkpoint_from_tinker_path(scene.training).result(TIMEOUT_SECONDS)
         is None
@@ -210,11 +210,11 @@ def test_publishing(scene: Scene) -> None:
     assert not is_public(scene, scene.sampler)
 
 
-def test_time_to_live(scene: Scene) -> None:
+def test_set_checkpoint_ttl(scene: Scene) -> None:
     scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, 3600).result(TIMEOUT_SECONDS)
     asyncio.run(scene.rest.set_checkpoint_ttl_from_tinker_path_async(scene.training, None))
     bodies = [call.body for call in scene.server.calls("set_checkpoint_ttl")]
-    # Here, and only here, null has a meaning and is sent.
+    # The only request in which null is sent.
     assert bodies == [b'{"ttl_seconds":3600}', b'{"ttl_seconds":null}']
     found = scene.rest.list_checkpoints(scene.run_id).result(TIMEOUT_SECONDS).checkpoints
     assert all(checkpoint.expires_at is None for checkpoint in found)
@@ -222,7 +222,7 @@ def test_time_to_live(scene: Scene) -> None:
         scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, -1)
 
 
-def test_deleting(scene: Scene) -> None:
+def test_delete_checkpoint(scene: Scene) -> None:
     scene.rest.delete_checkpoint(scene.run_id, "weights/a").result(TIMEOUT_SECONDS)
     asyncio.run(scene.rest.delete_checkpoint_from_tinker_path_async(scene.sampler))
     scene.rest.delete_checkpoint_from_tinker_path(scene.external).result(TIMEOUT_SECONDS)
@@ -233,14 +233,14 @@ def test_deleting(scene: Scene) -> None:
     assert paths[0] == f"/api/v1/training_runs/{scene.run_id}/checkpoints/weights/a"
 
 
-def test_projects(scene: Scene) -> None:
+def test_assign_session_project(scene: Scene) -> None:
     scene.rest.assign_session_project(scene.session_id, "p-2").result(TIMEOUT_SECONDS)
     assert scene.server.sessions[scene.session_id].project_id == "p-2"
     asyncio.run(scene.rest.assign_session_project_async(scene.session_id, "p-3"))
     assert scene.server.sessions[scene.session_id].project_id == "p-3"
 
 
-def test_copying(scene: Scene) -> None:
+def test_copy_weights(scene: Scene) -> None:
     mine = scene.rest.copy_weights(scene.training, ttl_seconds=60).result(TIMEOUT_SECONDS)
     theirs = RestClient(base_url=scene.server.url, api_key=FOREIGN)
     with pytest.raises(NotFoundError):
@@ -256,7 +256,7 @@ def test_copying(scene: Scene) -> None:
     assert scene.server.calls("copy_weights")[-1].message["destination_project_id"] == "p-1"
 
 
-def test_a_lost_answer_copies_once(scene: Scene) -> None:
+def test_lost_response_copies_once(scene: Scene) -> None:
     scene.server.inject("copy_weights", Fault(drop_after=True))
     scene.rest.copy_weights(scene.training).result(TIMEOUT_SECONDS)
     first, second = scene.server.calls("copy_weights")
@@ -265,7 +265,7 @@ def test_a_lost_answer_copies_once(scene: Scene) -> None:
     assert len(found) == 4
 
 
-# --- the organisation -------------------------------------------------------------------------
+# --- organisation -----------------------------------------------------------------------------
 
 
 def test_admin_client(scene: Scene) -> None:
@@ -287,7 +287,7 @@ def test_admin_client(scene: Scene) -> None:
         scene.admin.get_billing_usage(hour + timedelta(minutes=1), hour)
 
 
-def test_old_homes_of_admin_methods_still_work(scene: Scene) -> None:
+def test_deprecated_admin_methods_still_work(scene: Scene) -> None:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     calls: dict[str, tuple[Any, ...]] = {
         "get_audit_log": (),
@@ -299,11 +299,11 @@ def test_old_homes_of_admin_methods_still_work(scene: Scene) -> None:
             both(scene.rest, name, *args)
 
 
-# --- names and paths (protocol 12.9) ----------------------------------------------------------
+# --- names and paths --------------------------------------------------------------------------
 
 
 def test_ids_are_quoted_in_paths(scene: Scene) -> None:
-    """`a?x#y` reached the official server as run `a`."""
+    """The official client sends `a?x#y` as run `a`."""
     wanted = "a?x#y/../z"
     with pytest.raises(NotFoundError, match="a\\?x#y"):
         scene.rest.get_training_run(wanted).result(TIMEOUT_SECONDS)
@@ -325,13 +325,15 @@ def test_ids_are_quoted_in_paths(scene: Scene) -> None:
         lambda rest: rest.list_sessions(offset=-1),
     ],
 )
-def test_bad_names_are_refused_here(server: StubServer, call: Callable[[RestClient], Any]) -> None:
+def test_invalid_arguments_are_rejected_locally(
+    server: StubServer, call: Callable[[RestClient], Any]
+) -> None:
     with pytest.raises(InvalidInput):
         call(RestClient(base_url=server.url, api_key=KEY))
     assert server.calls() == []
 
 
-# --- who am I ---------------------------------------------------------------------------------
+# --- whoami -----------------------------------------------------------------------------------
 
 
 def test_whoami_reads_the_exchanged_token(serve: Serve) -> None:
@@ -341,7 +343,7 @@ def test_whoami_reads_the_exchanged_token(serve: Serve) -> None:
     assert me.user_urn.startswith("tml:user:")
     assert (me.org_urn, me.email) == ("tml:organization:stub-org", "user@example.com")
     rest.list_sessions().result(TIMEOUT_SECONDS)
-    # The key travels to the exchange only; everything else carries the token.
+    # The key is sent to the token exchange only; all other requests send the token.
     assert {call.endpoint for call in server.calls() if call.api_key == KEY} == {
         "client_config",
         "auth_token",
@@ -350,5 +352,5 @@ def test_whoami_reads_the_exchanged_token(serve: Serve) -> None:
 
 
 def test_whoami_needs_tokens(server: StubServer) -> None:
-    with pytest.raises(ConfigError, match="cannot say who you are"):
+    with pytest.raises(ConfigError, match="cannot identify you"):
         RestClient(base_url=server.url, api_key=KEY).whoami().result(TIMEOUT_SECONDS)

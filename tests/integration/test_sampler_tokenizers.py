@@ -1,4 +1,4 @@
-"""Which tokenizer a sampling client loads: the one the server names, else what the name tells."""
+"""Which tokenizer a sampling client loads: the server's, else one from the Hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMA = "meta-llama/Llama-3.2-1B"
         ({"tokenizer_id": "/models/mine"}, "/models/mine"),
     ],
 )
-def test_the_server_knows_best(
+def test_server_tokenizer_is_preferred(
     told: dict[str, str], wanted: str, serve: Serve, connect: Connect
 ) -> None:
     loaded: list[str] = []
@@ -59,7 +59,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def offer(server: StubServer, files: dict[str, bytes], digest: str = "") -> None:
-    """Have a server give these files, whatever is asked for."""
+    """Make a server return these files for every request."""
     body = {
         "base_model": LLAMA,
         "tokenizer_id": LLAMA,
@@ -69,9 +69,7 @@ def offer(server: StubServer, files: dict[str, bytes], digest: str = "") -> None
     server.inject("get_tokenizer", Fault(status=200, body=body), times=None)
 
 
-def test_the_tokenizer_is_fetched_once_and_kept_by_its_digest(
-    serve: Serve, connect: Connect, home: Path
-) -> None:
+def test_tokenizer_is_cached_by_digest(serve: Serve, connect: Connect, home: Path) -> None:
     server = serve(api_keys={KEY}, models=(LLAMA,))
     offer(server, TINY_FILES)
     service = connect(server)
@@ -98,11 +96,11 @@ def test_the_tokenizer_is_fetched_once_and_kept_by_its_digest(
     ("files", "digest", "sentence"),
     [
         (TINY_FILES, "0" * 64, "do not have the digest"),
-        (TINY_FILES, "../" * 21 + "x", "digest of a tokenizer is"),
+        (TINY_FILES, "../" * 21 + "x", "invalid tokenizer digest"),
         ({"../../evil": b"x"}, "", "is not a file of a tokenizer"),
     ],
 )
-def test_wrong_files_are_refused(
+def test_invalid_tokenizer_files_are_rejected(
     files: dict[str, bytes],
     digest: str,
     sentence: str,
@@ -118,14 +116,14 @@ def test_wrong_files_are_refused(
     assert not home.exists()
 
 
-def test_a_server_without_tokenizers_leaves_it_to_the_hub(serve: Serve, connect: Connect) -> None:
+def test_server_without_tokenizers_falls_back_to_hub(serve: Serve, connect: Connect) -> None:
     server = serve(api_keys={KEY}, models=("nobody/model",))
     sampler = connect(server).create_sampling_client(base_model="nobody/model")
     with pytest.raises(InvalidInput, match="Failed to load tokenizer 'nobody/model'"):
         sampler.get_tokenizer()
 
 
-def test_the_cache_is_bounded(
+def test_tokenizer_cache_is_bounded(
     serve: Serve, connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinkex.client.tokenizers.MAX_FOLDERS", 2)

@@ -1,4 +1,4 @@
-"""Copies of a sampling client: pickled to other processes, or made from a handle."""
+"""Clones of a sampling client: pickled, or created from a handle."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sample_handle_here(handle: str, key: str) -> str:
     return sample_here(SamplingClient.from_sampler_handle(handle, api_key=key))
 
 
-def test_a_client_works_in_other_processes(serve: Serve, connect: Connect) -> None:
+def test_pickled_client_works_in_other_processes(serve: Serve, connect: Connect) -> None:
     server = serve(api_keys={KEY})
     service = connect(server)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
@@ -67,20 +67,20 @@ def test_a_client_works_in_other_processes(serve: Serve, connect: Connect) -> No
     assert numbers[0] == 0
     assert all(number >= BLOCK for number in numbers[1:])
     assert len(server.sessions) == 1
-    # The other process is gone; the session is still this one's to finish.
+    # The other process has ended; this process still finishes the session.
     assert server.finish_reasons == {}
     sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     service.close().result(TIMEOUT_SECONDS)
     assert list(server.finish_reasons.values()) == ["success"]
 
 
-def test_a_handle_holds_no_key(sampler: SamplingClient) -> None:
+def test_handle_contains_no_key(sampler: SamplingClient) -> None:
     handle = sampler.get_sampler_handle()
     assert KEY.encode() not in base64.urlsafe_b64decode(handle)
     assert sampler.sampling_session_id.encode() in base64.urlsafe_b64decode(handle)
 
 
-def test_a_handle_is_used_with_the_readers_own_key(
+def test_handle_is_used_with_readers_key(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(api_keys={KEY})
@@ -95,12 +95,12 @@ def test_a_handle_is_used_with_the_readers_own_key(
 
 
 @pytest.mark.parametrize("handle", ["", "???", "bm90IGpzb24=", "e30=", "tinker://run/weights/1"])
-def test_what_is_no_handle_is_refused(handle: str) -> None:
-    with pytest.raises(InvalidInput, match="Not a sampler handle"):
+def test_invalid_handle_is_rejected(handle: str) -> None:
+    with pytest.raises(InvalidInput, match="Invalid sampler handle"):
         SamplingClient.from_sampler_handle(handle, api_key=KEY)
 
 
-def test_a_pickled_client_keeps_its_settings(server: StubServer, connect: Connect) -> None:
+def test_pickled_client_keeps_settings(server: StubServer, connect: Connect) -> None:
     service = connect(server, heartbeat_seconds=3.0, event_hook=print)
     retry = RetryConfig(enable_retry_logic=False)
     sampler = service.create_sampling_client(
@@ -128,9 +128,7 @@ def test_clones_keep_the_session_alive(server: StubServer, connect: Connect) -> 
     clone.holder.close("success").result(TIMEOUT_SECONDS)
 
 
-def test_clones_get_their_number_from_a_server_that_gives_them(
-    serve: Serve, connect: Connect
-) -> None:
+def test_clone_id_comes_from_server_if_supported(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"sample_join_sampling_session": True})
     service = connect(server)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
@@ -139,7 +137,7 @@ def test_clones_get_their_number_from_a_server_that_gives_them(
     for clone in clones:
         futures = [clone.sample(PROMPT, 1, SHORT) for _ in range(5)]
         assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
-    # A clone joins once, however many samples start together.
+    # A clone joins once, even if many samples start concurrently.
     assert len(server.calls("join_sampling_session")) == 2
     expected = [0, *range(BLOCK, BLOCK + 5), *range(2 * BLOCK, 2 * BLOCK + 5)]
     assert sorted(seq_ids(server)) == expected
@@ -147,7 +145,7 @@ def test_clones_get_their_number_from_a_server_that_gives_them(
         clone.holder.close("success").result(TIMEOUT_SECONDS)
 
 
-def test_clones_share_one_poll_of_their_own(serve: Serve, connect: Connect) -> None:
+def test_clone_has_separate_batched_poll(serve: Serve, connect: Connect) -> None:
     flags = {"sample_join_sampling_session": True, "sample_use_retrieve_futures": True}
     server = serve(client_config=flags)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
@@ -158,10 +156,8 @@ def test_clones_share_one_poll_of_their_own(serve: Serve, connect: Connect) -> N
     clone.holder.close("success").result(TIMEOUT_SECONDS)
 
 
-def test_a_finished_session_ends_the_beats_of_its_clones(
-    server: StubServer, connect: Connect
-) -> None:
-    """410 is no failure worth a word (protocol 2.2)."""
+def test_finished_session_stops_heartbeats_of_clones(server: StubServer, connect: Connect) -> None:
+    """A 410 is not logged as a failure."""
     service = connect(server, heartbeat_seconds=0.02)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     clone = pickle.loads(pickle.dumps(sampler))
@@ -171,7 +167,7 @@ def test_a_finished_session_ends_the_beats_of_its_clones(
     counters = clone.holder.transport.stopwatch.counters
     eventually(lambda: counters["heartbeats_failed"] == 1)
     num_beats = len(server.calls("session_heartbeat"))
-    time.sleep(0.1)  # five more would have come
+    time.sleep(0.1)  # five more would have been sent
     assert counters["heartbeats_failed"] == 1
     assert len(server.calls("session_heartbeat")) == num_beats
     clone.holder.close("success").result(TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""What a server can switch on for samples: cancelling, one poll for all, sizes first."""
+"""Server features for samples: cancelling, batched polling, large results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinkex.testing import Fault, StubServer
 QUICK = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02)
 CAN_CANCEL = {"sample_cancel_enabled": True}
 ONE_POLL = {"sample_use_retrieve_futures": True}
-#: 40,000 tokens of 8 bytes each: more than a server sends unasked.
+#: 40,000 tokens of 8 bytes each: a server announces a result of this size first.
 LARGE = SamplingParams(max_tokens=5000, stop=[])
 
 
@@ -34,10 +34,10 @@ def polls(server: StubServer, kind: str = "Sample") -> list[Any]:
     ]
 
 
-# --- cancelling (protocol 3.4) ----------------------------------------------------------------
+# --- cancelling -------------------------------------------------------------------------------
 
 
-def test_cancelling_tells_a_server_that_wants_to_know(serve: Serve, connect: Connect) -> None:
+def test_cancel_is_sent_if_server_supports_it(serve: Serve, connect: Connect) -> None:
     server = serve(dynamic_config=CAN_CANCEL, work_seconds=60.0)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     future = sampler.sample(PROMPT, 1, SHORT)
@@ -49,7 +49,7 @@ def test_cancelling_tells_a_server_that_wants_to_know(serve: Serve, connect: Con
         future.result(TIMEOUT_SECONDS)
 
 
-def test_cancelling_an_awaiting_task_tells_the_server(serve: Serve, connect: Connect) -> None:
+def test_cancelling_awaiting_task_is_sent_to_server(serve: Serve, connect: Connect) -> None:
     server = serve(dynamic_config=CAN_CANCEL, work_seconds=60.0)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
 
@@ -62,7 +62,7 @@ def test_cancelling_an_awaiting_task_tells_the_server(serve: Serve, connect: Con
 
 
 @pytest.mark.parametrize("flags", [{}, {"sample_cancel_enabled": False}])
-def test_cancelling_is_kept_from_a_server_that_does_not(
+def test_cancel_is_not_sent_if_unsupported(
     serve: Serve, connect: Connect, flags: dict[str, Any]
 ) -> None:
     server = serve(dynamic_config=flags, work_seconds=60.0)
@@ -75,7 +75,7 @@ def test_cancelling_is_kept_from_a_server_that_does_not(
     assert server.calls("cancel_future") == []
 
 
-def test_running_out_of_time_cancels_nothing(serve: Serve, connect: Connect) -> None:
+def test_timeout_does_not_cancel_sample(serve: Serve, connect: Connect) -> None:
     server = serve(dynamic_config=CAN_CANCEL, work_seconds=2.0)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     future = sampler.sample(PROMPT, 1, SHORT)
@@ -91,7 +91,7 @@ def test_running_out_of_time_cancels_nothing(serve: Serve, connect: Connect) -> 
     assert server.calls("cancel_future") == []
 
 
-def test_a_server_without_dynamic_flags_hears_nothing(serve: Serve, connect: Connect) -> None:
+def test_cancel_is_not_sent_without_dynamic_flags(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=60.0)
     server.inject("client_dynamic_config", Fault(status=404), times=None)
     service = connect(server)
@@ -106,10 +106,10 @@ def test_a_server_without_dynamic_flags_hears_nothing(serve: Serve, connect: Con
     assert server.calls("cancel_future") == []
 
 
-# --- sizes first ------------------------------------------------------------------------------
+# --- large results ----------------------------------------------------------------------------
 
 
-def test_a_large_result_is_announced_then_fetched(serve: Serve, connect: Connect) -> None:
+def test_large_result_is_announced_then_fetched(serve: Serve, connect: Connect) -> None:
     server = serve()
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     response = sampler.sample(PROMPT, 8, LARGE).result(TIMEOUT_SECONDS)
@@ -117,8 +117,8 @@ def test_a_large_result_is_announced_then_fetched(serve: Serve, connect: Connect
     assert [poll["allow_metadata_only"] for poll in polls(server)] == [True, False]
 
 
-def test_large_results_share_a_budget(serve: Serve, connect: Connect) -> None:
-    """A budget below one result lets them through one by one, and none gets stuck."""
+def test_large_results_share_byte_budget(serve: Serve, connect: Connect) -> None:
+    """A budget smaller than one result admits them one at a time, without deadlock."""
     server = serve(client_config={"inflight_response_bytes_semaphore_size": 1000})
     service = connect(server)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
@@ -127,7 +127,7 @@ def test_large_results_share_a_budget(serve: Serve, connect: Connect) -> None:
     assert sampler.holder.response_budget.used_bytes == 0
 
 
-def test_a_result_announced_for_ever_is_a_typed_error(serve: Serve, connect: Connect) -> None:
+def test_result_announced_repeatedly_is_typed_error(serve: Serve, connect: Connect) -> None:
     server = serve()
     announced = {"status": "complete_metadata", "response_payload_size": 10}
     server.inject("retrieve_future", Fault(status=200, body=announced), times=None)
@@ -136,7 +136,7 @@ def test_a_result_announced_for_ever_is_a_typed_error(serve: Serve, connect: Con
         sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
 
 
-# --- one poll for all samples (protocol 3.3) --------------------------------------------------
+# --- batched polling --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_samples_share_one_poll(one_poll: StubServer, connect: Connect) -> None:
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(30)]
     assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
     fetched = [poll["request_id"] for poll in polls(one_poll)]
-    # Each result is asked for once, when it is known to be there.
+    # Each result is fetched once, when it is ready.
     assert len(fetched) == len(set(fetched)) == 30
     shared = [call.message for call in one_poll.calls("retrieve_futures")]
     assert len(shared) < 30
@@ -168,7 +168,7 @@ def test_retrieved_results_are_acknowledged(one_poll: StubServer, connect: Conne
     assert [name for names in told for name in names] == ["req-1", "req-2"]
 
 
-def test_failures_arrive_through_the_shared_poll(one_poll: StubServer, connect: Connect) -> None:
+def test_failures_are_reported_by_batched_poll(one_poll: StubServer, connect: Connect) -> None:
     sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
     bad = sampler.sample(ModelInput.from_ints([99_999]), 1, SHORT)
     good = sampler.sample(PROMPT, 1, SHORT)
@@ -177,7 +177,7 @@ def test_failures_arrive_through_the_shared_poll(one_poll: StubServer, connect: 
     assert good.result(TIMEOUT_SECONDS).sequences
 
 
-def test_the_shared_poll_survives_a_restart(one_poll: StubServer, connect: Connect) -> None:
+def test_batched_poll_survives_restart(one_poll: StubServer, connect: Connect) -> None:
     sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(5)]
     one_poll.wait_for("retrieve_futures")
@@ -185,10 +185,8 @@ def test_the_shared_poll_survives_a_restart(one_poll: StubServer, connect: Conne
     assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
 
 
-def test_a_broken_shared_poll_fails_the_samples_that_wait(
-    one_poll: StubServer, connect: Connect
-) -> None:
-    """It must not leave anybody waiting; and the next sample starts a new one."""
+def test_failed_batched_poll_fails_waiting_samples(one_poll: StubServer, connect: Connect) -> None:
+    """No sample waits forever, and the next sample starts a new poll."""
     sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
     one_poll.inject("retrieve_futures", Fault(status=404, body={"detail": "what?"}))
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(3)]
@@ -197,7 +195,7 @@ def test_a_broken_shared_poll_fails_the_samples_that_wait(
     assert sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
 
 
-def test_cancelled_samples_leave_the_shared_poll(serve: Serve, connect: Connect) -> None:
+def test_cancelled_samples_leave_batched_poll(serve: Serve, connect: Connect) -> None:
     server = serve(client_config=ONE_POLL, dynamic_config=CAN_CANCEL, work_seconds=1.0)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     first, second = (sampler.sample(PROMPT, 1, SHORT) for _ in range(2))
@@ -206,7 +204,7 @@ def test_cancelled_samples_leave_the_shared_poll(serve: Serve, connect: Connect)
     server.wait_for("cancel_future")
     assert second.result(TIMEOUT_SECONDS).sequences
     assert len(polls(server)) == 1
-    # What was given up is acknowledged too, so that the server need not keep it.
+    # Cancelled results are acknowledged too, so that the server can drop them.
     assert sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
     told = [call.message["retrieved_request_ids"] for call in server.calls("retrieve_futures")]
     assert "req-1" in [name for names in told for name in names]

@@ -1,4 +1,4 @@
-"""X-10: sampling over HTTP: what comes back, and what happens when the server says no."""
+"""Sampling over HTTP: results, rejections and retries."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_samples_have_tokens_logprobs_and_ids(server: StubServer, sampler: Sampl
     (call,) = server.calls("asample")
     assert call.headers["x-tinker-sampling-backpressure"] == "1"
     assert call.message["sampling_params"]["stop"] == []
-    # Older servers refuse what they do not know: unused new fields stay at home.
+    # Older servers reject unknown fields: unused new fields are not sent.
     assert not {"prompt_alt_tokens_k", "record_stability_info"} & call.message.keys()
 
 
@@ -85,8 +85,8 @@ def test_many_concurrent_samples_all_resolve(server: StubServer, sampler: Sampli
     assert sampler.metrics().counters.get("retries", 0) == 0
 
 
-def test_async_samples_run_side_by_side(serve: Serve, connect: Connect) -> None:
-    """Each sample takes a while on the server; side by side they do not add up."""
+def test_async_samples_run_concurrently(serve: Serve, connect: Connect) -> None:
+    """Each sample takes a while on the server; concurrent samples do not add up."""
     work_seconds = 2.0
     server = serve(work_seconds=work_seconds)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
@@ -98,11 +98,11 @@ def test_async_samples_run_side_by_side(serve: Serve, connect: Connect) -> None:
     assert len(asyncio.run(sample_all())) == 20
     submitted = [call.arrived_at for call in server.calls("asample")]
     finished = [call.arrived_at for call in server.calls("retrieve_future")]
-    # The last was submitted before the first could have been finished.
+    # The last was submitted before the first could have finished.
     assert max(submitted) < min(finished) + work_seconds
 
 
-def test_what_was_trained_can_be_sampled(service: ServiceClient) -> None:
+def test_trained_weights_can_be_sampled(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     before = client.save_weights_and_get_sampling_client()
     for _ in range(20):
@@ -116,14 +116,14 @@ def test_what_was_trained_can_be_sampled(service: ServiceClient) -> None:
         sum(each.compute_logprobs(prompt).result(TIMEOUT_SECONDS)[1:]) for each in (named, unnamed)
     ]
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
-    # A sampler keeps the weights it was made from.
+    # A sampler keeps the weights it was created from.
     untrained = sum(before.compute_logprobs(prompt).result(TIMEOUT_SECONDS)[1:])
     assert untrained == pytest.approx(float(base_logprobs(HELLO).sum()), rel=1e-5)
     assert scores[0] > 0.5 * untrained
     assert named.get_base_model() == BASE_MODEL
 
 
-# --- about the prompt -------------------------------------------------------------------------
+# --- prompt logprobs --------------------------------------------------------------------------
 
 
 def test_compute_logprobs(sampler: SamplingClient) -> None:
@@ -175,7 +175,7 @@ def test_topk_target_and_alternative_tokens(server: StubServer, sampler: Samplin
         ({"prompt": [1, 2]}, "ModelInput"),
     ],
 )
-def test_bad_requests_are_refused_here(
+def test_invalid_requests_are_rejected_locally(
     server: StubServer, sampler: SamplingClient, options: dict[str, Any], text: str
 ) -> None:
     given: dict[str, Any] = {"prompt": PROMPT, "num_samples": 1, "sampling_params": SHORT}
@@ -184,12 +184,10 @@ def test_bad_requests_are_refused_here(
     assert server.calls("asample") == []
 
 
-# --- 429: back-off, shared, and the same submission again -------------------------------------
+# --- 429: shared back-off and resubmission ----------------------------------------------------
 
 
-def test_429_is_submitted_again_under_the_same_number(
-    server: StubServer, sampler: SamplingClient
-) -> None:
+def test_429_is_resubmitted_with_same_seq_id(server: StubServer, sampler: SamplingClient) -> None:
     server.inject("asample", LIMITED)
     future = sampler.sample(PROMPT, 1, SHORT)
     server.wait_for("asample", 1)
@@ -197,11 +195,11 @@ def test_429_is_submitted_again_under_the_same_number(
     assert not future.done()
     future.result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0]
-    # The success came after the deadline, so nothing holds the next one back.
+    # The success came after the back-off, so the next one is not delayed.
     assert not limiter_of(sampler).should_back_off()
 
 
-def test_429_holds_back_every_client_of_the_lane(
+def test_429_holds_back_all_clients_of_same_key(
     server: StubServer, service: ServiceClient, sampler: SamplingClient
 ) -> None:
     once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
@@ -210,22 +208,20 @@ def test_429_holds_back_every_client_of_the_lane(
         once.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert caught.value.retry_after_seconds == 30.0
     assert limiter_of(sampler) is limiter_of(once)
-    # The server's word counts, not only our own rule of one second.
+    # The server's retry-after counts, not only the default of one second.
     assert 25.0 < limiter_of(sampler).remaining_seconds() <= 30.0
     held = sampler.sample(PROMPT, 1, SHORT)
     for _ in range(5):
-        sampler.get_base_model()  # other requests pass, samples wait
+        sampler.get_base_model()  # other requests are sent, samples wait
     assert len(server.calls("asample")) == 1
     assert held.cancel()
 
 
-def test_a_shorter_429_does_not_shorten_the_wait(
-    server: StubServer, service: ServiceClient
-) -> None:
-    """P-13: a deadline is only ever extended."""
+def test_shorter_429_does_not_shorten_backoff(server: StubServer, service: ServiceClient) -> None:
+    """A back-off is never shortened."""
     once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
     long, short = ({"retry-after": seconds} for seconds in ("20", "1"))
-    # Both are on their way before the first answer comes, which is the longer one.
+    # Both are sent before the first response, which has the longer wait.
     server.inject("asample", Fault(status=429, headers=long, delay_seconds=0.2))
     server.inject("asample", Fault(status=429, headers=short, delay_seconds=0.3))
     futures = [once.sample(PROMPT, 1, SHORT) for _ in range(2)]
@@ -234,11 +230,11 @@ def test_a_shorter_429_does_not_shorten_the_wait(
     assert limiter_of(once).remaining_seconds() > 15.0
 
 
-# --- other refusals ---------------------------------------------------------------------------
+# --- other error statuses ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [500, 502, 503])
-def test_5xx_surfaces_once_without_retries(
+def test_5xx_raises_without_retry_logic(
     server: StubServer, service: ServiceClient, status: int
 ) -> None:
     once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
@@ -249,13 +245,13 @@ def test_5xx_surfaces_once_without_retries(
     assert len(server.calls("asample")) == 1
 
 
-def test_5xx_is_retried_under_the_same_number(server: StubServer, sampler: SamplingClient) -> None:
+def test_5xx_is_retried_with_same_seq_id(server: StubServer, sampler: SamplingClient) -> None:
     server.inject("asample", Fault(status=500), times=3)
     sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0, 0, 0]
 
 
-def test_400_surfaces_at_once(server: StubServer, sampler: SamplingClient) -> None:
+def test_400_raises_immediately(server: StubServer, sampler: SamplingClient) -> None:
     server.inject("asample", Fault(status=400, body={"detail": "too long"}), times=None)
     with pytest.raises(BadRequestError, match="too long") as caught:
         sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
@@ -263,8 +259,10 @@ def test_400_surfaces_at_once(server: StubServer, sampler: SamplingClient) -> No
     assert len(server.calls("asample")) == 1
 
 
-def test_the_server_decides_what_is_retried(server: StubServer, sampler: SamplingClient) -> None:
-    """P-06: x-should-retry holds for the outer layer too."""
+def test_should_retry_header_decides_resubmission(
+    server: StubServer, sampler: SamplingClient
+) -> None:
+    """x-should-retry also controls resubmission."""
     server.inject("asample", Fault(status=503, headers={"x-should-retry": "false"}), times=None)
     with pytest.raises(InternalServerError):
         sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
@@ -275,7 +273,7 @@ def test_the_server_decides_what_is_retried(server: StubServer, sampler: Samplin
     assert seq_ids(server) == [0, 1, 1]
 
 
-def test_the_server_can_turn_retries_off(serve: Serve, connect: Connect) -> None:
+def test_server_flag_disables_retries(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"sample_no_retries": True})
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
     server.inject("asample", Fault(status=500), times=None)
@@ -284,7 +282,7 @@ def test_the_server_can_turn_retries_off(serve: Serve, connect: Connect) -> None
     assert len(server.calls("asample")) == 1
 
 
-def test_an_expired_promise_is_submitted_under_a_new_number(
+def test_expired_future_is_resubmitted_with_new_seq_id(
     server: StubServer, sampler: SamplingClient
 ) -> None:
     server.inject("retrieve_future", Fault(status=410, body={"detail": "gone"}))
@@ -292,15 +290,13 @@ def test_an_expired_promise_is_submitted_under_a_new_number(
     assert seq_ids(server) == [0, 1]
 
 
-def test_a_failed_sample_of_the_user_is_not_run_again(
-    server: StubServer, sampler: SamplingClient
-) -> None:
+def test_user_error_is_not_resubmitted(server: StubServer, sampler: SamplingClient) -> None:
     with pytest.raises(RequestFailedError, match="99999"):
         sampler.sample(ModelInput.from_ints([99999]), 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0]
 
 
-def test_a_failed_sample_of_the_server_is_run_again_a_few_times(
+def test_server_error_is_resubmitted_a_few_times(
     server: StubServer, sampler: SamplingClient
 ) -> None:
     failed = Fault(status=200, body={"error": "out of memory", "category": "server"})
@@ -313,29 +309,29 @@ def test_a_failed_sample_of_the_server_is_run_again_a_few_times(
     assert len(seq_ids(server)) <= 3 + 4
 
 
-def test_a_lost_answer_samples_once(server: StubServer, sampler: SamplingClient) -> None:
+def test_lost_response_samples_once(server: StubServer, sampler: SamplingClient) -> None:
     server.inject("asample", Fault(drop_after=True))
     response = sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0]
     assert response.sequences[0].sequence_id == "req-1:0"
 
 
-# --- answers that do not fit ------------------------------------------------------------------
+# --- invalid responses ------------------------------------------------------------------------
 
 
-def test_missing_sequence_ids_are_tolerated(server: StubServer, sampler: SamplingClient) -> None:
+def test_missing_sequence_ids_are_derived(server: StubServer, sampler: SamplingClient) -> None:
     sampler.sample(PROMPT, 2, SHORT).result(TIMEOUT_SECONDS)
     server.inject("asample", Fault(status=200, body={"request_id": "req-1"}))
     response = sampler.sample(PROMPT, 2, SHORT).result(TIMEOUT_SECONDS)
     assert [sequence.sequence_id for sequence in response.sequences] == ["req-1:0", "req-1:1"]
 
 
-def test_wrong_number_of_sequences_is_a_typed_error(
+def test_wrong_number_of_sequences_is_typed_error(
     server: StubServer, sampler: SamplingClient
 ) -> None:
-    """The official client uses assert here (protocol 12.10)."""
+    """The official client uses assert here."""
     sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     promise = {"request_id": "req-1", "sample_sequence_ids": ["a", "b"]}
     server.inject("asample", Fault(status=200, body=promise))
-    with pytest.raises(APIResponseValidationError, match="promised 2 sequences and returned 1"):
+    with pytest.raises(APIResponseValidationError, match="announced 2 sequences but returned 1"):
         sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)

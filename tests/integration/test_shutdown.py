@@ -1,4 +1,4 @@
-"""The end of a client: close() resolves everything, and a process can always leave."""
+"""Shutdown: close() resolves everything, and a process can always exit."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ LONG = 300.0
 # --- close() ----------------------------------------------------------------------------------
 
 
-def test_closing_resolves_everything_under_way(serve: Serve, connect: Connect) -> None:
-    """Queued, being sent, awaited: nobody is left waiting (P-10)."""
+def test_close_resolves_all_pending_futures(serve: Serve, connect: Connect) -> None:
+    """Queued, sending and awaited operations are all resolved."""
     server = serve()
     service = connect(server)
     client = service.create_lora_training_client(BASE_MODEL)
@@ -62,12 +62,12 @@ def test_closing_resolves_everything_under_way(serve: Serve, connect: Connect) -
     for future in futures:
         assert isinstance(future.exception(TIMEOUT_SECONDS), ClientClosed)
     assert list(server.finish_reasons.values()) == ["success"]
-    # What was still queued was never sent.
+    # Queued operations were never sent.
     assert len(server.calls("optim_step")) == 1
     assert server.calls("save_weights_for_sampler") == []
 
 
-def test_closing_ends_a_blocking_call_of_another_thread(serve: Serve, connect: Connect) -> None:
+def test_close_ends_blocking_call_of_another_thread(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=LONG)
     service = connect(server)
     caught: list[BaseException] = []
@@ -86,7 +86,7 @@ def test_closing_ends_a_blocking_call_of_another_thread(serve: Serve, connect: C
     assert len(caught) == 1
 
 
-def test_a_closed_client_refuses(service: ServiceClient) -> None:
+def test_closed_client_raises(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     rest = service.rest_client()
@@ -110,7 +110,7 @@ def test_a_closed_client_refuses(service: ServiceClient) -> None:
             call()
 
 
-def test_closing_twice_is_fine(server: StubServer, service: ServiceClient) -> None:
+def test_close_is_idempotent(server: StubServer, service: ServiceClient) -> None:
     service.create_lora_training_client(BASE_MODEL)
     service.close().result(TIMEOUT_SECONDS)
     service.close("errored").result(TIMEOUT_SECONDS)
@@ -118,21 +118,21 @@ def test_closing_twice_is_fine(server: StubServer, service: ServiceClient) -> No
     assert len(server.calls("finish_session")) == 1
 
 
-def test_a_client_that_did_nothing_closes_without_a_word(server: StubServer) -> None:
+def test_unused_client_closes_without_requests(server: StubServer) -> None:
     with ServiceClient(base_url=server.url, api_key=KEY):
         pass
     assert server.calls() == []
 
 
-def test_closing_after_a_failed_start_raises_nothing(serve: Serve, connect: Connect) -> None:
-    """The error was shown when it happened; leaving the block must not raise it again."""
+def test_close_after_failed_start_does_not_raise(serve: Serve, connect: Connect) -> None:
+    """The error was raised when it happened; leaving the block must not raise it again."""
     server = serve(api_keys={"tml-other"})
     with connect(server) as service, pytest.raises(AuthenticationError):
         service.create_lora_training_client(BASE_MODEL)
     assert server.calls("finish_session") == []
 
 
-def test_a_server_that_is_gone_does_not_hide_the_callers_error(
+def test_unreachable_server_does_not_hide_callers_error(
     server: StubServer,
     connect: Connect,
     caplog: pytest.LogCaptureFixture,
@@ -146,7 +146,7 @@ def test_a_server_that_is_gone_does_not_hide_the_callers_error(
     assert "was not finished on the server" in caplog.text
 
 
-def test_an_older_server_cannot_finish_and_that_is_fine(
+def test_server_without_finish_endpoint_is_accepted(
     server: StubServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.inject("finish_session", Fault(status=404))
@@ -155,7 +155,7 @@ def test_an_older_server_cannot_finish_and_that_is_fine(
     assert caplog.records == []
 
 
-def test_a_hook_hears_of_work_that_closing_stopped(serve: Serve, connect: Connect) -> None:
+def test_event_hook_receives_operations_cancelled_by_close(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=LONG)
     events = Events()
     service = connect(server, event_hook=events)
@@ -167,7 +167,7 @@ def test_a_hook_hears_of_work_that_closing_stopped(serve: Serve, connect: Connec
     assert not timing.ok
 
 
-def test_a_rest_client_needs_no_closing(server: StubServer) -> None:
+def test_rest_client_needs_no_close(server: StubServer) -> None:
     rest = RestClient(base_url=server.url, api_key=KEY)
     rest.list_sessions().result(TIMEOUT_SECONDS)
     assert server.calls("create_session") == []
@@ -196,7 +196,7 @@ def sample(client):
 
 
 def run_script(server: StubServer, body: str) -> subprocess.CompletedProcess[str]:
-    """Run a script against the server; one that does not end by itself fails the test."""
+    """Run a script against the server; fails if the script does not end."""
     script = PREFACE + textwrap.dedent(body)
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", script, server.url],
@@ -208,7 +208,7 @@ def run_script(server: StubServer, body: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("options", ["", "event_hook=lambda event: None", "telemetry=True"])
-def test_a_script_that_forgets_to_close_ends_well(server: StubServer, options: str) -> None:
+def test_script_without_close_exits_cleanly(server: StubServer, options: str) -> None:
     done = run_script(
         server,
         f"""
@@ -221,8 +221,8 @@ def test_a_script_that_forgets_to_close_ends_well(server: StubServer, options: s
     assert list(server.finish_reasons.values()) == ["success"]
 
 
-def test_leaving_in_the_middle_of_everything_ends_well(server: StubServer) -> None:
-    """Threads of the HTTP library that still deliver answers must not abort the process."""
+def test_exit_with_pending_work_is_clean(server: StubServer) -> None:
+    """HTTP library threads that still deliver responses must not abort the process."""
     body = """
         client = sampler(connect())
         futures = [client.sample(PROMPT, 1, SHORT) for _ in range(200)]
@@ -234,7 +234,7 @@ def test_leaving_in_the_middle_of_everything_ends_well(server: StubServer) -> No
     assert list(server.finish_reasons.values()) == ["success"] * 4
 
 
-def test_ctrl_c_while_waiting_ends_at_once(server: StubServer) -> None:
+def test_ctrl_c_while_waiting_exits_immediately(server: StubServer) -> None:
     server.inject("retrieve_future", Fault(delay_seconds=LONG), times=None)
     started = time.monotonic()
     done = run_script(
@@ -252,7 +252,7 @@ def test_ctrl_c_while_waiting_ends_at_once(server: StubServer) -> None:
     assert time.monotonic() - started < LONG
 
 
-def test_ctrl_c_without_a_block_ends_at_once(server: StubServer) -> None:
+def test_ctrl_c_without_context_manager_exits_immediately(server: StubServer) -> None:
     server.inject("retrieve_future", Fault(delay_seconds=LONG), times=None)
     done = run_script(
         server,
@@ -266,8 +266,8 @@ def test_ctrl_c_without_a_block_ends_at_once(server: StubServer) -> None:
     assert len(server.finish_reasons) == 1
 
 
-def test_a_dead_server_does_not_hold_up_the_end(server: StubServer) -> None:
-    """At exit the session cannot be finished; that is tried for a moment only."""
+def test_dead_server_does_not_delay_exit(server: StubServer) -> None:
+    """At exit the session cannot be finished; the attempt has a short time limit."""
     script = PREFACE + "client = sampler(connect()); print('ready', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script, server.url],
@@ -284,7 +284,7 @@ def test_a_dead_server_does_not_hold_up_the_end(server: StubServer) -> None:
     assert "Traceback" not in errors
 
 
-def test_no_thread_keeps_a_process_alive(server: StubServer) -> None:
+def test_no_thread_keeps_process_alive(server: StubServer) -> None:
     done = run_script(
         server,
         """
@@ -302,8 +302,8 @@ def test_no_thread_keeps_a_process_alive(server: StubServer) -> None:
     assert done.stdout == "['MainThread']\n", done.stderr
 
 
-def test_a_forked_child_is_told_or_works(server: StubServer) -> None:
-    """The HTTP library's threads do not survive a fork; a child must not hang for it."""
+def test_forked_child_raises_or_works(server: StubServer) -> None:
+    """The HTTP library's threads do not survive a fork; a child must not hang."""
     done = run_script(
         server,
         """
@@ -328,11 +328,11 @@ def test_a_forked_child_is_told_or_works(server: StubServer) -> None:
     assert len(lines) == 4, done.stderr
     assert set(lines[:2]) <= {"works", "told True"}
     assert lines[2:] == ["0", "1"]
-    # The child left by the usual door, and did not finish its parent's session.
+    # The child exited normally and did not finish its parent's session.
     assert server.finish_reasons == {}
 
 
-def test_a_child_forked_before_the_first_call_works(server: StubServer) -> None:
+def test_child_forked_before_first_call_works(server: StubServer) -> None:
     done = run_script(
         server,
         """
@@ -349,8 +349,8 @@ def test_a_child_forked_before_the_first_call_works(server: StubServer) -> None:
     assert list(server.finish_reasons.values()) == ["success", "success"]
 
 
-def test_sampling_goes_on_while_another_thread_leaves(serve: Serve, connect: Connect) -> None:
-    """Futures are not bound to the thread that made them."""
+def test_sampling_continues_while_another_thread_exits(serve: Serve, connect: Connect) -> None:
+    """Futures are not bound to the thread that created them."""
     service = connect(serve(work_seconds=0.1))
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     made: list[Any] = []

@@ -1,4 +1,4 @@
-"""Telemetry: off unless asked for, without secrets, and never in the way."""
+"""Telemetry: off by default, without secrets, never blocking."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def service(server: StubServer, connect: Connect) -> Iterator[ServiceClient]:
 # --- off --------------------------------------------------------------------------------------
 
 
-def test_it_is_off_unless_asked_for(server: StubServer, connect: Connect) -> None:
-    """Not one call, whatever goes wrong."""
+def test_telemetry_is_off_by_default(server: StubServer, connect: Connect) -> None:
+    """No telemetry call, even after errors."""
     with connect(server, max_retries=0) as service:
         assert service.get_telemetry() is None
         client = service.create_lora_training_client(BASE_MODEL)
@@ -58,7 +58,7 @@ def test_it_is_off_unless_asked_for(server: StubServer, connect: Connect) -> Non
 
 
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("true", True), ("0", False)])
-def test_the_environment_can_ask_for_it(
+def test_environment_can_enable_telemetry(
     server: StubServer, monkeypatch: pytest.MonkeyPatch, value: str, is_on: bool
 ) -> None:
     monkeypatch.setenv("TINKEX_TELEMETRY", value)
@@ -70,7 +70,7 @@ def test_the_environment_can_ask_for_it(
 # --- on ---------------------------------------------------------------------------------------
 
 
-def test_batches_are_bounded_and_counted(server: StubServer, service: ServiceClient) -> None:
+def test_batches_are_limited_and_counted(server: StubServer, service: ServiceClient) -> None:
     telemetry = reporter(service)
     for number in range(250):
         assert telemetry.log("tick", {"number": number}, severity="DEBUG")
@@ -90,7 +90,7 @@ def test_batches_are_bounded_and_counted(server: StubServer, service: ServiceCli
     assert (telemetry.num_delivered, telemetry.num_dropped) == (252, 0)
 
 
-def test_events_of_many_threads_get_one_number_each(
+def test_events_of_many_threads_get_unique_indexes(
     server: StubServer, service: ServiceClient
 ) -> None:
     telemetry = reporter(service)
@@ -108,10 +108,10 @@ def test_events_of_many_threads_get_one_number_each(
     assert [event["event_session_index"] for event in events(server)] == list(range(202))
 
 
-def test_one_timer_flushes(
+def test_single_timer_flushes(
     server: StubServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-24: a flush must not start another timer."""
+    """A flush must not start another timer."""
     monkeypatch.setattr("tinkex.client.telemetry.FLUSH_SECONDS", 0.1)
     service = connect(server, telemetry=True)
     service.create_lora_training_client(BASE_MODEL)
@@ -122,17 +122,17 @@ def test_one_timer_flushes(
     eventually(lambda: telemetry.num_delivered == 6)
     times = [call.arrived_at for call in server.calls("telemetry")]
     assert times[-1] - times[0] >= 0.1 * (len(times) - 1) * 0.8
-    # It says nothing about its own requests: five ticks and a start are all.
+    # Telemetry requests create no events: only five ticks and the start.
     assert len(events(server)) == 6
 
 
-# --- secrets (protocol 12.1) ------------------------------------------------------------------
+# --- secrets ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["tml-0123456789abcdef", "a-local-key-without-prefix"])
 @pytest.mark.parametrize("pjwt", [False, True])
-def test_no_secret_is_in_any_body(serve: Serve, connect: Connect, key: str, pjwt: bool) -> None:
-    """Also not when the server quotes it, and when the user logs what was raised."""
+def test_bodies_contain_no_secret(serve: Serve, connect: Connect, key: str, pjwt: bool) -> None:
+    """Even if the server quotes the key or the user logs an exception."""
     server = serve(api_keys={key}, client_config={"pjwt_auth_enabled": pjwt})
     secret_header = "bearer-of-secrets"
     service = connect(
@@ -159,7 +159,7 @@ def test_no_secret_is_in_any_body(serve: Serve, connect: Connect, key: str, pjwt
         telemetry.log_exception(error)
         telemetry.log(f"failed with {quoted}", {quoted: error, "request": error.request})
     service.close().result(TIMEOUT_SECONDS)
-    # Start and end, what was logged by hand, and the two operations that failed.
+    # Start and end, two events logged by the test, and two failed operations.
     assert len(events(server)) == 2 + 6 + 2
     for call in server.calls("telemetry"):
         text = call.body.decode()
@@ -168,12 +168,10 @@ def test_no_secret_is_in_any_body(serve: Serve, connect: Connect, key: str, pjwt
         assert "eyJ" not in text
 
 
-# --- never in the way (protocol 12.8, 12.15) --------------------------------------------------
+# --- telemetry never blocks -------------------------------------------------------------------
 
 
-def test_a_missing_endpoint_is_asked_once_and_delays_nothing(
-    server: StubServer, connect: Connect
-) -> None:
+def test_missing_endpoint_is_called_once(server: StubServer, connect: Connect) -> None:
     """The official client needs 30 s more for each exception."""
     server.inject("telemetry", Fault(status=404), times=None)
     with connect(server, telemetry=True, max_retries=0) as service:
@@ -188,10 +186,10 @@ def test_a_missing_endpoint_is_asked_once_and_delays_nothing(
     assert not reporter(service).log("nobody wants it")
 
 
-def test_a_failing_endpoint_keeps_the_events(
+def test_failing_endpoint_keeps_events(
     server: StubServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-25: what was not acknowledged is sent again, and counted once."""
+    """Unacknowledged events are sent again and counted once."""
     monkeypatch.setattr("tinkex.client.telemetry.FLUSH_SECONDS", 0.05)
     server.inject("telemetry", Fault(status=503), times=2)
     service = connect(server, telemetry=True)
@@ -204,7 +202,7 @@ def test_a_failing_endpoint_keeps_the_events(
     assert tried[0].message["events"][0] == tried[2].message["events"][0]
 
 
-def test_a_hung_endpoint_holds_up_nothing(
+def test_hung_endpoint_delays_nothing(
     server: StubServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinkex.client.telemetry.DRAIN_SECONDS", 0.2)
@@ -212,14 +210,14 @@ def test_a_hung_endpoint_holds_up_nothing(
     service = connect(server, telemetry=True)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     assert sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
-    # The session is finished first; only then a moment is spent on goodbye.
+    # The session is finished first; then the final flush has a short time limit.
     closed = service.close()
     server.wait_for("finish_session")
     closed.result(TIMEOUT_SECONDS)
     assert reporter(service).num_delivered == 0
 
 
-def test_a_full_queue_drops_instead_of_growing(
+def test_full_queue_drops_events(
     server: StubServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinkex.client.telemetry.QUEUE_SIZE", 10)
@@ -234,8 +232,8 @@ def test_a_full_queue_drops_instead_of_growing(
     assert telemetry.num_dropped >= 1
 
 
-def test_the_event_hook_works_without_it(server: StubServer, connect: Connect) -> None:
-    """The hook is the user's own; nothing of it leaves the process."""
+def test_event_hook_works_without_telemetry(server: StubServer, connect: Connect) -> None:
+    """The event hook is local and sends nothing."""
     hook = Events()
     connect(server, event_hook=hook).create_lora_training_client(BASE_MODEL)
     hook.wait_for(1, RequestDone, endpoint="create_model")

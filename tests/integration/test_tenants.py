@@ -1,4 +1,4 @@
-"""X-11: several service clients in one process do not know of each other."""
+"""Several service clients in one process are independent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONCE = RetryConfig(enable_retry_logic=False)
 
 
 class Tenant:
-    """One user: a key, a client, and what its hook was told."""
+    """One user: a key, a client, and the events of its hook."""
 
     def __init__(self, connect: Connect, server: StubServer, key: str) -> None:
         self.key = key
@@ -48,7 +48,7 @@ class Tenant:
 
 
 def work(tenant: Tenant, learning_rate: float) -> tuple[float, int]:
-    """Train a step and sample from the result, all at once; the loss afterwards."""
+    """Train a step, sample from the result, and return the loss."""
     client = tenant.service.create_lora_training_client(BASE_MODEL)
     client.forward_backward([datum()] * 3, "cross_entropy")
     client.optim_step(AdamParams(learning_rate=learning_rate))
@@ -60,7 +60,7 @@ def work(tenant: Tenant, learning_rate: float) -> tuple[float, int]:
 
 
 def check_events(tenant: Tenant) -> None:
-    """One event per operation and one per request, however often it was sent."""
+    """Assert one event per operation and per request, including retries."""
     samples = tenant.events.wait_for(NUM_SAMPLES, Timing, operation="sample")
     assert len(samples) == NUM_SAMPLES
     assert all(timing.ok for timing in samples)
@@ -70,7 +70,7 @@ def check_events(tenant: Tenant) -> None:
         assert len(tenant.events.of(Timing, operation=operation)) == 1
 
 
-def test_two_servers_and_keys_do_not_mix(serve: Serve, connect: Connect) -> None:
+def test_two_servers_are_isolated(serve: Serve, connect: Connect) -> None:
     servers = [serve(api_keys={RED}), serve(api_keys={BLUE})]
     tenants = [
         Tenant(connect, server, key) for server, key in zip(servers, (RED, BLUE), strict=True)
@@ -86,7 +86,7 @@ def test_two_servers_and_keys_do_not_mix(serve: Serve, connect: Connect) -> None
         assert len(server.sessions) == 1
 
 
-def test_two_keys_on_one_server_do_not_mix(serve: Serve, connect: Connect) -> None:
+def test_two_keys_on_one_server_are_isolated(serve: Serve, connect: Connect) -> None:
     server = serve(api_keys={RED, BLUE})
     red, blue = (Tenant(connect, server, key) for key in (RED, BLUE))
     for tenant in (red, blue):
@@ -99,7 +99,7 @@ def test_two_keys_on_one_server_do_not_mix(serve: Serve, connect: Connect) -> No
         blue.service.rest_client().get_training_run(run.training_run_id).result(TIMEOUT_SECONDS)
 
 
-def test_a_429_for_one_does_not_delay_the_other(serve: Serve, connect: Connect) -> None:
+def test_429_of_one_key_does_not_delay_another(serve: Serve, connect: Connect) -> None:
     server = serve(api_keys={RED, BLUE})
     red, blue = (Tenant(connect, server, key) for key in (RED, BLUE))
     limited, free = red.sampler(ONCE), blue.sampler(ONCE)
@@ -120,18 +120,18 @@ def test_a_429_for_one_does_not_delay_the_other(serve: Serve, connect: Connect) 
     assert not lanes[1].limiter.is_backing_off()
     assert not waiting.done()
     assert sum(call.api_key == RED for call in server.calls("asample")) == 1
-    # Everybody with the same key and server shares a lane, whoever made the client.
+    # All clients with the same key and server share limits.
     assert connect(server, api_key=RED)._holder.sampling_limits is lanes[0]
     assert waiting.cancel()
 
 
-def test_the_same_key_on_two_servers_has_two_lanes(serve: Serve, connect: Connect) -> None:
+def test_same_key_on_two_servers_has_separate_limits(serve: Serve, connect: Connect) -> None:
     first, second = (connect(serve(), api_key=RED) for _ in range(2))
     assert first._holder.sampling_limits is not second._holder.sampling_limits
 
 
 def test_5xx_is_retried_on_training_and_polling_only(serve: Serve, connect: Connect) -> None:
-    """With the switch off, a sample's own submission is the one thing that is not tried again."""
+    """Without retry logic, only the submission of a sample is not retried."""
     server = serve()
     tenant = Tenant(connect, server, RED)
     client = tenant.service.create_lora_training_client(BASE_MODEL)
@@ -149,15 +149,15 @@ def test_5xx_is_retried_on_training_and_polling_only(serve: Serve, connect: Conn
     assert not failed.ok
 
 
-def test_a_session_id_can_be_read_before_any_work(serve: Serve, connect: Connect) -> None:
+def test_session_id_can_be_read_before_any_work(serve: Serve, connect: Connect) -> None:
     service = connect(serve(), api_key=RED)
     session_id = service._holder.get_session_id()
     client = service.create_lora_training_client(BASE_MODEL)
     assert client.model_id.startswith(session_id)
 
 
-def test_closing_one_leaves_the_other_working(serve: Serve, connect: Connect) -> None:
-    """P-23: on one server, with one key, and with everything that is shared in use."""
+def test_closing_one_client_leaves_other_working(serve: Serve, connect: Connect) -> None:
+    """On one server, with one key, while all shared resources are in use."""
     server = serve()
     options = {"api_key": RED, "heartbeat_seconds": 0.02, "telemetry": True}
     first, second = connect(server, **options), connect(server, **options)
@@ -182,8 +182,8 @@ def test_closing_one_leaves_the_other_working(serve: Serve, connect: Connect) ->
     assert any(b"still here" in call.body for call in server.calls("telemetry"))
 
 
-def test_closing_one_client_of_a_service_is_not_needed(serve: Serve, connect: Connect) -> None:
-    """Dropping a sampling client does not disturb its siblings."""
+def test_clients_of_a_service_need_no_close(serve: Serve, connect: Connect) -> None:
+    """Dropping a sampling client does not affect the others."""
     service = connect(serve())
     first = service.create_sampling_client(base_model=BASE_MODEL)
     second = service.create_sampling_client(base_model=BASE_MODEL)
@@ -192,7 +192,7 @@ def test_closing_one_client_of_a_service_is_not_needed(serve: Serve, connect: Co
     assert second.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
 
 
-def test_settings_of_one_client_do_not_reach_another(serve: Serve, connect: Connect) -> None:
+def test_client_settings_are_independent(serve: Serve, connect: Connect) -> None:
     server = serve()
     first = connect(server, default_headers_overrides={"x-team": "red"}, user_metadata={"a": "1"})
     second = connect(server)

@@ -1,4 +1,4 @@
-"""A local folder through transformers: AutoTokenizer and a real chat template."""
+"""A local tokenizer directory with transformers: AutoTokenizer and chat templates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_folder(folder: Path, chat_template: str | None) -> str:
     return str(folder)
 
 
-def test_a_local_folder_and_its_chat_template(tmp_path: Path) -> None:
+def test_local_tokenizer_with_chat_template(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make_folder(tmp_path, TEMPLATE))
     assert encode(tokenizer, "hello world nobody") == [4, 5, 0]
     chat = [{"role": "user", "content": "hello world"}]
@@ -44,18 +44,18 @@ def test_a_local_folder_and_its_chat_template(tmp_path: Path) -> None:
     assert load_tokenizer(str(tmp_path)) is tokenizer
 
 
-def test_a_template_may_refuse(tmp_path: Path) -> None:
+def test_chat_template_error_is_reported(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make_folder(tmp_path, TEMPLATE))
     with pytest.raises(InvalidInput, match="refused the messages: no system role"):
         render_chat(tokenizer, [{"role": "system", "content": "hello"}])
 
 
-def test_a_base_model_has_no_template(tmp_path: Path) -> None:
+def test_base_model_has_no_chat_template(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make_folder(tmp_path, None))
     with pytest.raises(InvalidInput, match="has no chat template"):
         render_chat(tokenizer, [{"role": "user", "content": "hello"}])
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_empty_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="Failed to load tokenizer"):
         load_tokenizer(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Spec S2: the whole training loop over HTTP, seen from the client and from the wire."""
+"""The training loop over HTTP, checked in the client and in the recorded requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METRICS = ("a:mean", "b:sum", "c:min", "d:max", "e:slack", "f:unique", "plain")
 
 
 def varied(count: int) -> list[list[int]]:
-    """Token lists that all differ, so that a result in the wrong place shows."""
+    """Token lists that all differ, so that swapped results are detected."""
     return [[index % 256, index // 256, 7, index % 31] for index in range(count)]
 
 
@@ -54,10 +54,10 @@ def seq_ids(calls: list[Call]) -> list[int]:
     ]
 
 
-# --- the loop (S2-01 .. S2-07, S2-22) ---------------------------------------------------------
+# --- the loop ---------------------------------------------------------------------------------
 
 
-def test_chunked_loop_resolves_and_combines(server: StubServer, connect: Connect) -> None:
+def test_chunked_training_loop(server: StubServer, connect: Connect) -> None:
     client = connect(server).create_lora_training_client(BASE_MODEL, rank=8, seed=1)
     rows = varied(NUM_DATUMS)
     passed = client.forward_backward([datum(row, 0.5) for row in rows], "cross_entropy")
@@ -90,7 +90,7 @@ def test_chunked_loop_resolves_and_combines(server: StubServer, connect: Connect
 
 
 def test_chunk_metrics_are_reduced_by_suffix(server: StubServer, service: ServiceClient) -> None:
-    """The server's answers are made up, so that each rule gives another number (S2-07)."""
+    """The server's responses are chosen so that each reduction gives a different number."""
     client = service.create_lora_training_client(BASE_MODEL)
     means, weights = (2.0, 5.0, 11.0), CHUNK_SIZES
     for index, (mean, size) in enumerate(zip(means, weights, strict=True)):
@@ -106,7 +106,7 @@ def test_chunk_metrics_are_reduced_by_suffix(server: StubServer, service: Servic
                 body=encode_forward_backward_output(made_up),
                 headers={"content-type": "application/x-protobuf"},
             ),
-            # create_model was req-1; the chunks come next.
+            # create_model was req-1; the chunks follow.
             match=lambda call, wanted=f"req-{index + 2}": call.message["request_id"] == wanted,
         )
     output = client.forward_backward([datum()] * NUM_DATUMS, "cross_entropy").result(
@@ -131,7 +131,7 @@ def test_chunk_metrics_are_reduced_by_suffix(server: StubServer, service: Servic
     assert firsts == [2.0] * 1024 + [5.0] * 1024 + [11.0] * 452
 
 
-def test_training_learns(service: ServiceClient) -> None:
+def test_training_reduces_loss(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     losses = []
     for _ in range(8):
@@ -142,8 +142,8 @@ def test_training_learns(service: ServiceClient) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_session_beats_and_is_finished(server: StubServer, connect: Connect) -> None:
-    """Session, heartbeat and finish as the server sees them (S2-10)."""
+def test_session_sends_heartbeats_and_is_finished(server: StubServer, connect: Connect) -> None:
+    """Session, heartbeats and finish as seen by the server."""
     options = {"project_id": "p-1", "user_metadata": {"team": "red"}, "tags": ("a", "b")}
     with connect(server, heartbeat_seconds=0.02, display_name="loop", **options) as service:
         service.create_lora_training_client(BASE_MODEL)
@@ -160,7 +160,7 @@ def test_session_beats_and_is_finished(server: StubServer, connect: Connect) -> 
 @pytest.mark.parametrize(
     ("error", "reason"), [(ValueError, "errored"), (KeyboardInterrupt, "interrupted")]
 )
-def test_session_is_finished_as_the_block_ended(
+def test_session_finish_reason_matches_block(
     server: StubServer, connect: Connect, error: type[BaseException], reason: str
 ) -> None:
     with pytest.raises(error, match="mine"), connect(server) as service:
@@ -168,12 +168,12 @@ def test_session_is_finished_as_the_block_ended(
         raise error("mine")
     (session,) = server.sessions.values()
     assert session.finish_reason == reason
-    # The kind only: what an exception says is the user's own.
+    # Only the type: the message may contain private data.
     assert session.finish_detail == error.__name__
 
 
-def test_times_of_each_step_can_be_read(server: StubServer, connect: Connect) -> None:
-    """The performance hook of S2-09: informational, so only its counts are asserted."""
+def test_operation_timings_are_available(server: StubServer, connect: Connect) -> None:
+    """Timings are informational, so only their counts are asserted."""
     events = Events()
     service = connect(server, event_hook=events)
     client = service.create_lora_training_client(BASE_MODEL)
@@ -187,11 +187,11 @@ def test_times_of_each_step_can_be_read(server: StubServer, connect: Connect) ->
     assert service.metrics().operations["optim_step"].failed == 0
 
 
-# --- chunking on the wire (S2-04, S2-12) ------------------------------------------------------
+# --- chunking ---------------------------------------------------------------------------------
 
 
-def test_chunks_are_cut_by_bytes(serve: Serve, connect: Connect) -> None:
-    """A token of a datum takes 4 + 8 + 4 bytes: input, target, weight (protocol 3.6)."""
+def test_chunks_are_split_by_bytes(serve: Serve, connect: Connect) -> None:
+    """A token of a datum takes 4 + 8 + 4 bytes: input, target, weight."""
     server = serve(client_config={"fwdbwd_max_chunk_bytes_count": 160})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     lengths = [4, 6, 1, 30, 10, 1]
@@ -202,13 +202,13 @@ def test_chunks_are_cut_by_bytes(serve: Serve, connect: Connect) -> None:
         [len(row.model_input.to_ints()) for row in call.message.forward_backward_input.data]
         for call in calls
     ]
-    # The one that is too large alone travels alone, and no chunk is empty (P-03).
+    # The oversized datum gets its own chunk, and no chunk is empty.
     assert sent == [[4, 6], [1], [30], [10], [1]]
     assert seq_ids(calls) == [1, 2, 3, 4, 5]
     assert [row["logprobs"].shape for row in output.loss_fn_outputs] == [[n] for n in lengths]
 
 
-def test_the_server_sets_the_chunk_length(serve: Serve, connect: Connect) -> None:
+def test_server_sets_chunk_length(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"fwdbwd_max_chunk_len": 10})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     client.forward([datum()] * 25, "cross_entropy").result(TIMEOUT_SECONDS)
@@ -218,10 +218,10 @@ def test_the_server_sets_the_chunk_length(serve: Serve, connect: Connect) -> Non
 
 
 @pytest.mark.parametrize("flags", [{}, {"parallel_fwdbwd_chunks": True}])
-def test_no_operation_gets_between_chunks(
+def test_operations_do_not_interleave_with_chunks(
     serve: Serve, connect: Connect, flags: dict[str, Any]
 ) -> None:
-    """Side by side or one after the other, a call's chunks come before the next operation."""
+    """Concurrent or sequential, a call's chunks are sent before the next operation."""
     server = serve(client_config={"fwdbwd_max_chunk_len": 2, **flags})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     slow = Fault(delay_seconds=0.05)
@@ -245,7 +245,7 @@ def test_no_operation_gets_between_chunks(
     assert [number for _, number, _ in server.executed] == list(range(1, 19))
 
 
-def test_bad_data_is_refused_before_anything_is_sent(
+def test_invalid_data_is_rejected_before_sending(
     server: StubServer, service: ServiceClient
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
@@ -258,11 +258,11 @@ def test_bad_data_is_refused_before_anything_is_sent(
     with pytest.raises(InvalidInput, match="name"):
         client.save_state("a/b")
     client.optim_step(AdamParams()).result(TIMEOUT_SECONDS)
-    # A refused call uses no number.
+    # A rejected call uses no seq id.
     assert seq_ids(training_calls(server)) == [1]
 
 
-# --- what is on the wire ----------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------
 
 
 def test_headers_of_a_request_and_its_polls(serve: Serve, connect: Connect) -> None:
@@ -284,12 +284,12 @@ def test_headers_of_a_request_and_its_polls(serve: Serve, connect: Connect) -> N
     ]
     assert all(call.headers["accept"] == "application/x-protobuf" for call in polls)
     told = [call.headers.get("x-tinker-create-promise-roundtrip-time") for call in polls]
-    # The official client always says about 0 here for samples (protocol 12.22).
+    # The official client always reports about 0 here for samples.
     assert float(told[0] or 0) > 0.0
     assert told[1:] == [None] * (len(polls) - 1)
 
 
-def test_two_adapters_of_one_session_are_strangers(
+def test_adapters_of_one_session_are_independent(
     server: StubServer, service: ServiceClient
 ) -> None:
     first = service.create_lora_training_client(BASE_MODEL)
@@ -303,11 +303,11 @@ def test_two_adapters_of_one_session_are_strangers(
     assert len(server.calls("create_session")) == 1
 
 
-# --- going on from a checkpoint ---------------------------------------------------------------
+# --- resuming from a checkpoint ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_training_goes_on_where_it_was_saved(serve: Serve, connect: Connect, flag: bool) -> None:
+def test_training_resumes_from_saved_state(serve: Serve, connect: Connect, flag: bool) -> None:
     server = serve(client_config={"create_model_via_load_weights": flag})
     service = connect(server)
     client = service.create_lora_training_client(BASE_MODEL, rank=4)
@@ -326,14 +326,14 @@ def test_training_goes_on_where_it_was_saved(serve: Serve, connect: Connect, fla
     assert [train(exact), train(exact)] == pytest.approx(expected, rel=1e-9)
     first, second = train(fresh), train(fresh)
     assert first == pytest.approx(expected[0], rel=1e-9)
-    assert second != pytest.approx(expected[1], rel=1e-9)  # its optimizer started afresh
+    assert second != pytest.approx(expected[1], rel=1e-9)  # with a new optimizer
     assert len(server.calls("create_model")) == (1 if flag else 3)
-    # Loading uses the first number of a model that was made empty.
+    # Loading uses the first seq id of a new model.
     loads = [call.message.get("seq_id") for call in server.calls("load_weights")]
     assert loads == ([None, None] if flag else [1, 1])
 
 
-def test_load_state_replaces_the_weights(service: ServiceClient) -> None:
+def test_load_state_replaces_weights(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     start = client.save_state("start").result(TIMEOUT_SECONDS).path
     client.forward_backward([datum()], "cross_entropy")
@@ -347,8 +347,8 @@ def test_load_state_replaces_the_weights(service: ServiceClient) -> None:
     assert back.result(TIMEOUT_SECONDS).metrics["loss:sum"] == pytest.approx(loss)
 
 
-def test_data_may_change_after_the_call(service: ServiceClient) -> None:
-    """What is sent is what was given at the call, not at the moment of sending."""
+def test_data_can_change_after_call(service: ServiceClient) -> None:
+    """The data at the time of the call is sent, not at the time of sending."""
     client = service.create_lora_training_client(BASE_MODEL)
     weights = np.ones(len(HELLO) - 1, dtype=np.float32)
     row = Datum(

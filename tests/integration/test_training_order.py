@@ -1,4 +1,4 @@
-"""Operations leave in the order of their calls, whatever happens to some of them."""
+"""Operations are sent in call order, even if some fail or are cancelled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ADAM = AdamParams(learning_rate=0.1)
 
 @pytest.fixture
 def server(serve: Serve) -> StubServer:
-    """A server that does not wait long for a number that never comes."""
+    """A server with a short wait for missing seq ids."""
     return serve(gap_seconds=0.05)
 
 
@@ -54,7 +54,7 @@ def executed(server: StubServer) -> list[int | None]:
 
 
 def at(number: int) -> Any:
-    """Picks the call with this number."""
+    """Return a matcher for the call with this seq id."""
 
     def match(call: Call) -> bool:
         message = call.message
@@ -63,11 +63,11 @@ def at(number: int) -> Any:
     return match
 
 
-# --- pipelining (P-01, P-02) ------------------------------------------------------------------
+# --- order ------------------------------------------------------------------------------------
 
 
 def test_calls_of_one_thread_arrive_in_order(server: StubServer, client: TrainingClient) -> None:
-    """Nothing is awaited until all is called."""
+    """Await nothing until all calls are made."""
     futures = [client.optim_step(ADAM) for _ in range(60)]
     assert futures[-1].result(TIMEOUT_SECONDS).metrics["step"] == 60.0
     assert steps(server) == list(range(1, 61))
@@ -89,7 +89,9 @@ def test_calls_of_async_code_arrive_in_order(server: StubServer, client: Trainin
     assert [kind for _, _, kind in server.executed] == ["forward_backward", "optim_step"] * 10
 
 
-def test_calls_of_many_threads_share_one_count(server: StubServer, client: TrainingClient) -> None:
+def test_calls_of_many_threads_get_contiguous_seq_ids(
+    server: StubServer, client: TrainingClient
+) -> None:
     futures: list[Any] = []
 
     def work() -> None:
@@ -106,8 +108,8 @@ def test_calls_of_many_threads_share_one_count(server: StubServer, client: Train
     assert steps(server) == list(range(1, 101))
 
 
-def test_results_may_be_awaited_in_any_order(server: StubServer, client: TrainingClient) -> None:
-    """The first promise's poll is held back, so later results are there before it."""
+def test_results_can_be_awaited_in_any_order(server: StubServer, client: TrainingClient) -> None:
+    """The first future's poll is delayed, so later results arrive before it."""
     server.inject("retrieve_future", Fault(delay_seconds=0.3))
     first = client.optim_step(ADAM)
     later = [client.optim_step(ADAM) for _ in range(5)]
@@ -122,9 +124,7 @@ def test_results_may_be_awaited_in_any_order(server: StubServer, client: Trainin
     assert first.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
 
 
-def test_chunks_that_finish_out_of_order_are_joined_in_order(
-    serve: Serve, connect: Connect
-) -> None:
+def test_chunks_finished_out_of_order_are_merged_in_order(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"fwdbwd_max_chunk_len": 1})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     late = Fault(delay_seconds=0.2)
@@ -135,10 +135,10 @@ def test_chunks_that_finish_out_of_order_are_joined_in_order(
     assert got == [pytest.approx(base_logprobs(row).tolist(), rel=1e-5) for row in rows]
 
 
-# --- failures free the road -------------------------------------------------------------------
+# --- failures do not block the queue ----------------------------------------------------------
 
 
-def test_a_refused_operation_does_not_block_the_next(
+def test_rejected_operation_does_not_block_queue(
     server: StubServer, client: TrainingClient
 ) -> None:
     server.inject("optim_step", Fault(status=400, body={"detail": "no"}), match=at(2))
@@ -150,12 +150,12 @@ def test_a_refused_operation_does_not_block_the_next(
         2,
         3,
     ]
-    # Its number is used up: the server sees a gap, and is not asked to fill it.
+    # Its seq id is used: the server sees a gap that is never filled.
     assert steps(server) == [1, 2, 3, 4]
     assert executed(server) == [1, 3, 4]
 
 
-def test_a_failed_job_does_not_block_the_next(server: StubServer, client: TrainingClient) -> None:
+def test_failed_job_does_not_block_queue(server: StubServer, client: TrainingClient) -> None:
     bad = client.forward_backward([datum([1, 999_999])], "cross_entropy")
     good = client.forward_backward([datum()], "cross_entropy")
     with pytest.raises(RequestFailedError, match="999999") as caught:
@@ -167,7 +167,7 @@ def test_a_failed_job_does_not_block_the_next(server: StubServer, client: Traini
     )
 
 
-def test_a_failing_chunk_fails_its_call_only(serve: Serve, connect: Connect) -> None:
+def test_failed_chunk_fails_its_call_only(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"fwdbwd_max_chunk_len": 1}, gap_seconds=0.05)
     client = connect(server, max_retries=0).create_lora_training_client(BASE_MODEL)
     server.inject("forward_backward", Fault(status=500), match=at(2))
@@ -179,28 +179,26 @@ def test_a_failing_chunk_fails_its_call_only(serve: Serve, connect: Connect) -> 
     assert steps(server) == [5]
 
 
-def test_the_first_refusal_is_the_one_that_is_shown(
-    server: StubServer, client: TrainingClient
-) -> None:
-    """A refused first batch is tried as JSON for older servers; what they say of it is no news."""
+def test_first_protobuf_error_is_raised(server: StubServer, client: TrainingClient) -> None:
+    """A rejected first batch is retried as JSON; the error of the retry is not raised."""
     server.inject("forward_backward", Fault(status=422, body={"detail": "weights are missing"}))
     with pytest.raises(APIStatusError, match="weights are missing"):
         client.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     client.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
 
 
-def test_an_expired_promise_surfaces(server: StubServer, client: TrainingClient) -> None:
-    """Training must not be submitted again by itself: it may have happened."""
+def test_expired_future_raises(server: StubServer, client: TrainingClient) -> None:
+    """Training must not be resubmitted automatically: it may have run."""
     server.inject("retrieve_future", Fault(status=410, body={"detail": "gone"}))
     with pytest.raises(PromiseExpiredError, match="gone"):
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert len(server.calls("optim_step")) == 1
 
 
-# --- cancelling (protocol 12.3) ---------------------------------------------------------------
+# --- cancelling -------------------------------------------------------------------------------
 
 
-def test_cancelling_a_queued_operation_blocks_nobody(
+def test_cancelling_queued_operation_does_not_block_queue(
     server: StubServer, client: TrainingClient
 ) -> None:
     server.inject("optim_step", Fault(delay_seconds=0.2))
@@ -213,9 +211,7 @@ def test_cancelling_a_queued_operation_blocks_nobody(
     assert steps(server) == [1, 3]
 
 
-def test_cancelling_an_operation_that_is_being_sent(
-    server: StubServer, client: TrainingClient
-) -> None:
+def test_cancel_operation_during_send(server: StubServer, client: TrainingClient) -> None:
     server.inject("optim_step", Fault(delay_seconds=30.0))
     first, second = client.optim_step(ADAM), client.optim_step(ADAM)
     server.wait_for("optim_step")
@@ -223,17 +219,17 @@ def test_cancelling_an_operation_that_is_being_sent(
     assert second.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
 
 
-def test_cancelling_an_operation_that_is_awaited(serve: Serve, connect: Connect) -> None:
+def test_cancel_operation_while_polling(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=1.0)
     client = connect(server).create_lora_training_client(BASE_MODEL)
     first, second = client.optim_step(ADAM), client.optim_step(ADAM)
     server.wait_for("optim_step", 2)
     assert first.cancel()
-    # It was sent, so it happens; only its result is given up.
+    # It was sent, so it runs; only its result is discarded.
     assert second.result(TIMEOUT_SECONDS).metrics["step"] == 2.0
 
 
-def test_a_cancelled_await_frees_the_road(server: StubServer, client: TrainingClient) -> None:
+def test_cancelled_await_unblocks_queue(server: StubServer, client: TrainingClient) -> None:
     server.inject("optim_step", Fault(delay_seconds=30.0))
 
     async def give_up() -> float:
@@ -247,7 +243,7 @@ def test_a_cancelled_await_frees_the_road(server: StubServer, client: TrainingCl
     assert asyncio.run(give_up()) == 1.0
 
 
-def test_waiting_too_long_leaves_the_operation_running(serve: Serve, connect: Connect) -> None:
+def test_result_timeout_leaves_operation_running(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=1.0)
     client = connect(server).create_lora_training_client(BASE_MODEL)
     future = client.optim_step(ADAM)
@@ -256,11 +252,11 @@ def test_waiting_too_long_leaves_the_operation_running(serve: Serve, connect: Co
     assert future.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
 
 
-# --- lost answers and restarts ----------------------------------------------------------------
+# --- lost responses and restarts --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [Fault(drop_after=True), Fault(drop=True), Fault(status=503)])
-def test_a_lost_answer_leads_to_the_same_promise(
+def test_lost_response_returns_same_future(
     server: StubServer, client: TrainingClient, fault: Fault
 ) -> None:
     server.inject("optim_step", fault)
@@ -273,7 +269,7 @@ def test_a_lost_answer_leads_to_the_same_promise(
     assert executed(server) == [1]
 
 
-def test_a_lost_answer_of_a_batch_trains_it_once(
+def test_lost_response_of_batch_trains_once(
     server: StubServer, service: ServiceClient, client: TrainingClient
 ) -> None:
     server.inject("forward_backward", Fault(drop_after=True))
@@ -283,12 +279,12 @@ def test_a_lost_answer_of_a_batch_trains_it_once(
         norms.append(each.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics["grad_norm"])
     assert len(server.calls("forward_backward")) == 3
     assert executed(server) == [1, 2, 1, 2]
-    # A batch that is counted twice would pull twice as hard.
+    # A batch that is counted twice would double the gradient.
     assert norms[0] == pytest.approx(norms[1])
 
 
 @pytest.mark.parametrize("endpoint", ["create_session", "create_model"])
-def test_a_lost_answer_at_the_start_makes_nothing_twice(
+def test_lost_response_at_start_creates_nothing_twice(
     server: StubServer, service: ServiceClient, endpoint: str
 ) -> None:
     server.inject(endpoint, Fault(drop_after=True))
@@ -298,7 +294,7 @@ def test_a_lost_answer_at_the_start_makes_nothing_twice(
     assert client.model_id.endswith(":train:0")
 
 
-def test_a_restart_while_polling_is_survived(serve: Serve, connect: Connect) -> None:
+def test_restart_while_polling(serve: Serve, connect: Connect) -> None:
     server = serve(work_seconds=0.2)
     client = connect(server).create_lora_training_client(BASE_MODEL)
     futures = [client.optim_step(ADAM) for _ in range(3)]
@@ -309,7 +305,7 @@ def test_a_restart_while_polling_is_survived(serve: Serve, connect: Connect) -> 
     assert executed(server) == [1, 2, 3]
 
 
-def test_a_restart_while_submitting_is_survived(server: StubServer, client: TrainingClient) -> None:
+def test_restart_while_submitting(server: StubServer, client: TrainingClient) -> None:
     server.stop()
     futures = [client.optim_step(ADAM) for _ in range(5)]
     assert not any(future.done() for future in futures)
@@ -318,10 +314,8 @@ def test_a_restart_while_submitting_is_survived(server: StubServer, client: Trai
     assert executed(server) == [1, 2, 3, 4, 5]
 
 
-def test_a_slow_retry_holds_back_what_comes_after(
-    server: StubServer, client: TrainingClient
-) -> None:
-    """An operation that is tried again must not be passed by its successor."""
+def test_retry_blocks_later_operations(server: StubServer, client: TrainingClient) -> None:
+    """A retried operation must not be overtaken by the next one."""
     server.inject("optim_step", Fault(status=503), match=at(1))
     first, second = client.optim_step(ADAM), client.optim_step(ADAM)
     assert second.result(TIMEOUT_SECONDS).metrics["step"] == 2.0

@@ -1,4 +1,4 @@
-"""Large things on their way: compressed batches up, checkpoints down."""
+"""Large transfers: compressed batches and checkpoint downloads."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tinkex import (
 )
 from tinkex.testing import Fault, StubServer
 
-# --- up ---------------------------------------------------------------------------------------
+# --- uploads ----------------------------------------------------------------------------------
 
 
-def test_batches_are_compressed_where_the_server_says_so(serve: Serve, connect: Connect) -> None:
+def test_batches_are_compressed_if_server_enables_it(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"proto_compress_fwdbwd": True})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     output = client.forward_backward([datum()] * 1500, "cross_entropy").result(TIMEOUT_SECONDS)
@@ -42,7 +42,7 @@ def test_batches_are_compressed_where_the_server_says_so(serve: Serve, connect: 
     assert all(len(call.body) < len(call.unpacked_body()) / 4 for call in calls)
 
 
-def test_a_small_batch_is_not_worth_it(serve: Serve, connect: Connect) -> None:
+def test_small_batch_is_not_compressed(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"proto_compress_fwdbwd": True})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
@@ -50,7 +50,7 @@ def test_a_small_batch_is_not_worth_it(serve: Serve, connect: Connect) -> None:
     assert "content-encoding" not in call.headers
 
 
-def test_a_compressed_batch_survives_a_lost_answer(serve: Serve, connect: Connect) -> None:
+def test_compressed_batch_survives_lost_response(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"proto_compress_fwdbwd": True})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     server.inject("forward_backward", Fault(drop_after=True))
@@ -61,7 +61,7 @@ def test_a_compressed_batch_survives_a_lost_answer(serve: Serve, connect: Connec
 
 
 @pytest.mark.parametrize("is_parallel", [False, True])
-def test_chunks_side_by_side_give_the_same_result(
+def test_concurrent_chunks_give_same_result(
     serve: Serve, connect: Connect, is_parallel: bool
 ) -> None:
     flags = {"parallel_fwdbwd_chunks": is_parallel, "proto_compress_fwdbwd": True}
@@ -76,7 +76,7 @@ def test_chunks_side_by_side_give_the_same_result(
     assert [number for _, number, _ in server.executed] == list(range(1, 12))
 
 
-def test_a_budget_below_one_chunk_blocks_nothing(serve: Serve, connect: Connect) -> None:
+def test_budget_smaller_than_chunk_does_not_block(serve: Serve, connect: Connect) -> None:
     flags = {"parallel_fwdbwd_chunks": True, "fwdbwd_max_chunk_len": 10}
     server = serve(client_config={**flags, "fwdbwd_dispatch_bytes_semaphore_size": 1})
     client = connect(server).create_lora_training_client(BASE_MODEL)
@@ -84,7 +84,7 @@ def test_a_budget_below_one_chunk_blocks_nothing(serve: Serve, connect: Connect)
     assert len(server.calls("forward_backward")) == 10
 
 
-# --- down -------------------------------------------------------------------------------------
+# --- downloads --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_checkpoint_comes_down_whole(
+def test_download_checkpoint(
     server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int | None]] = []
@@ -124,10 +124,10 @@ def test_a_checkpoint_comes_down_whole(
     assert server.calls("checkpoint_archive") == []
 
 
-def test_a_broken_download_goes_on_where_it_stopped(
+def test_interrupted_download_is_resumed(
     server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
-    """The official one reports 500 of 100,000 bytes as a success (protocol 12.2)."""
+    """The official client reports 500 of 100,000 bytes as a success."""
     plain = rest.download_checkpoint(saved, tmp_path / "plain").result(TIMEOUT_SECONDS)
     largest = max(plain.rglob("*"), key=lambda path: path.stat().st_size)
     cut = Fault(cut_after_bytes=5000)
@@ -141,7 +141,7 @@ def test_a_broken_download_goes_on_where_it_stopped(
     assert ranges[1] == "bytes=5000-"
 
 
-def test_a_download_that_never_works_leaves_nothing_half(
+def test_failed_download_leaves_no_partial_directory(
     server: StubServer, connect: Connect, saved: str, tmp_path: Path
 ) -> None:
     rest = connect(server, outage_seconds=0.2, max_retries=1).rest_client()
@@ -151,10 +151,10 @@ def test_a_download_that_never_works_leaves_nothing_half(
     assert not (tmp_path / "weights").exists()
 
 
-def test_what_is_there_is_not_overwritten_unless_asked(
+def test_existing_destination_is_not_overwritten_without_force(
     server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
-    """P-32: and with force, the old one stays until the new one is complete."""
+    """With force, the old one stays until the new one is complete."""
     folder = tmp_path / "weights"
     folder.mkdir()
     (folder / "mine.txt").write_text("keep")
@@ -171,7 +171,7 @@ def test_what_is_there_is_not_overwritten_unless_asked(
     assert (folder / "adapter_config.json").exists()
 
 
-def test_the_key_goes_to_no_other_host(
+def test_key_is_not_sent_to_other_hosts(
     serve: Serve, server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
     elsewhere = serve()
@@ -184,17 +184,17 @@ def test_the_key_goes_to_no_other_host(
     assert all(call.api_key is None for call in elsewhere.calls())
 
 
-def test_a_training_checkpoint_comes_as_an_archive(
+def test_training_checkpoint_is_downloaded_as_archive(
     service: ServiceClient, rest: RestClient, tmp_path: Path
 ) -> None:
-    """No session is started for it, as the official tool does (protocol 12.34)."""
+    """Unlike the official tool, it starts no session."""
     client = service.create_lora_training_client(BASE_MODEL, rank=2)
     path = client.save_state("state").result(TIMEOUT_SECONDS).path
     folder = rest.download_checkpoint(path, tmp_path / "state").result(TIMEOUT_SECONDS)
     assert (folder / "adapter_config.json").exists()
 
 
-def test_a_broken_archive_is_typed_and_leaves_nothing(
+def test_corrupt_archive_is_typed_error_and_leaves_nothing(
     server: StubServer, service: ServiceClient, rest: RestClient, tmp_path: Path
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
@@ -205,18 +205,18 @@ def test_a_broken_archive_is_typed_and_leaves_nothing(
     assert not (tmp_path / "state").exists()
 
 
-def test_the_client_limits_files_of_undeclared_size(
+def test_client_limits_unsized_files(
     server: StubServer, connect: Connect, saved: str, tmp_path: Path
 ) -> None:
-    """The manifest itself has no declared size here, and is counted as well."""
+    """The manifest has no declared size here and counts too."""
     rest = connect(server, max_unsized_download_bytes=100).rest_client()
     server.inject("download", Fault(chunked=True), times=None)
-    with pytest.raises(DownloadError, match="and at most 100 are accepted"):
+    with pytest.raises(DownloadError, match="at most 100 are accepted"):
         rest.download_checkpoint(saved, tmp_path / "weights").result(TIMEOUT_SECONDS)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_the_client_limits_an_archive_of_undeclared_size(
+def test_client_limits_unsized_archive(
     server: StubServer, service: ServiceClient, connect: Connect, tmp_path: Path
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
@@ -225,14 +225,14 @@ def test_the_client_limits_an_archive_of_undeclared_size(
     server.inject("external_weights_urls", Fault(status=404), times=None)
     server.inject("download", Fault(chunked=True), times=None)
     for extract in (True, False):
-        with pytest.raises(DownloadError, match="and at most 100 are accepted"):
+        with pytest.raises(DownloadError, match="at most 100 are accepted"):
             rest.download_checkpoint(path, tmp_path / "out", extract=extract).result(
                 TIMEOUT_SECONDS
             )
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_long_answer_about_an_archive_is_refused(
+def test_oversized_archive_reply_is_rejected(
     server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
     server.inject("external_weights_urls", Fault(status=404), times=None)

@@ -70,7 +70,7 @@ def test_a_wrong_call_gets_the_usage(arguments: tuple[str, ...], tmp_path: Path)
     done = run("-m", "tinkex.as_tinker", *arguments, cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1].startswith("usage: python -m tinkex.as_tinker")
-    assert "missing.py" not in arguments or "there is no script 'missing.py'" in done.stderr
+    assert "missing.py" not in arguments or "script not found: 'missing.py'" in done.stderr
 
 
 def test_it_refuses_to_replace_a_package_that_is_imported(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_it_refuses_to_replace_a_package_that_is_imported(tmp_path: Path) -> Non
     code = "import tinker, tinkex; tinkex.install_as_tinker()"
     done = run("-c", code, cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: the official package `tinker` is imported already; "
+        "ImportError: the official package `tinker` is already imported; "
         "call install_as_tinker() first"
     )
 

@@ -1,1 +1,1 @@
-"""The SDK: clients, futures, and everything between a call and its answer."""
+"""The SDK: clients, futures, request queues, retries, polling and HTTP."""

@@ -1,4 +1,4 @@
-"""One poll for all samples of a client, where the server offers it: which are ready?"""
+"""One long poll for all samples of a client, on servers that support it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _POLICY = RetryPolicy(first_wait_seconds=1.0, max_wait_seconds=10.0)
 
 
 class CompletionPoller:
-    """Asks while anybody waits; tells each waiter when its result is ready to be fetched."""
+    """Polls while there are waiters and wakes each one when its result is ready."""
 
     def __init__(self, transport: Transport, target: types.SamplingSessionFuturesTarget) -> None:
         self._transport = transport
         self._target = target
         self._waiters: dict[str, asyncio.Future[None]] = {}
-        #: Ready and not fetched yet, oldest first.
+        #: Ready but not fetched yet, oldest first.
         self._ready: dict[str, None] = {}
         self._retrieved: set[str] = set()
         self._cursor = 0
@@ -41,8 +41,8 @@ class CompletionPoller:
     async def fetch_scope(self, request_id: str) -> AsyncIterator[None]:
         """Wait until a result, or a failure, is ready; fetch it inside the block.
 
-        Only after a fetch that worked, or was given up, is the server told that it may drop the
-        result: a server announces it once, and a failed fetch is tried again.
+        The result is acknowledged only after a successful or cancelled fetch: the server announces
+        it once, and a failed fetch is retried.
         """
         await self.wait_ready(request_id)
         try:
@@ -57,7 +57,7 @@ class CompletionPoller:
         self._retrieved.add(request_id)
 
     async def wait_ready(self, request_id: str) -> None:
-        """Return when the result, or the failure, of a request is ready to be fetched."""
+        """Wait until the result, or the failure, of a request is ready to be fetched."""
         if request_id in self._ready:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -75,10 +75,10 @@ class CompletionPoller:
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
-        attempt = quick = 0
+        attempt = num_quick = 0
         started = loop.time()
         while self._waiters:
-            acknowledged, asked_at = sorted(self._retrieved), loop.time()
+            acknowledged, polled_at = sorted(self._retrieved), loop.time()
             try:
                 reply = await self._request_completions(acknowledged)
             except TinkexError as error:
@@ -92,9 +92,10 @@ class CompletionPoller:
                 attempt, started = 0, loop.time()
                 self._retrieved.difference_update(acknowledged)
                 has_news = self._handle_reply(reply)
-                quick = 0 if has_news or started - asked_at >= MIN_LONG_POLL_SECONDS else quick + 1
-                if quick:
-                    await asyncio.sleep(backoff(QUICK_POLL_BACKOFF, quick, random.random()))
+                is_quick = not has_news and started - polled_at < MIN_LONG_POLL_SECONDS
+                num_quick = num_quick + 1 if is_quick else 0
+                if num_quick:
+                    await asyncio.sleep(backoff(QUICK_POLL_BACKOFF, num_quick, random.random()))
 
     async def _request_completions(self, acknowledged: list[str]) -> types.FuturesRetrieveResponse:
         message = types.FuturesRetrieveRequest(
@@ -105,7 +106,7 @@ class CompletionPoller:
         except ConnectTimeoutError:
             raise
         except APITimeoutError:
-            # A poll that ran into its time limit is a long poll without news.
+            # A poll that timed out is a long poll without news.
             return types.FuturesRetrieveResponse(completions=[], cursor=self._cursor)
 
     def _handle_reply(self, reply: types.FuturesRetrieveResponse) -> bool:
@@ -114,17 +115,17 @@ class CompletionPoller:
             if completion.request_id in self._retrieved:
                 continue
             self._ready[completion.request_id] = None
-            # Taken out before it is told, so that no poll leaves for waiters that are served.
+            # Removed before it is woken, so that no poll is sent for waiters that are done.
             waiter = self._waiters.pop(completion.request_id, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         while len(self._ready) > MAX_READY:
-            # Of samples that were cancelled before their promise was read: nobody will ask.
+            # Samples cancelled before their future was read: they are never fetched.
             self._ready.pop(next(iter(self._ready)))
         return bool(reply.completions)
 
     def _on_poll_done(self, task: asyncio.Task[None]) -> None:
-        """Whatever ended the polling ends the waiting."""
+        """Pass an error that ended the polling to all waiters."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         for waiter in self._waiters.values():
             if not waiter.done() and error is not None:

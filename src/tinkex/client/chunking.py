@@ -1,11 +1,10 @@
-"""How one big batch becomes several requests."""
+"""Split a batch into chunks, one per request, and merge the chunks' results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
@@ -18,7 +17,7 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class DatumChunk:
-    """Datums that travel in one request."""
+    """The datums of one request."""
 
     data: list[Datum]
     num_bytes: int
@@ -29,9 +28,9 @@ def split_chunks(
     max_items: int = MAX_CHUNK_ITEMS,
     max_bytes: int = MAX_CHUNK_BYTES,
 ) -> list[DatumChunk]:
-    """Cut a batch by count and by size; order is kept, no chunk is empty.
+    """Split a batch by count and by size; preserves order and creates no empty chunk.
 
-    A datum larger than `max_bytes` travels alone.
+    A datum larger than `max_bytes` gets its own chunk.
     """
     if not data:
         raise InvalidInput("No data provided: a batch needs at least one Datum")
@@ -50,14 +49,14 @@ def split_chunks(
 
 
 def datum_bytes(datum: Datum) -> int:
-    """The size of one datum on the wire, without the few bytes of framing."""
-    inputs = sum(input_chunk_bytes(piece) for piece in datum.model_input.chunks)
+    """Return the size of one datum on the wire, without framing."""
+    inputs = sum(input_chunk_bytes(chunk) for chunk in datum.model_input.chunks)
     # A sparse tensor's indices count too.
     return inputs + sum(tensor.nbytes for tensor in datum.loss_fn_inputs.values())
 
 
-def input_chunk_bytes(chunk: Any) -> int:
-    """The size of one piece of model input: tokens, image, audio or a pointer."""
+def input_chunk_bytes(chunk: object) -> int:
+    """Return the size of one chunk of model input: tokens, image, audio or a pointer."""
     if isinstance(chunk, EncodedTextChunk):
         return BYTES_PER_TOKEN * len(chunk.tokens)
     for name in ("data", "dmel", "location"):
@@ -67,9 +66,11 @@ def input_chunk_bytes(chunk: Any) -> int:
     raise InvalidInput(f"Unsupported model input chunk: {type(chunk).__name__}")
 
 
+# --- merging ----------------------------------------------------------------------------------
+
 logger = get_logger(__name__)
 
-#: `x:unique` keeps the first value; the next ones become x:unique_2, x:unique_3 ...
+#: `x:unique` has the first value; the others become x:unique_2, x:unique_3 ...
 FIRST_EXTRA_UNIQUE = 2
 _MASK64 = (1 << 64) - 1
 
@@ -77,7 +78,7 @@ WeightedValues = Sequence[tuple[float, int]]
 
 
 def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    """Join chunk results in order."""
+    """Concatenate chunk results in order and reduce their metrics."""
     if len(outputs) == 1:
         return outputs[0]
     kinds = {output.loss_fn_output_type for output in outputs}
@@ -101,7 +102,7 @@ def reduce_metrics(chunks: Sequence[tuple[dict[str, float], int]]) -> dict[str, 
         if suffix == "unique":
             merged.update(_number_unique_values(key, values))
         else:
-            # An unknown suffix, or none, is reduced as a mean: a number is better than a gap.
+            # An unknown or missing suffix is reduced as a mean: better than dropping the metric.
             merged[key] = REDUCTIONS.get(suffix, _mean)(values)
     return merged
 
@@ -129,8 +130,8 @@ def _finite_int(value: float) -> int:
 
 
 def _number_unique_values(key: str, values: WeightedValues) -> dict[str, float]:
-    later = enumerate(values[1:], start=FIRST_EXTRA_UNIQUE)
-    return {key: values[0][0]} | {f"{key}_{number}": value for number, (value, _) in later}
+    others = enumerate(values[1:], start=FIRST_EXTRA_UNIQUE)
+    return {key: values[0][0]} | {f"{key}_{number}": value for number, (value, _) in others}
 
 
 REDUCTIONS: dict[str, Callable[[WeightedValues], float]] = {

@@ -1,4 +1,4 @@
-"""Names the official package exports for low-level use."""
+"""Compatibility with the official package: low-level types and deprecation warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinkex.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """Time limits in seconds; the single value stands for those not given."""
+    """Timeouts in seconds; `timeout` is the default for the others."""
 
     timeout: float | None = None
     connect: float | None = None
@@ -32,12 +32,12 @@ class RequestOptions(TypedDict, total=False):
 
 
 def warn_moved(old: str, new: str, stacklevel: int = 3) -> None:
-    """Say that a method has a new home."""
+    """Warn that a method is deprecated."""
     warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=stacklevel)
 
 
 def warn_loss_type_input(value: str | None) -> None:
-    """Say that loss_type_input is not needed; refuse a value that never was."""
+    """Warn that loss_type_input is deprecated; reject invalid values."""
     if value is None:
         return
     if value != "logprobs":
@@ -47,10 +47,10 @@ def warn_loss_type_input(value: str | None) -> None:
 
 
 def warn_unused_name(name: str | None) -> None:
-    """Say that a snapshot for sampling has no name."""
+    """Warn that a snapshot for sampling has no name."""
     if name is not None:
         text = (
-            "name is deprecated and has no effect here; for weights that stay, use "
+            "name is deprecated and has no effect here; to save weights permanently, use "
             "save_weights_for_sampler(name) and create_sampling_client(path)"
         )
         warnings.warn(text, FutureWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Client settings: read once, checked at once, then passed down unchanged."""
+"""Client settings: read and checked once, then passed on unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinkex.client.profiles import Profile, find_profile
 from tinkex.errors import ConfigError
 from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
 
-#: The default of `Config.max_response_bytes`; results have megabytes.
+#: The default of `Config.max_response_bytes`; normal results have a few megabytes.
 MAX_RESPONSE_BYTES = 2**30
 #: The default of `Config.max_unsized_download_bytes`.
 MAX_UNSIZED_DOWNLOAD_BYTES = 16 * 2**30
@@ -22,52 +22,52 @@ MAX_UNSIZED_DOWNLOAD_BYTES = 16 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything a client needs to know; immutable, so two clients never disturb each other."""
+    """The settings of a client; immutable, so several clients can share one."""
 
     base_url: str = HOSTED_BASE_URL
-    """The server. A path prefix is kept; a trailing slash is not."""
+    """The server's URL. May have a path prefix; a trailing slash is removed."""
     api_key: str | None = field(default=None, repr=False)
     """The credential sent as X-API-Key."""
     key_source: str = ""
-    """Where the key came from, in words for people; said when a server refuses it."""
+    """Where the key came from; shown when the server rejects it."""
     profile: str | None = None
-    """The profile of the home's config.toml that settings were taken from."""
+    """The profile in the home's config.toml that provided settings."""
     environment: Environment = field(default_factory=Environment, repr=False)
-    """What the environment said when this was made; nobody reads it again."""
+    """The environment variables at creation time; they are not read again."""
     local_home: Path | None = None
-    """Where this machine's own server lives, which is used, and started, when neither a server nor
-    a key is named anywhere; None never does."""
+    """The home of the local server, which is used, and started if necessary, when neither a server
+    nor a key is configured. None disables this."""
     timeout_seconds: float = 60.0
-    """How long to wait for one answer."""
+    """How long to wait for one response."""
     connect_timeout_seconds: float = 5.0
     """How long to wait for a connection."""
     max_retries: int = 10
-    """How often a request that the server refused for a passing reason is sent again."""
+    """How often to retry a request that the server rejected for a temporary reason."""
     first_contact_seconds: float = 4.0
-    """How long to keep trying a server that has never answered this client."""
+    """How long to retry while the server has never responded to this client."""
     first_answer_seconds: float = 10.0
-    """How long a server that took the connection may be silent before its very first answer."""
+    """How long to wait for the very first response after a connection was accepted."""
     outage_seconds: float = 300.0
-    """How long to keep trying a server that answered before and is now unreachable."""
+    """How long to retry when a server that responded before has become unreachable."""
     poll_timeout_seconds: float | None = None
-    """How long to wait for one result in all; None waits for ever."""
+    """How long to wait for one result in total; None waits without limit."""
     poll_request_seconds: float = 45.0
     """How long one poll may take."""
     billing_pause_seconds: float | None = None
-    """How long to wait when the account has a billing issue; None leaves it to the server."""
+    """How long to wait when the account has a billing issue; None uses the server's value."""
     heartbeat_seconds: float = 10.0
-    """How often a session says that it is alive."""
+    """The interval between heartbeats of a session."""
     max_connections: int = 512
-    """How many connections to open to one server at most."""
+    """The maximum number of connections to one server."""
     http_pool: str = "default"
     """Clients with the same pool name and server share connections."""
     max_concurrent_samples: int = 400
-    """How many sample requests may be on their way to the server at once."""
+    """The maximum number of sample requests that are sent concurrently."""
     max_response_bytes: int = MAX_RESPONSE_BYTES
     """The largest response to read into memory, after decompression."""
     max_unsized_download_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES
-    """The most bytes that a download may write to disk for files whose size is declared neither by
-    the response nor by a manifest."""
+    """The maximum number of bytes a download may write for files whose size is declared neither
+    by the response nor by a manifest."""
     user_metadata: Mapping[str, str] | None = None
     """Attached to new sessions."""
     project_id: str | None = None
@@ -75,20 +75,20 @@ class Config:
     tags: tuple[str, ...] = ()
     """Tags of new sessions."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Extra headers, sent with every request."""
+    """Extra headers for every request."""
     telemetry: bool = False
-    """Send usage events to the server. Off unless asked for."""
+    """Send usage events to the server. Off by default."""
     tokenizer_loader: Callable[[str], Any] | None = None
-    """Loads a tokenizer by its id; the default asks transformers."""
+    """Loads a tokenizer by its id; the default uses transformers."""
     event_hook: Callable[[Any], None] | None = None
-    """Called with a Timing, RequestDone or QueueChanged as they happen, on a thread of its own."""
+    """Called with each Timing, RequestDone or QueueChanged event, on a separate thread."""
 
     @classmethod
     def new(cls, *, environ: Mapping[str, str] | None = None, **options: Any) -> Config:
-        """Build a config: an option wins over the environment, which wins over the default.
+        """Create a config: options override the environment, which overrides the defaults.
 
-        A profile that is named here counts as options, one that is named elsewhere comes after the
-        environment. An option that is None or empty counts as not given.
+        A profile passed as an option overrides the environment too; any other profile ranks below
+        it. An option that is None or empty counts as not given.
         """
         known = {row.name for row in fields(cls)}
         unknown = sorted(options.keys() - known)
@@ -97,14 +97,14 @@ class Config:
         env = options.get("environment") or read_environment(environ)
         given = {name: value for name, value in options.items() if value not in (None, "")}
         profile = find_profile(given.pop("profile", None), env)
-        found = _merge_profile(_from_environment(env), given, profile)
-        if "base_url" not in found and env.home != Path():
-            found["local_home"] = env.home
-        return cls(**found | given)
+        settings = _merge_profile(_from_environment(env), given, profile)
+        if "base_url" not in settings and env.home != Path():
+            settings["local_home"] = env.home
+        return cls(**settings | given)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base_url", normalise_url(self.base_url))
-        # Copies: what the caller does with its own dict or list later changes nothing here.
+        # Copies: the caller may change its own dict or list later.
         object.__setattr__(self, "headers", dict(self.headers))
         object.__setattr__(self, "tags", _checked_tags(self.tags))
         for name in _POSITIVE_FIELDS:
@@ -115,7 +115,7 @@ class Config:
             _check_number("poll_timeout_seconds", self.poll_timeout_seconds, 0.0, inclusive=False)
         for name in _INTEGER_FIELDS:
             if not isinstance(getattr(self, name), int):
-                raise ConfigError(f"{name} must be a whole number, got {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be an integer, got {getattr(self, name)!r}")
         if self.billing_pause_seconds is not None:
             _check_number("billing_pause_seconds", self.billing_pause_seconds, 0.0, inclusive=True)
         if self.user_metadata is not None:
@@ -123,7 +123,7 @@ class Config:
             object.__setattr__(self, "user_metadata", dict(self.user_metadata))
 
     def evolve(self, **changes: Any) -> Config:
-        """A copy with some settings changed."""
+        """Return a copy with some settings changed."""
         return replace(self, **changes)
 
 
@@ -149,7 +149,7 @@ _NON_NEGATIVE_FIELDS = ("max_retries", "first_contact_seconds", "outage_seconds"
 
 
 def _from_environment(env: Environment) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "api_key": env.api_key,
         "base_url": env.base_url,
         "project_id": env.project_id,
@@ -158,42 +158,42 @@ def _from_environment(env: Environment) -> dict[str, Any]:
         "max_unsized_download_bytes": env.max_unsized_download_bytes,
         "environment": env,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _merge_profile(
     from_environment: dict[str, Any], options: dict[str, Any], profile: Profile | None
 ) -> dict[str, Any]:
-    """What the environment, the options and a profile say together."""
+    """Combine the settings of the environment, the options and a profile."""
     if profile is None:
         return from_environment | options
-    said = dict(profile.settings)
+    settings = dict(profile.settings)
     if not profile.is_explicit:
-        named_url = options.get("base_url") or from_environment.get("base_url")
-        is_elsewhere = named_url is not None and named_url != said.get("base_url")
-        # Nobody asked for this profile: its key must not travel to another server, and it does
-        # not stand before a command that prints a key.
-        if is_elsewhere or from_environment["environment"].credential_command:
-            said.pop("api_key", None)
-        said = {name: value for name, value in said.items() if name not in from_environment}
-    if "api_key" in said and "api_key" not in options:
-        said["key_source"] = f"profile {profile.name!r} in {profile.path}"
-    return from_environment | said | options | {"profile": profile.name}
+        url = options.get("base_url") or from_environment.get("base_url")
+        is_other_server = url is not None and url != settings.get("base_url")
+        # The caller did not choose this profile: its key must not be sent to another server, and
+        # must not override a credential command.
+        if is_other_server or from_environment["environment"].credential_command:
+            settings.pop("api_key", None)
+        settings = {name: value for name, value in settings.items() if name not in from_environment}
+    if "api_key" in settings and "api_key" not in options:
+        settings["key_source"] = f"profile {profile.name!r} in {profile.path}"
+    return from_environment | settings | options | {"profile": profile.name}
 
 
 def normalise_url(url: str) -> str:
-    """A base URL without trailing slash and with scheme and host in lower case."""
+    """Return a base URL without trailing slash and with scheme and host in lower case."""
     text = str(url).strip()
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ConfigError(f"base_url is no valid URL: {text!r} ({error})") from error
+        raise ConfigError(f"base_url is not a valid URL: {text!r} ({error})") from error
     if parts.username is not None or parts.password is not None:
-        # The value stays out of the message: it holds a secret.
-        raise ConfigError("base_url must not have a user name or password; pass api_key=...")
-    is_clean = all(" " < letter != "\x7f" for letter in text)
-    if parts.scheme.lower() not in {"http", "https"} or not host or not is_clean:
+        # The message does not quote the URL: it contains a secret.
+        raise ConfigError("base_url must not contain a user name or password; pass api_key=...")
+    is_printable = all(" " < letter != "\x7f" for letter in text)
+    if parts.scheme.lower() not in {"http", "https"} or not host or not is_printable:
         raise ConfigError(
             f"base_url must look like https://host[:port][/prefix], got {str(url)!r}",
             hint="Pass base_url=..., or set TINKER_BASE_URL.",
@@ -201,7 +201,7 @@ def normalise_url(url: str) -> str:
     if parts.query or parts.fragment:
         raise ConfigError(f"base_url must not have a query or a fragment, got {str(url)!r}")
     if port == 0:
-        raise ConfigError(f"base_url has no valid port: {str(url)!r}")
+        raise ConfigError(f"base_url has an invalid port: {str(url)!r}")
     shown_host = f"[{host}]" if ":" in host else host
     shown_port = "" if port is None else f":{port}"
     return f"{parts.scheme.lower()}://{shown_host}{shown_port}{parts.path.rstrip('/')}"
@@ -218,16 +218,16 @@ def _check_number(name: str, value: object, least: float, *, inclusive: bool) ->
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise ConfigError(f"user_metadata maps text to text, got {key!r}: {value!r}")
+            raise ConfigError(f"user_metadata must map strings to strings, got {key!r}: {value!r}")
 
 
 def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
-        raise ConfigError(f"tags must be a list of texts, got {tags!r}")
+        raise ConfigError(f"tags must be a list of strings, got {tags!r}")
     return tuple(tags)
 
 
 def _explain_unknown(name: str, known: set[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(known))}"
-    return f"Config has no setting {name!r}; {advice}"
+    advice = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+    return f"Unknown Config setting {name!r}; {advice}"

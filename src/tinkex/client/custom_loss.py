@@ -1,8 +1,9 @@
-"""Losses of the user's own: run here on log-probabilities, then sent back as weights.
+"""Custom losses: computed locally on log-probabilities, sent to the server as token weights.
 
-The server knows cross entropy, the sum of -weight * logprob. Its gradient is that of any loss C
-when every weight is -dC/dlogprob, so a custom loss takes a forward pass, C and its gradient here,
-and a second pass with those weights. Nothing here waits for the network; run it off the loop.
+Cross entropy on the server is the sum of -weight * logprob. With every weight set to
+-dC/dlogprob it has the gradient of any loss C, so a custom loss takes a forward pass, C and its
+gradient computed locally, and a backward pass with those weights. This module does no I/O; run it
+off the event loop.
 """
 
 from __future__ import annotations
@@ -50,39 +51,39 @@ __all__ = [
 
 logger = get_logger(__name__)
 
-#: The loss of a batch: (data, logprobs of each datum) -> (loss, metrics by name).
+#: Loss of a batch: (data, logprobs of each datum) -> (loss, metrics by name).
 CustomLossFnV1: TypeAlias = Callable[[list[Datum], list[Any]], tuple[Any, dict[str, float]]]
 
 
 @dataclass(frozen=True)
 class LossHandle:
-    """A traced loss; give it to forward_backward_custom() in place of a function."""
+    """A traced loss; pass it to forward_backward_custom() instead of a function."""
 
     name: str
     inputs: tuple[CustomLossInput, ...]
     """`logprobs`, then the keys of `loss_fn_inputs` that the loss takes, in order."""
     session_id: str
-    """The session it was made in; clients of other sessions cannot use it."""
+    """The session it was created in; clients of other sessions cannot use it."""
     graph: torch.fx.GraphModule = field(repr=False, compare=False)
-    """What runs; the function it was traced from is not kept."""
+    """The traced graph, which runs instead of the original function."""
     loss_id: str | None = None
-    """What the server calls it, or None if it runs here."""
+    """The loss's id on the server, or None if it runs locally."""
 
     @property
     def key(self) -> str:
-        """The same text for the same computation on the same inputs, whatever its name."""
-        ranks = [(each.name, each.rank) for each in self.inputs]
+        """A digest of the computation and its inputs, independent of the loss's name."""
+        ranks = [(item.name, item.rank) for item in self.inputs]
         return hashlib.sha256(f"{ranks}\n{self.graph.code}".encode()).hexdigest()
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The keys of `loss_fn_inputs` that the loss takes, in order."""
-        return tuple(each.name for each in self.inputs[1:])
+        return tuple(item.name for item in self.inputs[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class SurrogateLoss:
-    """A custom loss turned into data for cross entropy that has the same gradient."""
+    """A custom loss, expressed as data for cross entropy with the same gradient."""
 
     data: list[Datum]
     loss_sum: float
@@ -90,49 +91,49 @@ class SurrogateLoss:
 
 
 def check_loss_fn(loss_fn: object) -> None:
-    """Refuse what cannot be a loss, and a machine without torch; torch is not imported for it."""
+    """Check that a loss is callable and that torch is installed, without importing torch."""
     if not isinstance(loss_fn, LossHandle) and not callable(loss_fn):
-        raise InvalidInput(f"a custom loss is a function or a LossHandle, got {loss_fn!r:.80}")
+        raise InvalidInput(f"a custom loss must be a function or LossHandle, got {loss_fn!r:.80}")
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"custom losses need torch: {install_command('torch')}")
 
 
 def check_loss_session(handle: LossHandle, session_id: str | None) -> None:
-    """Refuse a loss that was made in another session: the server does not know it here."""
+    """Check that a loss belongs to this session: the server does not share losses."""
     if handle.session_id != session_id:
         raise InvalidInput(
-            f"The loss {handle.name!r} was made in session {handle.session_id}, "
-            f"this client belongs to {session_id}"
+            f"The loss {handle.name!r} was created in session {handle.session_id}, "
+            f"but this client belongs to session {session_id}"
         )
 
 
 def check_loss_inputs(handle: LossHandle, data: Sequence[Datum]) -> None:
-    """Refuse data that lacks an input of the loss, or has it with another rank."""
+    """Check that every datum has all inputs of the loss, with the right rank."""
     # Log-probabilities have the shape of the targets they belong to.
     keys = ("target_tokens", *handle.input_names)
     for index, datum in enumerate(data):
-        for key, wanted in zip(keys, handle.inputs, strict=True):
+        for key, expected in zip(keys, handle.inputs, strict=True):
             tensor = _get_loss_input(index, datum, key)
-            if len(tensor.shape) != wanted.rank:
+            if len(tensor.shape) != expected.rank:
                 raise InvalidInput(
                     f"data[{index}] has {key!r} of shape {tensor.shape}; custom loss "
-                    f"{handle.name!r} takes {wanted.name} with rank {wanted.rank}"
+                    f"{handle.name!r} takes {expected.name} with rank {expected.rank}"
                 )
 
 
 def run_loss_handle(
     handle: LossHandle, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Sum the loss over all datums; a metric is summed or averaged as its suffix says."""
+    """Sum the loss over all datums; the suffix of a metric selects sum or mean."""
     torch = load_torch()
     total = torch.zeros(())
     sums: dict[str, float] = {}
-    for index, (datum, logprobs_of_datum) in enumerate(zip(data, logprobs, strict=True)):
-        # A copy: a loss may work in place, and tensors share memory with the user's data.
+    for index, (datum, datum_logprobs) in enumerate(zip(data, logprobs, strict=True)):
+        # A copy: a loss may modify it in place, and tensors share memory with the user's data.
         inputs = [
             _get_loss_input(index, datum, key).to_torch().clone() for key in handle.input_names
         ]
-        loss, metrics = handle.graph(logprobs_of_datum, *inputs)
+        loss, metrics = handle.graph(datum_logprobs, *inputs)
         if not is_torch_tensor(loss) or loss.ndim != 0:
             raise InvalidInput(
                 f"custom loss {handle.name!r} returned {loss!r:.80} for data[{index}]; expected a "
@@ -147,13 +148,13 @@ def run_loss_handle(
 
 
 def forward_data(data: Sequence[Datum]) -> list[Datum]:
-    """The same datums with only what a forward pass needs; missing weights become zeros."""
+    """Return datums with only the inputs of a forward pass; missing weights become zeros."""
     import numpy as np
 
     forward: list[Datum] = []
     for index, datum in enumerate(data):
         if not isinstance(datum, Datum):
-            raise InvalidInput(f"data[{index}] is no Datum: {type(datum).__name__}")
+            raise InvalidInput(f"data[{index}] must be a Datum, got {type(datum).__name__}")
         targets = _get_loss_input(index, datum, "target_tokens")
         weights = datum.loss_fn_inputs.get("weights")
         if weights is None:
@@ -166,9 +167,9 @@ def forward_data(data: Sequence[Datum]) -> list[Datum]:
 def compute_surrogate(
     data: list[Datum], outputs: Sequence[LossFnOutput], loss_fn: CustomLossFnV1 | LossHandle
 ) -> SurrogateLoss:
-    """Run the loss on what the forward pass returned, and turn its gradient into weights.
+    """Run the loss on the forward outputs and turn its gradient into weights.
 
-    What the loss itself raises is not touched.
+    Exceptions raised by the loss are passed on unchanged.
     """
     check_loss_fn(loss_fn)
     torch = load_torch()
@@ -182,14 +183,14 @@ def compute_surrogate(
     loss, metrics = _read_result(result)
     loss_sum = float(loss.item())
     if not math.isfinite(loss_sum):
-        raise InvalidInput(f"custom loss is {loss_sum}")
+        raise InvalidInput(f"the custom loss is {loss_sum}; it must be finite")
     for leaf in logprobs:
-        leaf.grad = None  # a loss that called backward() itself must not count twice
+        leaf.grad = None  # the loss may have called backward() itself
     if loss.requires_grad:
         torch.autograd.backward(loss)
     weighted = [
-        replace(datum, loss_fn_inputs=_grad_weights(index, datum, gradient))
-        for index, (datum, gradient) in enumerate(zip(data, _collect_grads(logprobs), strict=True))
+        replace(datum, loss_fn_inputs=_grad_weights(index, datum, grad))
+        for index, (datum, grad) in enumerate(zip(data, _collect_grads(logprobs), strict=True))
     ]
     return SurrogateLoss(weighted, loss_sum, metrics)
 
@@ -197,10 +198,10 @@ def compute_surrogate(
 def with_custom_metrics(
     output: ForwardBackwardOutput, surrogate: SurrogateLoss
 ) -> ForwardBackwardOutput:
-    """The result of the second pass, as if the server had computed the custom loss."""
-    server = dict(output.metrics)
-    surrogate_loss = server.pop("loss:sum", None)
-    metrics = {**server, **surrogate.metrics, "loss:sum": surrogate.loss_sum}
+    """Replace the surrogate's loss by the custom loss in the metrics of the backward pass."""
+    server_metrics = dict(output.metrics)
+    surrogate_loss = server_metrics.pop("loss:sum", None)
+    metrics = {**server_metrics, **surrogate.metrics, "loss:sum": surrogate.loss_sum}
     if surrogate_loss is not None:
         metrics["surrogate_loss:sum"] = surrogate_loss
     return replace(output, metrics=metrics)
@@ -210,7 +211,7 @@ def _get_loss_input(index: int, datum: Datum, key: str) -> TensorData:
     tensor = datum.loss_fn_inputs.get(key)
     if tensor is None:
         raise InvalidInput(
-            f"data[{index}] has no {key!r} in its loss_fn_inputs, which the custom loss needs"
+            f"data[{index}] has no {key!r} in its loss_fn_inputs; the custom loss requires it"
         )
     return tensor
 
@@ -247,7 +248,9 @@ def _read_result(result: object) -> tuple[torch.Tensor, dict[str, float]]:
 
 def _read_metrics(metrics: object) -> dict[str, float]:
     if not isinstance(metrics, Mapping):
-        raise InvalidInput(f"the custom loss returned {metrics!r:.80} as its metrics, not a dict")
+        raise InvalidInput(
+            f"the custom loss returned {metrics!r:.80} as its metrics; expected a dict"
+        )
     return {_metric_name(key): _metric_value(key, value) for key, value in metrics.items()}
 
 
@@ -259,11 +262,11 @@ def _metric_name(key: object) -> str:
 
 def _metric_value(key: str, value: Any) -> float:
     try:
-        # float() would read text as well.
+        # float() would also parse strings.
         if not isinstance(value, str | bytes | bytearray):
             return float(value.detach() if is_torch_tensor(value) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        pass  # the refusal below says it better
+        pass  # reported below
     raise InvalidInput(f"metric {key!r} of the custom loss is {value!r:.80}; expected a number")
 
 
@@ -274,7 +277,7 @@ def _collect_grads(logprobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if num_unused:
         logger.warning(
             "The custom loss does not depend on the log-probabilities of %d of %d datums; "
-            "these train nothing",
+            "their gradient is zero",
             num_unused,
             len(logprobs),
         )
@@ -283,10 +286,10 @@ def _collect_grads(logprobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _grad_weights(index: int, datum: Datum, grad: torch.Tensor) -> dict[str, TensorData]:
     dense = TensorData.from_torch(grad)
-    if (wrong := dense.find_not_finite()) is not None:
-        place, value = wrong
+    if (not_finite := dense.find_not_finite()) is not None:
+        position, value = not_finite
         raise InvalidInput(
-            f"the gradient of the custom loss is {value} at logprobs{place} of data[{index}]"
+            f"the gradient of the custom loss is {value} at logprobs{position} of data[{index}]"
         )
     weights = TensorData.from_numpy(-dense.array)
     return {"target_tokens": datum.loss_fn_inputs["target_tokens"], "weights": weights}

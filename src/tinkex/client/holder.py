@@ -1,4 +1,4 @@
-"""What all clients made by one ServiceClient share: connection, session, flags and counters."""
+"""State shared by all clients of one ServiceClient: connections, session, flags and counters."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from tinkex.settings import HOSTED_BASE_URL, HOSTED_CONSOLE_URL
 
 T = TypeVar("T")
 logger = get_logger(__name__)
-#: How long closing waits for stopped work to end.
+#: How long close() waits for cancelled tasks to end.
 STOP_SECONDS = 1.0
-#: How long the end of the program waits for sessions to be finished, in all.
+#: How long interpreter exit waits for all sessions to be finished.
 EXIT_SECONDS = 2.0
 FinishStatus = Literal["success", "errored", "interrupted"]
 
 
 @dataclass(slots=True)
 class SessionPlan:
-    """How the session is created, or which existing one is joined."""
+    """How to create the session, or which existing session to join."""
 
     user_metadata: dict[str, str] = field(default_factory=dict)
     display_name: str | None = None
@@ -51,7 +51,7 @@ class SessionPlan:
 
 
 class Holder:
-    """Shared state of one tree of clients. Requests run on the I/O loop."""
+    """Shared state of a ServiceClient and the clients it creates. Requests run on the I/O loop."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Holder:
         source = self.identity.source
         self.transport = Transport(config, http, self.identity.get_credential, source, polls)
         self.transport.on_request_done = self._emit
-        # The pulse has connections of its own and never waits for a token.
+        # Heartbeats use separate connections and never wait for a new token.
         self._heartbeat_transport = Transport(config, beats, self.identity.last_token.get, source)
         self._heartbeat_transport.metrics = self.transport.metrics
         self.server = ServerFlags(self.transport)
@@ -101,13 +101,13 @@ class Holder:
 
     @property
     def flags(self) -> types.ClientConfigResponse:
-        """The server's flags; its defaults until ready()."""
+        """The server's flags; defaults until ready()."""
         return self.server.values
 
     # --- running work -------------------------------------------------------------------
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> APIFuture[T]:
-        """Run work on the I/O loop, unless this client is closed."""
+        """Run a coroutine on the I/O loop; raises ClientClosed if this client is closed."""
         try:
             self.check_usable()
         except TinkexError:
@@ -116,13 +116,13 @@ class Holder:
         return IO_LOOP.start(coroutine, self.create_task)
 
     def check_usable(self) -> None:
-        """Refuse work on a closed client, and in a child that inherited one."""
+        """Raise if this client is closed, or was inherited by a forked process."""
         FORK_GUARD.check()
         if self.is_closed:
             raise ClientClosed("This client is closed")
 
     def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task on the I/O loop that closing this client stops."""
+        """Create a task on the I/O loop that close() cancels."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -131,20 +131,20 @@ class Holder:
         return task
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run work and wait for it."""
+        """Run a coroutine on the I/O loop and wait for its result."""
         return self.start(coroutine).result()
 
     def poller(self, observer: QueueStateObserver, name: str) -> Poller:
-        """Waits for results; tells the observer, and the event hook, about queue changes."""
-        watch = QueueStateNotifier(
-            observer,
-            self._callbacks.submit,
-            lambda state, why: self._emit_queue_changed(name, state, why),
-        )
-        return Poller(self.transport, watch, self.response_budget)
+        """Create a poller that reports queue changes to the observer and the event hook."""
+
+        def emit_change(state: QueueState, reason: str | None) -> None:
+            self._emit(QueueChanged(client=name, state=str(state), reason=reason))
+
+        notifier = QueueStateNotifier(observer, self._callbacks.submit, emit_change)
+        return Poller(self.transport, notifier, self.response_budget)
 
     def record_timing(self, timing: Timing) -> None:
-        """Count one finished operation and tell the log and the event hook."""
+        """Record one finished operation in metrics, log, event hook and telemetry."""
         self.transport.metrics.record(timing)
         logger.debug(
             "%s took %.3f s (%.3f s to submit, %d requests)%s",
@@ -159,51 +159,50 @@ class Holder:
             self.telemetry.log("operation_failed", {"operation": timing.operation}, "WARNING")
 
     def metrics(self) -> Metrics:
-        """Counters and percentiles so far."""
+        """Return the current counters and latency percentiles."""
         return self.transport.metrics.snapshot()
 
     def console_url(self, page: str, name: str | None) -> str:
-        """Where a person can look at something of this server."""
+        """Return the URL of a page of the server's web console."""
         is_hosted = self.config.base_url == HOSTED_BASE_URL
         console = HOSTED_CONSOLE_URL if is_hosted else f"{self.config.base_url}/console"
         return f"{console}/{page}/{path_segment(name)}" if name else f"{console}/{page}"
 
     @property
     def known_session_id(self) -> str | None:
-        """The session's id, if there is one already."""
-        session = self._session_task
-        has_one = session is not None and session.done() and not _has_failed(session)
-        return session.result() if session is not None and has_one else None
+        """The session's id, if the session has been opened."""
+        task = self._session_task
+        return task.result() if task is not None and task.done() and not _has_failed(task) else None
 
     def get_session_id(self) -> str:
-        """The session's id; opens the session and waits for it if there is none yet."""
+        """Return the session's id; opens the session first if necessary."""
         return self.known_session_id or self.run(self.session_id())
 
     # --- ids, reserved by the caller's thread -------------------------------------------
 
     def next_model_seq_id(self) -> int:
-        """The number of the next training client in this session."""
+        """Return the sequence number of the next training client in this session."""
         return next(self._model_seq_ids)
 
     def next_sampling_seq_id(self) -> int:
-        """The number of the next sampling session in this session."""
+        """Return the sequence number of the next sampling session in this session."""
         return next(self._sampling_seq_ids)
 
     def next_custom_loss_seq_id(self) -> int:
-        """The number of the next uploaded loss in this session."""
+        """Return the sequence number of the next uploaded loss in this session."""
         return next(self._custom_loss_seq_ids)
 
-    # --- start-up, each step once -------------------------------------------------------
+    # --- start-up: each step runs once --------------------------------------------------
 
     async def ready(self) -> None:
-        """Read the server's flags; the first caller does it, the others wait for it."""
+        """Read the server's flags; concurrent callers share one request."""
         if self._ready_task is None or _has_failed(self._ready_task):
             self._ready_task = asyncio.get_running_loop().create_task(self._read_flags())
             self._ready_task.add_done_callback(_has_failed)
         await asyncio.shield(self._ready_task)
 
     async def session_id(self) -> str:
-        """The session, created when first asked for."""
+        """Return the session's id; the first call creates the session."""
         if self.is_closed:
             raise ClientClosed("This client is closed")
         if self._session_task is None or _has_failed(self._session_task):
@@ -227,7 +226,7 @@ class Holder:
             self.transport, self.plan.user_metadata, self.plan.display_name
         )
         if self.is_closed:
-            # Closed meanwhile: a session that nobody wants must not stay behind.
+            # Closed meanwhile: do not leave an unused session on the server.
             await finish_session(self.transport, session_id, "interrupted", None)
             raise ClientClosed("This client is closed")
         self._heartbeat = SessionHeartbeat(self._heartbeat_transport, session_id)
@@ -237,10 +236,10 @@ class Holder:
             self.telemetry.begin(session_id)
         return session_id
 
-    # --- the end ------------------------------------------------------------------------
+    # --- shutdown -----------------------------------------------------------------------
 
     def close(self, status: FinishStatus, detail: str | None = None) -> APIFuture[None]:
-        """Stop heartbeats at once, then finish the session; closing twice is fine."""
+        """Stop heartbeats immediately, then finish the session; may be called twice."""
         self.is_closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -264,7 +263,7 @@ class Holder:
 
     @property
     def should_finish_at_exit(self) -> bool:
-        """True for a session that only this process can be using, or that is closing already."""
+        """True if only this process can be using the session, or if it is already closing."""
         return self._close_future is not None or (
             self._session_task is not None and not self.has_exported_handle
         )
@@ -276,14 +275,11 @@ class Holder:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
     async def _owned_session_id(self) -> str | None:
-        """The session this client opened; None if it opened none, or could not."""
+        """Return the session this client opened; None if it opened none or opening failed."""
         if self._session_task is None or self.plan.joined_session_id is not None:
             return None
         await asyncio.wait([self._session_task], timeout=STOP_SECONDS)
         return self.known_session_id
-
-    def _emit_queue_changed(self, name: str, state: QueueState, reason: str | None) -> None:
-        self._emit(QueueChanged(client=name, state=str(state), reason=reason))
 
     def _emit(self, event: object) -> None:
         hook = self.config.event_hook
@@ -295,24 +291,24 @@ _OPEN_HOLDERS: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
 def _finish_all_sessions() -> None:
-    """At interpreter exit: finish sessions nobody else can be using."""
-    # Python leaves an exception that ended the program here.
+    """At interpreter exit, finish the sessions that no other process can be using."""
+    # Python stores the exception that ended the program here.
     error = getattr(sys, "last_value", None)
     status: FinishStatus = "success" if error is None else "errored"
     if error is not None and not isinstance(error, Exception):
         status = "interrupted"
-    ending = [
+    closing = [
         holder.close(status) for holder in list(_OPEN_HOLDERS) if holder.should_finish_at_exit
     ]
-    concurrent.futures.wait(ending, timeout=EXIT_SECONDS)
+    concurrent.futures.wait(closing, timeout=EXIT_SECONDS)
 
 
 atexit.register(_finish_all_sessions)
 if hasattr(os, "register_at_fork"):
-    # A child must not finish the sessions of its parent.
+    # A forked child must not finish the sessions of its parent.
     os.register_at_fork(after_in_child=_OPEN_HOLDERS.clear)
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:
-    """Whether a step ended badly; having asked, asyncio does not complain that nobody did."""
+    """True if a task failed; retrieving its exception keeps asyncio from logging it."""
     return task.done() and (task.cancelled() or task.exception() is not None)

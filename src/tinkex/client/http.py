@@ -1,4 +1,4 @@
-"""The one door to the HTTP library: send a request, get bytes back or a typed error.
+"""The only module that uses the HTTP library: send a request, get bytes or a typed error.
 
 pyqwest (Rust's reqwest) was chosen by measurement; see benchmarks/README.md.
 """
@@ -31,7 +31,7 @@ from tinkex.errors import (
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What was sent, as far as an error report needs it; never a secret."""
+    """Method and URL of a request, for error reports; contains no secret."""
 
     method: str
     url: str
@@ -39,7 +39,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A complete answer."""
+    """A complete response."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -53,30 +53,30 @@ class HttpResponse:
 
     @property
     def is_proto(self) -> bool:
-        """True when the body is protobuf."""
+        """True if the body is protobuf."""
         return self.headers.get("content-type", "").startswith("application/x-protobuf")
 
     @property
     def is_web_page(self) -> bool:
-        """True when the body is HTML, which no Tinker server sends to a client."""
+        """True if the body is HTML, which a Tinker server never sends to a client."""
         start = self.content[:64].lstrip().lower()
         is_html = self.headers.get("content-type", "").startswith("text/html")
         return is_html or start.startswith((b"<!doctype html", b"<html"))
 
     def json(self) -> Any:
-        """The body as JSON; raises ValueError when it is not."""
+        """The body as JSON; raises ValueError if it is not JSON."""
         return msgspec.json.decode(self.content)
 
 
 class HttpTransport(Protocol):
-    """What carries a request; tests pass their own, e.g. pyqwest.testing.ASGITransport."""
+    """Interface of an HTTP transport; tests pass e.g. pyqwest.testing.ASGITransport."""
 
     def execute(self, request: pyqwest.Request) -> Any:
         """Send one request and await its response."""
 
 
 class HttpClient:
-    """Sends requests to one server over shared connections."""
+    """Sends requests to one server over a shared connection pool."""
 
     def __init__(self, config: Config, transport: HttpTransport | None = None) -> None:
         self._host = urlsplit(config.base_url).netloc
@@ -93,7 +93,7 @@ class HttpClient:
         body: bytes | None,
         timeout_seconds: float,
     ) -> HttpResponse:
-        """Send one request and read its response into memory; a redirected GET is followed."""
+        """Send one request and read its response into memory; follows redirects of a GET."""
         response = await self._send_once(method, url, headers, body, timeout_seconds)
         for _ in range(MAX_REDIRECTS):
             target = _redirect_target(url, response.status_code, response.headers)
@@ -115,8 +115,8 @@ class HttpClient:
         request = HttpRequest(method, url)
         try:
             async with asyncio.timeout(timeout_seconds):
-                asked = pyqwest.Request(method, url, pyqwest.Headers(headers.items()), body)
-                reply = await self._transport.execute(asked)
+                outgoing = pyqwest.Request(method, url, pyqwest.Headers(headers.items()), body)
+                reply = await self._transport.execute(outgoing)
                 return await _read_body(reply, reply.content, request, self._max_response_bytes)
         except TimeoutError as error:
             raise self._timeout_error(request, timeout_seconds, error) from error
@@ -131,7 +131,7 @@ class HttpClient:
     async def stream(
         self, url: str, headers: Mapping[str, str], timeout_seconds: float
     ) -> AsyncIterator[HttpStream]:
-        """Open a GET whose body is read piece by piece; redirects are followed."""
+        """Open a GET with a streamed body; follows redirects."""
         for _ in range(MAX_REDIRECTS):
             async with self._open_stream(url, headers, timeout_seconds) as stream:
                 target = _redirect_target(url, stream.status, stream.headers)
@@ -139,7 +139,9 @@ class HttpClient:
                     yield stream
                     return
             url, headers = target, _redirect_headers(headers, url, target)
-        raise APIConnectionError(HttpRequest("GET", url), "The server sent us round in circles")
+        raise APIConnectionError(
+            HttpRequest("GET", url), f"The server sent more than {MAX_REDIRECTS} redirects"
+        )
 
     @asynccontextmanager
     async def _open_stream(
@@ -147,7 +149,7 @@ class HttpClient:
     ) -> AsyncIterator[HttpStream]:
         FORK_GUARD.check()
         request = HttpRequest("GET", url)
-        # The library closes the answer when this object goes away: it must outlive the reading.
+        # The library closes the response when this object is freed: keep it while reading.
         opening = self._client.stream("GET", url, headers=headers)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -171,7 +173,7 @@ class HttpClient:
             seconds = self._connect_timeout_seconds
             return ConnectTimeoutError(
                 request,
-                f"Connection timed out: {self._host} did not accept one within {seconds:g} s",
+                f"Timed out: {self._host} did not accept a connection within {seconds:g} s",
                 hint="Check base_url and that the server is running.",
             )
         return APITimeoutError(
@@ -189,7 +191,7 @@ class HttpClient:
 
 
 class ForkGuard:
-    """Refuses to wait for ever: the HTTP library's threads do not survive a fork."""
+    """Raises in a forked child, where calls would hang: the library's threads end with a fork."""
 
     def __init__(self) -> None:
         self._is_used = False
@@ -198,10 +200,10 @@ class ForkGuard:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def check(self) -> None:
-        """Note that the library is in use; refuse in a child of a process that used it."""
+        """Record that the library is used; raises in a child of a process that used it."""
         if self._is_orphaned:
             raise ConfigError(
-                "This process was forked from one that had used tinkex already",
+                "This process was forked from one that has already used tinkex",
                 hint="Use multiprocessing's 'spawn' start method, or fork before the first call.",
             )
         self._is_used = True
@@ -211,9 +213,10 @@ class ForkGuard:
 
 
 class ExitGuard:
-    """Lets the HTTP library's threads finish before Python does; they abort the process otherwise.
+    """Delays interpreter exit until the HTTP library's threads are idle.
 
-    A thread that has just delivered an answer needs Python for a moment more.
+    A thread that has just delivered a response still needs the interpreter; if it is gone, the
+    thread aborts the process.
     """
 
     def __init__(self) -> None:
@@ -221,21 +224,21 @@ class ExitGuard:
         atexit.register(self._wait)
 
     def record_request_end(self) -> None:
-        """Note that a request has ended."""
+        """Record the time at which a request ended."""
         self._last_used = time.monotonic()
 
     def _wait(self) -> None:
         time.sleep(max(0.0, self._last_used + EXIT_SECONDS - time.monotonic()))
 
 
-#: How long before the end of the process the last request must have ended.
+#: Minimum time between the last request and interpreter exit.
 EXIT_SECONDS = 0.05
 FORK_GUARD = ForkGuard()
 EXIT_GUARD = ExitGuard()
 
 
 class HttpStream:
-    """An answer whose body is still arriving."""
+    """A response whose body is still being received."""
 
     def __init__(
         self, reply: pyqwest.Response, request: HttpRequest, timeout_seconds: float
@@ -247,25 +250,25 @@ class HttpStream:
         self._timeout_seconds = timeout_seconds
 
     async def read(self, max_bytes: int) -> HttpResponse:
-        """Read the body into memory; refuse one that is larger than the limit."""
+        """Read the body into memory; raises if it is larger than the limit."""
         return await _read_body(self._reply, self.chunks(), self._request, max_bytes)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body's pieces in order; silence longer than the timeout is an error."""
-        pieces = aiter(self._reply.content)
+        """Yield the body in chunks; raises if none arrives within the timeout."""
+        chunks = aiter(self._reply.content)
         while True:
             try:
                 async with asyncio.timeout(self._timeout_seconds):
-                    piece = await anext(pieces)
+                    chunk = await anext(chunks)
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
                 raise APITimeoutError(self._request, "The download stalled") from error
             except _CONNECTION_ERRORS as error:
                 raise APIConnectionError(
-                    self._request, f"The download broke off: {_root_cause(error)}"
+                    self._request, f"The download was interrupted: {_root_cause(error)}"
                 ) from error
-            yield bytes(piece)
+            yield bytes(chunk)
 
 
 async def _read_body(
@@ -274,22 +277,22 @@ async def _read_body(
     request: HttpRequest,
     max_bytes: int,
 ) -> HttpResponse:
-    """Read a body, counted after decompression; of an error response the first bytes are enough."""
+    """Read a body up to a limit, counted after decompression; truncate error responses."""
     headers, is_error = _lowercase_headers(reply.headers), reply.status >= 400
     limit = min(max_bytes, MAX_ERROR_BYTES) if is_error else max_bytes
     length = headers.get("content-length", "")
     declared = int(length) if length.isdecimal() and len(length) < 19 else None
-    pieces: list[bytes] = []
+    received: list[bytes] = []
     num_bytes = 0 if declared is None or is_error else declared
     if num_bytes <= limit:
         num_bytes = 0
         async for chunk in chunks:
-            pieces.append(bytes(chunk))
+            received.append(bytes(chunk))
             num_bytes += len(chunk)
-            # A complete body need not wait for the library to say so: that takes as long again.
+            # Do not wait for the library to signal the end: that takes as long again.
             if num_bytes > limit or num_bytes == declared:
                 break
-    content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    content = received[0] if len(received) == 1 else b"".join(received)
     if num_bytes > limit:
         await reply.aclose()
         if not is_error:
@@ -305,13 +308,13 @@ def _too_large_error(
     error = APIResponseValidationError(
         response,
         None,
-        f"The response has at least {num_bytes:,} bytes, and at most {limit:,} are accepted",
+        f"The response has at least {num_bytes:,} bytes; at most {limit:,} are accepted",
     )
     error.hint = "If you trust this server, raise max_response_bytes."
     return error
 
 
-#: The most bytes of an error response that are read; the rest is dropped.
+#: Longer error responses are truncated.
 MAX_ERROR_BYTES = 2**20
 _CONNECTION_ERRORS = (
     ConnectionError,
@@ -323,33 +326,33 @@ _CONNECTION_ERRORS = (
 )
 MAX_REDIRECTS = 5
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
-#: What may be shown to a host that the server sent us to.
+#: Headers that may be sent to another host after a redirect.
 _REDIRECT_SAFE_HEADERS = frozenset({"accept", "range", "if-range", "user-agent"})
 _TRANSPORTS: dict[tuple[str, str, float, int], pyqwest.HTTPTransport] = {}
 
 
 def _shared_transport(config: Config) -> pyqwest.HTTPTransport:
-    """One connection pool per (pool name, server), made when first needed."""
+    """Return the connection pool of (pool name, server), created on first use."""
     origin = urlsplit(config.base_url).netloc
     key = (config.http_pool, origin, config.connect_timeout_seconds, config.max_connections)
     if key not in _TRANSPORTS:
-        made = pyqwest.HTTPTransport(
+        transport = pyqwest.HTTPTransport(
             tls_include_system_certs=True,
             connect_timeout=config.connect_timeout_seconds,
             pool_max_idle_per_host=config.max_connections,
             max_connections_per_address=config.max_connections,
             enable_otel=False,
-            # Followed by hand: a credential must not travel to another host.
+            # HttpClient follows redirects itself: credentials must not be sent to another host.
             follow_redirects=False,
         )
-        return _TRANSPORTS.setdefault(key, made)
+        return _TRANSPORTS.setdefault(key, transport)
     return _TRANSPORTS[key]
 
 
 def _invalid_request_error() -> InvalidInput:
-    # Without the library's own words: they quote header values, and those may be secrets.
+    # The library's message is left out: it quotes header values, which may be secrets.
     return InvalidInput(
-        "This request cannot be sent: its URL or one of its headers holds a character that "
+        "This request cannot be sent: its URL or one of its headers contains a character that "
         "HTTP does not allow",
         hint="Look for line breaks in keys, tokens and extra headers.",
     )
@@ -378,7 +381,7 @@ def _lowercase_headers(headers: pyqwest.Headers) -> dict[str, str]:
 
 
 def _root_cause(error: Exception) -> str:
-    """The innermost cause: the library chains them outermost first."""
+    """Return the innermost cause: the library lists them outermost first."""
     text = str(error)
     if "dns error" in text:
         return "the host name does not resolve"

@@ -1,4 +1,4 @@
-"""The background threads on which all I/O happens, away from the user's code."""
+"""Background threads: event loops for requests and heartbeats, and a thread for user hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = get_logger(__name__)
 
 
 class IoLoop:
-    """An event loop on a daemon thread; work comes in through post() and start()."""
+    """An event loop on a daemon thread; other threads hand it work with post() and start()."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -28,9 +28,9 @@ class IoLoop:
         self._is_wakeup_scheduled = False
 
     def post(self, action: Callable[..., Any], *args: Any) -> None:
-        """Run action(*args) on the loop, soon and in the order of the calls."""
+        """Schedule action(*args) on the loop, in call order."""
         self._inbox.append((action, args))
-        # One wake-up serves everything that is in the inbox: a wake-up is a system call.
+        # One wake-up serves the whole inbox: a wake-up is a system call.
         if not self._is_wakeup_scheduled:
             self._is_wakeup_scheduled = True
             try:
@@ -45,16 +45,16 @@ class IoLoop:
         coroutine: Coroutine[Any, Any, T],
         make_task: Callable[..., asyncio.Task[T]] | None = None,
     ) -> APIFuture[T]:
-        """Run a coroutine on the loop; its outcome arrives in the returned future.
+        """Run a coroutine on the loop; the returned future receives its outcome.
 
-        `make_task` is for an owner that wants to know the task; it is called on the loop.
+        `make_task`, called on the loop, lets an owner create and track the task.
         """
         future: APIFuture[T] = APIFuture()
         self.post(self._launch, coroutine, future, make_task)
         return future
 
     def reset_after_fork(self) -> None:
-        """Drop the thread and its work: after a fork they belong to the parent."""
+        """Drop the loop and its work: after a fork they belong to the parent."""
         self._lock = threading.Lock()
         self._loop = None
         self._inbox.clear()
@@ -62,7 +62,7 @@ class IoLoop:
         IO_THREADS.clear()
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop itself, started if it is not running."""
+        """Return the event loop; starts its thread if necessary."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -76,7 +76,7 @@ class IoLoop:
         self._loop.run_forever()
 
     def _drain(self) -> None:
-        # Cleared first: what is posted from now on wakes the loop again.
+        # Cleared first: a later post must wake the loop again.
         self._is_wakeup_scheduled = False
         assert self._loop is not None
         while self._inbox:
@@ -97,8 +97,8 @@ class IoLoop:
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run works side by side; the first failure stops the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(work) for work in coroutines]
+    """Run coroutines concurrently; the first failure cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -108,17 +108,17 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list
         raise
 
 
-#: Requests and polls.
+#: Runs requests and polls.
 IO_LOOP = IoLoop("tinkex-io")
-#: Heartbeats, alone: no request, decoding or callback may delay them.
+#: Runs heartbeats only: no request, decoding or callback may delay them.
 HEARTBEAT_LOOP = IoLoop("tinkex-pulse")
 
 
 class LoopSingleton:
-    """The event loop of all requests, under the name that debugging tools know."""
+    """Gives access to the request loop under its name in the official package."""
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop on which every request runs."""
+        """Return the event loop on which every request runs."""
         return IO_LOOP.get_loop()
 
 
@@ -134,12 +134,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-#: More than this many calls behind, a hook is too slow to be told of everything.
+#: Events are dropped when this many hook calls are pending.
 MAX_PENDING_CALLBACKS = 10_000
 
 
 class CallbackThread:
-    """Calls hooks one after the other; what they raise is logged."""
+    """Calls user hooks one at a time on a separate thread; logs their exceptions."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tinkex-hooks")
@@ -147,20 +147,20 @@ class CallbackThread:
         self._log_throttle = OncePerMinute()
 
     def submit(self, callback: Callable[[], Any]) -> None:
-        """Call it soon, after what came before it."""
+        """Queue a call."""
         if self._num_pending >= MAX_PENDING_CALLBACKS:
             if self._log_throttle.allows("full"):
-                logger.warning("Hooks are slower than what they are told of; some are not called")
+                logger.warning("Event hooks are too slow; some events are dropped")
             return
         self._num_pending += 1
         try:
             self._executor.submit(self._call, callback)
         except RuntimeError as error:
-            # After stop() and at interpreter exit nobody listens any more; work goes on.
-            logger.debug("A hook was not called: %s", error)
+            # After stop() and at interpreter exit the executor accepts no work.
+            logger.debug("An event hook was not called: %s", error)
 
     def stop(self) -> None:
-        """Call what is waiting, then nothing more; returns at once."""
+        """Run the queued calls, then accept no more; does not wait."""
         self._executor.shutdown(wait=False)
 
     def _call(self, callback: Callable[[], Any]) -> None:
@@ -168,4 +168,5 @@ class CallbackThread:
         try:
             callback()
         except Exception:
-            logger.warning("A hook raised", exc_info=True)
+            # User code: its failure must not stop the client.
+            logger.warning("An event hook raised an exception", exc_info=True)

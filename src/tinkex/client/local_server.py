@@ -1,4 +1,4 @@
-"""The server of this machine: found, or started in the background, when no other is named."""
+"""Find or start the local server, for clients that name neither a server nor a key."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if sys.platform != "win32":
     import fcntl
 
 logger = get_logger(__name__)
-#: A server that nobody has asked for so long stops by itself.
+#: The server stops after this many seconds without a request.
 IDLE_STOP_SECONDS = 900
-#: How long a start may take; a large model is read from disk meanwhile.
+#: How long a start may take; it includes loading a large model from disk.
 START_TIMEOUT_SECONDS = 180.0
-#: After so long a person learns what takes time; a terminal shows the seconds, a log a line now
-#: and then.
+#: Progress is reported after this delay: on a terminal a line with the seconds, else a log line
+#: at intervals.
 PROGRESS_DELAY_SECONDS = 2.0
 TERMINAL_REFRESH_SECONDS = 1.0
 LOG_INTERVAL_SECONDS = 15.0
-#: A log of this size is put aside when a server starts.
+#: A larger log file is rotated when a server starts.
 MAX_LOG_BYTES = 10 * 1024 * 1024
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
@@ -42,17 +42,17 @@ _LOG_TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A server of this machine, and the key that opens it."""
+    """URL and key of the local server."""
 
     url: str
     key: str = field(repr=False)
 
 
 def with_local_server(config: Config, *, needs_worker: bool = True) -> Config:
-    """The config; one that names neither a server nor a key gets those of this machine's server.
+    """Add the local server's URL and key to a config that has neither a server nor a key.
 
-    That server is started if it does not run, which blocks for a second or two. Its worker starts
-    with the first work if the caller does not need it.
+    Starts the server if it is not running, which blocks for a second or two. If the caller does
+    not need the worker, it starts with the first job.
     """
     if config.local_home is None or config.api_key or sys.platform == "win32":
         return config
@@ -66,19 +66,19 @@ def with_local_server(config: Config, *, needs_worker: bool = True) -> Config:
 
 
 def ensure_server(home: Home, *, needs_worker: bool = True) -> LocalServer:
-    """The server of a home. Whoever asks while it is being started waits for the same one."""
+    """Return the server of a home, starting it if necessary; concurrent callers share one start."""
     state = find_server(home)
     if state is None or (needs_worker and state.worker_wakeup is not None):
         home.create()
         progress = _StartProgress(f"tinkex: waiting for the local server in {home.root} to start")
         with _home_errors(home), contextlib.closing(progress), _exclusive_start(home, progress):
             state = _start_server(home, progress, needs_worker=needs_worker)
-    # It could be about to stop because nobody asks: now somebody does.
+    # Counts as activity, so that an idle server does not stop now.
     with contextlib.suppress(OSError):
         os.utime(home.activity_file)
     if state.version != package_version():
         logger.warning(
-            "The local server at %s runs tinkex %s, this is %s; `tinkex serve stop` ends it, and "
+            "The local server at %s runs tinkex %s, but this is %s; run `tinkex serve stop`, and "
             "the next client starts a new one",
             *(state.url, state.version, package_version()),
         )
@@ -90,8 +90,8 @@ def _read_key(home: Home) -> str:
         return home.key_file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"the key of the local server is not in {home.key_file}",
-            hint="Run `tinkex serve stop`: the next start makes a new key.",
+            f"cannot read the key of the local server from {home.key_file}",
+            hint="Run `tinkex serve stop`: the next start creates a new key.",
         ) from error
 
 
@@ -100,19 +100,19 @@ def _read_key(home: Home) -> str:
 
 @contextlib.contextmanager
 def _home_errors(home: Home) -> Iterator[None]:
-    """Say in a sentence that a home cannot be written."""
+    """Turn an OSError in a home into a ConfigError."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"a local server cannot be started in {home.root}: {error.strerror or error}",
-            hint="Set TINKEX_HOME to a directory that you can write, or pass base_url=...",
+            f"cannot start a local server in {home.root}: {error.strerror or error}",
+            hint="Set TINKEX_HOME to a writable directory, or pass base_url=...",
         ) from error
 
 
 @contextlib.contextmanager
 def _exclusive_start(home: Home, progress: _StartProgress) -> Iterator[None]:
-    """Be the only one who starts a server in this home."""
+    """Hold the lock that lets one process at a time start a server in this home."""
     with home.start_lock.open("a") as file:
         while True:
             try:
@@ -125,32 +125,33 @@ def _exclusive_start(home: Home, progress: _StartProgress) -> Iterator[None]:
 
 
 def _start_server(home: Home, progress: _StartProgress, *, needs_worker: bool) -> ServerState:
-    """Start a server unless one runs, and the worker of one that runs without."""
+    """Start a server unless one is running, and its worker if the caller needs it."""
     process: subprocess.Popen[bytes] | None = None
-    before = 0
+    log_start = 0
     ends_at = time.monotonic() + START_TIMEOUT_SECONDS
     while True:
         state = find_server(home)
         if state is not None and (state.worker_wakeup is None or not needs_worker):
             return state
         if state is not None:
-            # Repeated until the worker runs, because a datagram may be lost.
+            # Repeated until the worker runs: a datagram may be lost.
             _wake_worker(state)
         elif process is None and not _is_home_locked(home):
             _check_installed(home)
-            before = _log_size(home)
+            log_start = _log_size(home)
             process = _launch_process(home, needs_worker=needs_worker)
-        # Somebody else's server may have the home already, and be about to answer.
+        # If another process holds the home, its server may be about to respond.
         elif process and process.returncode is not None and find_lock_holder(home) is None:
-            raise _start_error(home, before, f"ended with exit code {process.returncode}")
+            raise _start_error(home, log_start, f"ended with exit code {process.returncode}")
         if time.monotonic() > ends_at:
-            raise _start_error(home, before, f"does not answer after {START_TIMEOUT_SECONDS:g} s")
+            reason = f"did not respond within {START_TIMEOUT_SECONDS:g} s"
+            raise _start_error(home, log_start, reason)
         progress.update()
         time.sleep(_POLL_SECONDS)
 
 
 def _is_home_locked(home: Home) -> bool:
-    """Whether a server has the home: it is about to answer, or to end."""
+    """True if a server holds the home: it is starting or stopping."""
     holder = find_lock_holder(home)
     return holder is not None and holder.is_alive
 
@@ -164,20 +165,20 @@ def _wake_worker(state: ServerState) -> None:
 
 def _check_installed(home: Home) -> None:
     missing = missing_libraries("server", "torch")
-    # A server with settings of its own knows itself whether it needs torch.
-    is_special = home.config_file.exists() or bool(read_variables(["TINKEX_ENGINE"]))
-    if not missing or (is_special and not missing_libraries("server")):
+    # A configured server may use an engine that does not need torch.
+    is_configured = home.config_file.exists() or bool(read_variables(["TINKEX_ENGINE"]))
+    if not missing or (is_configured and not missing_libraries("server")):
         return
     raise ConfigError(
         "no API key and no server were given, and a local server needs "
-        f"{', '.join(missing)}, not installed here",
+        f"{', '.join(missing)} (not installed)",
         hint=f"Run {install_command('server', 'torch')}, pass api_key=... or base_url=..., or set "
         "TINKER_API_KEY.",
     )
 
 
 def _launch_process(home: Home, *, needs_worker: bool) -> subprocess.Popen[bytes]:
-    """Start a server that outlives this process."""
+    """Start a server process that outlives this one."""
     on_demand = {} if needs_worker else {"TINKEX_WORKER_ON_DEMAND": "true"}
     flags = ("--host", "127.0.0.1", "--port", "0", "--idle-stop", str(IDLE_STOP_SECONDS))
     with home.log_file.open("ab") as log:
@@ -190,13 +191,13 @@ def _launch_process(home: Home, *, needs_worker: bool) -> subprocess.Popen[bytes
             env={**os.environ, **on_demand},
             start_new_session=True,
         )
-    # Waits for its end, should that come before ours: a dead child that nobody waits for stays.
+    # Reaps the process if it ends before this one.
     threading.Thread(target=process.wait, name="tinkex-local-server", daemon=True).start()
     return process
 
 
 def _log_size(home: Home) -> int:
-    """The size of the log; a large one is put aside first."""
+    """Return the size of the log file, rotating it first if it is too large."""
     log = home.log_file
     log.parent.mkdir(mode=0o700, exist_ok=True)
     size = log.stat().st_size if log.exists() else 0
@@ -209,15 +210,15 @@ def _log_size(home: Home) -> int:
 def _start_error(home: Home, log_start: int, reason: str) -> ConfigError:
     with home.log_file.open("rb") as file:
         file.seek(log_start)
-        said = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        tail = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     return ConfigError(
-        "\n".join([f"the local server in {home.root} {reason}; its last words:", *said]),
-        hint="Run `tinkex serve` to see more, or name another server with base_url=...",
+        "\n".join([f"the local server in {home.root} {reason}; end of its log:", *tail]),
+        hint="Run `tinkex serve` to see more, or use another server with base_url=...",
     )
 
 
 class _StartProgress:
-    """Reports on stderr what takes long: one line that changes on a terminal, else a few lines."""
+    """Reports a slow start on stderr: one updating line on a terminal, else a few lines."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -227,7 +228,7 @@ class _StartProgress:
         self._has_line = False
 
     def update(self) -> None:
-        """Report how long it has taken so far, if that is due."""
+        """Report the elapsed time, if a report is due."""
         now = time.monotonic()
         if now < self._next_update_at or sys.stderr is None:
             return

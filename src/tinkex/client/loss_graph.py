@@ -1,8 +1,7 @@
-"""A custom loss as a graph: traced from Python, checked, and written as plain data.
+"""Trace a custom loss with torch.fx, check the graph and encode it as plain data.
 
-Tracing calls the loss once with stand-ins for its tensors and records what it does to them, so
-only what torch.fx can record may happen inside. torch is imported here, late, and nowhere else
-in the client.
+Tracing calls the loss once with proxy tensors and records the operations on them, so a loss may
+only use what torch.fx can record. This is the only client module that imports torch, on first use.
 """
 
 from __future__ import annotations
@@ -23,27 +22,26 @@ if TYPE_CHECKING:
     import torch
     import torch.fx
 
-#: The loss of one datum: (logprobs, *the loss_fn_inputs it names) -> (loss, metrics by name).
+#: Loss of one datum: (logprobs, *named loss_fn_inputs) -> (loss, metrics by name).
 PerDatumLossFn: TypeAlias = Callable[
     Concatenate["torch.Tensor", ...], tuple["torch.Tensor", Mapping[str, "torch.Tensor"]]
 ]
 
-#: How many parameters a loss may have, logprobs included.
+#: Maximum number of parameters of a loss, including logprobs.
 MAX_INPUTS = 16
 _INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
-# The prefix keeps a loss from overwriting the server's own metrics.
+# The prefix prevents a loss from overwriting the server's metrics.
 _METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 # fx records Python's arithmetic and indexing as functions of `_operator`.
 _ALLOWED_MODULES = frozenset({"torch", "math", "operator", "_operator"})
 _NON_TENSOR_METHODS = frozenset({"item", "numpy", "tolist"})
-# Tracing replaces functions of `math` in the whole process, and two at once would not put
-# them back.
+# Tracing patches functions of `math` process-wide; concurrent traces would not restore them.
 _TRACE_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class TracedLoss:
-    """What tracing found."""
+    """The graph and the inputs of a traced loss."""
 
     name: str
     inputs: tuple[CustomLossInput, ...]
@@ -52,7 +50,7 @@ class TracedLoss:
 
 
 def load_torch() -> Any:
-    """The torch module, with fx; or one sentence about how to get it."""
+    """Import torch with fx; raises ConfigError if torch is not installed."""
     try:
         import torch.fx
     except ImportError as error:
@@ -61,7 +59,7 @@ def load_torch() -> Any:
 
 
 def trace_loss(fn: PerDatumLossFn, input_ranks: Mapping[str, CustomLossInputRank]) -> TracedLoss:
-    """Record what a loss does, and refuse what only Python could do again."""
+    """Trace a loss; raises InvalidInput if it cannot be expressed as a graph."""
     torch = load_torch()
     name = getattr(fn, "__name__", type(fn).__name__)
     inputs = _read_inputs(name, fn, input_ranks)
@@ -70,10 +68,10 @@ def trace_loss(fn: PerDatumLossFn, input_ranks: Mapping[str, CustomLossInputRank
             graph = torch.fx.symbolic_trace(fn)
     except torch.fx.proxy.TraceError as error:
         raise InvalidInput(
-            f"custom loss {name!r} lets the values of a tensor decide what runs (if, while, for, "
+            f"custom loss {name!r} has control flow that depends on tensor values (if, while, for, "
             f"and, or, assert), which cannot be traced; use torch.where and sums instead: {error}"
         ) from error
-    except Exception as error:
+    except Exception as error:  # the loss is user code and may raise anything
         reason = " ".join(str(error).split())
         raise InvalidInput(
             f"custom loss {name!r} cannot be traced: {type(error).__name__}: {reason}; use only "
@@ -85,7 +83,7 @@ def trace_loss(fn: PerDatumLossFn, input_ranks: Mapping[str, CustomLossInputRank
 
 
 def encode_graph(graph: torch.fx.GraphModule) -> CustomLossGraph:
-    """The graph as data, node for node, as the server wants it."""
+    """Encode a graph in the server's format."""
     nodes = [
         CustomLossNode(
             op=node.op,
@@ -110,7 +108,7 @@ def _read_inputs(
     if names[:1] != ["logprobs"]:
         raise InvalidInput(
             f"custom loss {name!r} takes {names}; its first parameter must be logprobs, and the "
-            "others name the loss_fn_inputs it reads"
+            "others must name loss_fn_inputs"
         )
     if len(params) > MAX_INPUTS:
         raise InvalidInput(
@@ -127,8 +125,8 @@ def _read_inputs(
 def _check_parameter(name: str, param: inspect.Parameter) -> None:
     if not _INPUT_NAME.fullmatch(param.name):
         raise InvalidInput(
-            f"custom loss {name!r} has a parameter {param.name!r}; a name has 1 to 64 lowercase "
-            "letters, digits or _ and does not begin with a digit"
+            f"custom loss {name!r} has a parameter {param.name!r}; a name must have 1 to 64 "
+            "lowercase letters, digits or _ and must not begin with a digit"
         )
     if param.kind not in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD):
         raise InvalidInput(
@@ -137,8 +135,8 @@ def _check_parameter(name: str, param: inspect.Parameter) -> None:
         )
     if param.default is not param.empty:
         raise InvalidInput(
-            f"custom loss {name!r} has a default in {str(param)!r}; every datum has to bring the "
-            "input, so leave the default out"
+            f"custom loss {name!r} has a default in {str(param)!r}; remove it, every datum must "
+            "have the input"
         )
 
 
@@ -163,8 +161,8 @@ def _check_node(name: str, node: torch.fx.Node) -> None:
         )
     elif node.op == "get_attr":
         raise InvalidInput(
-            f"custom loss {name!r} uses a tensor of its own ({node.target!r}); use plain numbers, "
-            "or pass it in loss_fn_inputs"
+            f"custom loss {name!r} captures a tensor ({node.target!r}); use plain numbers, or pass "
+            "it in loss_fn_inputs"
         )
     elif node.op == "output":
         _check_output(name, node.args[0])
@@ -182,12 +180,13 @@ def _check_function(name: str, function: Any) -> None:
 
 def _check_method(name: str, method: str) -> None:
     if not hasattr(load_torch().Tensor, method):
-        raise InvalidInput(f"custom loss {name!r} calls {method}(), which no tensor has")
+        raise InvalidInput(f"custom loss {name!r} calls {method}(), which tensors do not have")
     if method == "backward":
         raise InvalidInput(f"custom loss {name!r} calls backward(); return the loss instead")
     if method in _NON_TENSOR_METHODS:
         raise InvalidInput(
-            f"custom loss {name!r} calls {method}(), which leaves torch; keep every value a tensor"
+            f"custom loss {name!r} calls {method}(), which returns no tensor; keep every value a "
+            "tensor"
         )
 
 
@@ -206,7 +205,7 @@ def _check_output(name: str, output: Any) -> None:
         if not isinstance(key, str) or not _METRIC_NAME.fullmatch(key):
             raise InvalidInput(
                 f"custom loss {name!r} has a metric {key!r}; expected custom/<name>:sum or "
-                "custom/<name>:mean, the name of 1 to 64 lowercase letters, digits or _ . / -"
+                "custom/<name>:mean with a name of 1 to 64 lowercase letters, digits or _ . / -"
             )
         if not isinstance(value, traced):
             raise InvalidInput(
@@ -217,7 +216,7 @@ def _check_output(name: str, output: Any) -> None:
 def _encode_target(node: torch.fx.Node) -> str:
     if node.op != "call_function":
         return str(node.target)
-    # fx keeps its table of public names private; the server knows functions by these names.
+    # A private function of fx, but the only source of the names that the server expects.
     name: str = load_torch().fx.node._get_qualified_name(node.target)
     return f"operator.{name.removeprefix('_operator.')}" if name.startswith("_operator.") else name
 
@@ -248,5 +247,5 @@ def _encode_constant(arg: Any) -> Any:
         if isinstance(arg, getattr(torch, kind)):
             return {kind: str(arg).removeprefix("torch.")}
     raise InvalidInput(
-        f"a custom loss passes {arg!r:.80}, a {type(arg).__name__}, which cannot be sent"
+        f"a custom loss uses the constant {arg!r:.80}, a {type(arg).__name__}, which cannot be sent"
     )

@@ -1,4 +1,4 @@
-"""How long things take: counters and percentiles a user can read, and a hook per operation."""
+"""Client metrics: counters, latency percentiles and the events passed to the event hook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Percentiles are over this many newest operations of a kind.
+#: Percentiles cover this many of the latest operations of a kind.
 PERCENTILE_WINDOW = 2048
 
 
@@ -17,20 +17,20 @@ class Timing:
     """One finished operation."""
 
     operation: str
-    """What ran, e.g. forward_backward."""
+    """The operation's name, e.g. forward_backward."""
     seconds: float
     """From the call to its result."""
     submit_seconds: float
-    """From the call until the server had accepted it."""
+    """From the call until the server accepted it."""
     num_requests: int = 1
-    """How many requests it was cut into."""
+    """Number of requests it was split into."""
     ok: bool = True
     """Whether it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDone:
-    """One logical request, however many attempts it took."""
+    """One logical request, including its retries."""
 
     endpoint: str
     status: int | None
@@ -40,7 +40,7 @@ class RequestDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueChanged:
-    """The server's queue changed its state for one client."""
+    """The queue state of one client changed."""
 
     client: str
     state: str
@@ -49,7 +49,7 @@ class QueueChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencySummary:
-    """All operations of one kind so far."""
+    """Latencies of all operations of one kind."""
 
     count: int
     failed: int
@@ -62,7 +62,7 @@ class LatencySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What a client has done since it was made."""
+    """Counters and latencies of a client since its creation."""
 
     operations: Mapping[str, LatencySummary]
     """By operation, e.g. metrics.operations["forward_backward"].p99_seconds."""
@@ -71,7 +71,7 @@ class Metrics:
 
 
 class MetricsRecorder:
-    """Collects timings and counters of one client; cheap enough for every request."""
+    """Collects timings and counters of one client."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class MetricsRecorder:
         totals[3] = max(totals[3], timing.seconds)
 
     def snapshot(self) -> Metrics:
-        """The state right now; it does not change afterwards."""
+        """Return an immutable copy of the current metrics."""
         operations = {name: self._summarize(name) for name in list(self._totals)}
         return Metrics(operations=operations, counters=dict(self.counters))
 
@@ -119,7 +119,7 @@ class MetricsRecorder:
 
 
 def percentile(ordered: list[float], fraction: float) -> float:
-    """The nearest-rank percentile of an ordered list."""
+    """Return the nearest-rank percentile of an ordered list."""
     if not ordered:
         return 0.0
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]

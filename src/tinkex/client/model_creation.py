@@ -1,4 +1,4 @@
-"""How a training client comes to be: a new model, or one that starts from a checkpoint."""
+"""Create training clients, for a new model or from a checkpoint, and upload custom losses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def create_model(
     user_metadata: dict[str, str] | None,
     optimizer: types.OptimizerConfig | None,
 ) -> TrainingClient:
-    """Ask for a new model and wait until it is ready."""
+    """Create a new model and wait until it is ready."""
     session_id = await holder.session_id()
     model_seq_id = holder.next_model_seq_id()
     message = types.CreateModelRequest(
@@ -45,10 +45,10 @@ async def create_model(
     )
     fields: dict[str, object] = {name: getattr(message, name) for name in message.__struct_fields__}
     if optimizer is None:
-        # AdamW goes without saying; servers before 0.36 do not know the field.
+        # AdamW is the default; servers before 0.36 do not know the field.
         del fields["optimizer_config"]
-    given = {name: value for name, value in fields.items() if value is not None}
-    reply = await run_job(_training_poller(holder, base_model), CREATE_MODEL, given)
+    body = {name: value for name, value in fields.items() if value is not None}
+    reply = await run_job(_training_poller(holder, base_model), CREATE_MODEL, body)
     logger.info("Model %s is ready", reply.model_id)
     return TrainingClient(holder, model_seq_id, reply.model_id)
 
@@ -63,7 +63,7 @@ async def create_model_from_checkpoint(
     optimizer_config: types.OptimizerConfig | None = None,
     with_optimizer: bool = False,
 ) -> TrainingClient:
-    """A model that starts from a checkpoint, with or without its optimizer state."""
+    """Create a model from a checkpoint, with or without its optimizer state."""
     parse_tinker_path(path)
     await holder.session_id()
     if holder.flags.create_model_via_load_weights:
@@ -80,15 +80,16 @@ async def create_model_from_checkpoint(
         return await _create_by_loading(holder, message)
     info = await _weights_info(holder, path, weights_access_token)
     if not info.is_lora or info.lora_rank is None:
-        raise InvalidInput(f"{path} holds no LoRA adapter, so it cannot be trained on")
+        raise InvalidInput(f"{path} does not contain a LoRA adapter, so it cannot be trained")
     lora = types.LoraConfig(
         rank=info.lora_rank,
         train_unembed=info.train_unembed is not False,
         train_mlp=info.train_mlp is not False,
         train_attn=info.train_attn is not False,
     )
-    chosen = info.optimizer_config if with_optimizer else optimizer_config
-    client = await create_model(holder, base_model or info.base_model, lora, user_metadata, chosen)
+    optimizer = info.optimizer_config if with_optimizer else optimizer_config
+    base_model = base_model or info.base_model
+    client = await create_model(holder, base_model, lora, user_metadata, optimizer)
     try:
         await client.load(path, weights_access_token, optimizer=with_optimizer)
     except BaseException:
@@ -98,7 +99,7 @@ async def create_model_from_checkpoint(
 
 
 async def _unload_model(holder: Holder, model_id: str) -> None:
-    """Let go of a model that never got its weights; a server that cannot is not asked twice."""
+    """Unload a model whose weights could not be loaded; best effort, no retries."""
     message = types.UnloadModelRequest(model_id=model_id)
     try:
         await holder.transport.call(UNLOAD_MODEL, message, policy=NO_RETRY)
@@ -108,7 +109,7 @@ async def _unload_model(holder: Holder, model_id: str) -> None:
 
 async def _create_by_loading(holder: Holder, message: types.LoadWeightsRequest) -> TrainingClient:
     reply = await run_job(_training_poller(holder, message.path), LOAD_WEIGHTS, message)
-    # The server names models after (session, number); older ones do not say so again.
+    # The server derives model ids from (session, seq id); older servers do not return them.
     model_id = reply.model_id or f"{message.session_id}:train:{message.model_seq_id}"
     return TrainingClient(holder, message.model_seq_id or 0, model_id)
 
@@ -116,7 +117,7 @@ async def _create_by_loading(holder: Holder, message: types.LoadWeightsRequest) 
 async def _weights_info(
     holder: Holder, path: str, weights_access_token: str | None
 ) -> types.WeightsInfoResponse:
-    # A foreign checkpoint is looked up with the credential that may see it.
+    # Another tenant's checkpoint is readable only with its access token.
     headers = None
     if weights_access_token:
         headers = {"x-api-key": await holder.identity.exchange_if_needed(weights_access_token)}
@@ -125,7 +126,7 @@ async def _weights_info(
 
 
 async def upload_loss(holder: Holder, traced: TracedLoss) -> LossHandle:
-    """Give a traced loss to the server if it runs such; otherwise it runs here."""
+    """Upload a traced loss if the server can run it; otherwise it runs locally."""
     session_id = await holder.session_id()
     loss_id = None
     if holder.flags.custom_loss_server_side:

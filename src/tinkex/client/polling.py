@@ -1,4 +1,4 @@
-"""Waiting for a promise: one answer is classified, then one function decides what follows."""
+"""Poll for the result of a job: classify each response, then wait, return or raise."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from tinkex.wire.results import decode_result, has_proto_result, parse_error_bod
 
 logger = get_logger(__name__)
 
-#: How often an answer that looks like a failure of the request is asked for again.
+#: Number of polls repeated after an ambiguous error, see is_bad_answer().
 MAX_BAD_ANSWERS = 3
-#: What servers call a result that is there.
+#: Statuses that servers use for a finished job.
 DONE_STATUSES = frozenset({"completed", "complete", "done", "succeeded", "success", "ok"})
 #: Results larger than this are decoded on another thread.
 MIN_THREADED_DECODE_BYTES = 256 * 1024
@@ -53,21 +53,21 @@ _OUTAGE_BACKOFF = RetryPolicy(first_wait_seconds=0.5, max_wait_seconds=30.0)
 
 @dataclass(frozen=True, slots=True)
 class ResultReady:
-    """The result is here."""
+    """The response contains the result."""
 
     response: HttpResponse
 
 
 @dataclass(frozen=True, slots=True)
 class LargeResult:
-    """The result is ready and this big; it is sent when asked for again."""
+    """The result is ready but large; the next poll returns it."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultPending:
-    """Not ready yet."""
+    """The job is queued or running."""
 
     state: QueueState = QueueState.ACTIVE
     reason: str | None = None
@@ -76,7 +76,7 @@ class ResultPending:
 
 @dataclass(frozen=True, slots=True)
 class PollFailure:
-    """No result; the error says why, and whether asking again may help."""
+    """The poll or the job failed; the error tells whether polling again may help."""
 
     error: TinkexError
 
@@ -86,7 +86,7 @@ PollOutcome = ResultReady | LargeResult | ResultPending | PollFailure
 
 @dataclass(slots=True)
 class PollPolicy:
-    """Decides how long to wait after each outcome; raises when it is over."""
+    """Decides how long to wait after each poll; raises the error when polling must stop."""
 
     outage_seconds: float
     billing_pause_seconds: float
@@ -99,7 +99,7 @@ class PollPolicy:
     def wait_after(
         self, outcome: ResultPending | PollFailure, poll_seconds: float, now: float, jitter: float
     ) -> float:
-        """Seconds to wait before the next poll, given how long this one lasted."""
+        """Return the seconds to wait before the next poll, given how long this one lasted."""
         if isinstance(outcome, ResultPending):
             return self._after_pending(outcome, poll_seconds, jitter)
         error = outcome.error
@@ -116,18 +116,18 @@ class PollPolicy:
     def _after_billing(self, error: TinkexError, now: float) -> float:
         self.unreachable_since = None
         self.billing_since = now if self.billing_since is None else self.billing_since
-        left = self.billing_pause_seconds - (now - self.billing_since)
-        if left <= 0.0:
+        remaining = self.billing_pause_seconds - (now - self.billing_since)
+        if remaining <= 0.0:
             raise error
-        return min(BILLING_WAIT_SECONDS, left)
+        return min(BILLING_WAIT_SECONDS, remaining)
 
     def _after_outage(self, error: TinkexError, now: float, jitter: float) -> float:
         self.unreachable_since = now if self.unreachable_since is None else self.unreachable_since
         if now - self.unreachable_since >= self.outage_seconds:
             raise error
         self.num_unreachable += 1
-        told = getattr(error, "retry_after_seconds", None) or 0.0
-        return max(told, backoff(_OUTAGE_BACKOFF, self.num_unreachable, jitter))
+        retry_after = getattr(error, "retry_after_seconds", None) or 0.0
+        return max(retry_after, backoff(_OUTAGE_BACKOFF, self.num_unreachable, jitter))
 
     def _after_pending(self, outcome: ResultPending, poll_seconds: float, jitter: float) -> float:
         self.unreachable_since = self.billing_since = None
@@ -142,12 +142,12 @@ class PollPolicy:
 
 
 def is_bad_answer(error: TinkexError) -> bool:
-    """True for answers with which some servers mean "the request failed" and others a hiccup."""
+    """True for a status that means "the job failed" on some servers and is transient on others."""
     if not isinstance(error, APIStatusError):
         return False
     if error.should_retry is not None:
         return False
-    # A proxy's page of text is a hiccup; a JSON object with a reason is the server speaking.
+    # A text page comes from a proxy and is transient; a JSON error body comes from the server.
     has_reason = isinstance(error.body, dict) and parse_error_body(error.body) is not None
     return error.status == 400 or (error.status == 500 and has_reason)
 
@@ -155,7 +155,7 @@ def is_bad_answer(error: TinkexError) -> bool:
 def classify_response(
     response: HttpResponse, error_from_response: Callable[[HttpResponse], TinkexError]
 ) -> PollOutcome:
-    """What one answer to a poll means, in any dialect."""
+    """Classify the response to a poll, for all server dialects."""
     if response.status_code == 408:
         return _parse_pending(_json_object(response), response)
     if not 200 <= response.status_code < 300:
@@ -175,7 +175,7 @@ def _classify_json(response: HttpResponse) -> PollOutcome:
         return PollFailure(_parse_failure(body))
     if status is None or status in DONE_STATUSES:
         return ResultReady(response)
-    text = f"The server gave a result the status {status!r}, which nobody knows"
+    text = f"The server returned a result with the unknown status {status!r}"
     return PollFailure(APIResponseValidationError(response, body, text))
 
 
@@ -189,8 +189,9 @@ def _json_object(response: HttpResponse) -> dict[str, Any]:
 
 def _parse_pending(body: dict[str, Any], response: HttpResponse) -> ResultPending:
     millis = body.get("retry_after_ms")
-    told = valid_retry_after(millis / 1000.0) if isinstance(millis, int | float) else None
-    wait = told if told is not None else parse_retry_after(response.headers)
+    wait = valid_retry_after(millis / 1000.0) if isinstance(millis, int | float) else None
+    if wait is None:
+        wait = parse_retry_after(response.headers)
     state = QueueState.parse(body["queue_state"]) if "queue_state" in body else QueueState.ACTIVE
     return ResultPending(state, body.get("queue_state_reason"), wait)
 
@@ -198,7 +199,7 @@ def _parse_pending(body: dict[str, Any], response: HttpResponse) -> ResultPendin
 def _parse_failure(body: dict[str, Any]) -> RequestFailedError:
     fault = parse_error_body(body)
     if fault is None:
-        return RequestFailedError("The server says the request failed, without a reason")
+        return RequestFailedError("The request failed on the server; no reason was given")
     return RequestFailedError(
         fault.message,
         str(body.get("request_id") or ""),
@@ -208,7 +209,7 @@ def _parse_failure(body: dict[str, Any]) -> RequestFailedError:
 
 @dataclass(slots=True)
 class Poller:
-    """Waits for promises on behalf of one client."""
+    """Waits for the results of one client's jobs."""
 
     transport: Transport
     queue_notifier: QueueStateNotifier
@@ -223,9 +224,9 @@ class Poller:
         submit_seconds: float,
         request_type: str = "",
     ) -> Any:
-        """The decoded result of a promise; raises when it failed or cannot be had."""
+        """Return the decoded result of a job; raises if the job failed or polling gave up."""
         config = self.transport.config
-        patience = PollPolicy(config.outage_seconds, self.transport.billing_pause_seconds)
+        policy = PollPolicy(config.outage_seconds, self.transport.billing_pause_seconds)
         ends_at = self.clock() + (config.poll_timeout_seconds or float("inf"))
         iteration = 0
         while True:
@@ -236,10 +237,10 @@ class Poller:
             if isinstance(outcome, ResultReady):
                 return await self._decode(endpoint, outcome.response)
             iteration += 1
-            wait = self._next_wait(patience, outcome, started, request_id)
+            wait = self._next_wait(policy, outcome, started, request_id)
             if self.clock() + wait >= ends_at:
                 limit = config.poll_timeout_seconds
-                raise ResultTimeoutError(None, f"{request_id} had no result within {limit:g} s")
+                raise ResultTimeoutError(None, f"No result for {request_id} within {limit:g} s")
             await self.sleep(wait)
 
     def _next_wait(
@@ -257,7 +258,7 @@ class Poller:
         return policy.wait_after(outcome, now - started, now, random.random())
 
     async def _poll(self, request_id: str, headers: dict[str, str], seconds: float) -> PollOutcome:
-        """Ask once; a large result is fetched when the budget has room for it."""
+        """Poll once; a large result is fetched after reserving its size in the byte budget."""
         outcome = await self._poll_once(request_id, headers, seconds, allow_metadata=True)
         if not isinstance(outcome, LargeResult):
             return outcome
@@ -265,7 +266,7 @@ class Poller:
             outcome = await self._poll_once(request_id, headers, seconds, allow_metadata=False)
         if not isinstance(outcome, LargeResult):
             return outcome
-        text = f"The server announced the result of {request_id} twice and never sent it"
+        text = f"The server announced the result of {request_id} twice but did not send it"
         return PollFailure(APIResponseValidationError(None, None, text))
 
     async def _poll_once(
@@ -279,7 +280,7 @@ class Poller:
         except ConnectTimeoutError as error:
             return PollFailure(error)
         except APITimeoutError:
-            # A poll that ran into its time limit is a long poll without news.
+            # A poll that timed out is a long poll without news.
             return ResultPending()
         except APIConnectionError as error:
             return PollFailure(error)
@@ -293,9 +294,9 @@ class Poller:
                 )
             return decode_result(endpoint, response.content, response.is_proto)
         except (ValueError, msgspec.MsgspecError) as error:
-            shown = repr(response.content[:200])
-            text = f"The result of {endpoint.name} does not fit the protocol: {error}; got {shown}"
-            raise APIResponseValidationError(response, shown, text) from error
+            excerpt = repr(response.content[:200])
+            text = f"Invalid result of {endpoint.name}: {error}; got {excerpt}"
+            raise APIResponseValidationError(response, excerpt, text) from error
 
 
 def _poll_headers(

@@ -1,4 +1,4 @@
-"""Files with secrets: changed by one process at a time, as a whole, readable by their owner."""
+"""Profiles of the client's config.toml, and atomic writes to files that contain secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if sys.platform != "win32":
 
 @contextlib.contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Let no other process change a file meanwhile, nor create it."""
+    """Hold an exclusive lock for a file that may not exist yet."""
     lock = path.with_name(f".{path.name}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -34,7 +34,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that is whole or the old one, whatever happens."""
+    """Replace a file atomically; only its owner can read it."""
     scratch = path.with_name(f".{path.name}.{uuid4().hex}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -47,7 +47,7 @@ def replace_file(path: Path, content: bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-#: What a profile may say, and as what.
+#: The settings of a profile and their types.
 PROFILE_SETTINGS: dict[str, tuple[type, ...]] = {
     "base_url": (str,),
     "api_key": (str,),
@@ -59,19 +59,19 @@ _EXPECTED_FORMAT = "expected [profiles.NAME] tables and default_profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One profile, as its file says."""
+    """One profile and where it was found."""
 
     name: str
     path: Path
-    """The file it stands in."""
+    """The file that defines it."""
     settings: Mapping[str, Any] = field(repr=False)
     is_explicit: bool
-    """Whether the caller named it; else a variable or the file did."""
+    """True if the caller named it; False if an environment variable or the file did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilesFile:
-    """All profiles of a home, checked."""
+    """All profiles of a home, validated."""
 
     path: Path
     default: str | None = None
@@ -79,31 +79,31 @@ class ProfilesFile:
 
 
 def find_profile(name: str | None, environment: Environment) -> Profile | None:
-    """The profile of this name, of TINKEX_PROFILE or of the file, whichever comes first."""
+    """Return the profile chosen by name, TINKEX_PROFILE or the file's default, in this order."""
     if environment.home == Path():
         if name is not None:
-            raise ConfigError(f"there is no profile {name!r}: no home is known")
+            raise ConfigError(f"unknown profile {name!r}: no home directory is configured")
         return None
     file = read_profiles(Home(environment.home).profiles_file)
-    wanted = name or environment.profile or file.default
-    if wanted is None:
+    chosen = name or environment.profile or file.default
+    if chosen is None:
         return None
-    if wanted not in file.profiles:
+    if chosen not in file.profiles:
         known = ", ".join(sorted(file.profiles)) or "none"
         raise ConfigError(
-            f"there is no profile {wanted!r} in {file.path}; there is: {known}",
-            hint=f"Add a table [profiles.{wanted}] with base_url and api_key to that file.",
+            f"unknown profile {chosen!r} in {file.path}; known: {known}",
+            hint=f"Add a table [profiles.{chosen}] with base_url and api_key to that file.",
         )
     return Profile(
-        name=wanted,
+        name=chosen,
         path=file.path,
-        settings=file.profiles[wanted],
+        settings=file.profiles[chosen],
         is_explicit=name is not None,
     )
 
 
 def read_profiles(path: Path) -> ProfilesFile:
-    """What a file of profiles says; a missing file says nothing."""
+    """Read and validate a file of profiles; a missing file has no profiles."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -111,17 +111,17 @@ def read_profiles(path: Path) -> ProfilesFile:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror or error}",
-            hint=f"Make it a file that you may read (`chmod u+r {path}`), or move it away.",
+            hint=f"Make it readable (`chmod u+r {path}`), or move it away.",
         ) from error
     except ValueError as error:
-        # The reason could quote the file, and the file holds keys.
+        # The reason is left out: it could quote the file, which contains keys.
         raise ConfigError(
             f"{path} is not a valid TOML file; {_EXPECTED_FORMAT}",
             hint="Correct it, or move it away and add profiles with `tinkex auth login --profile`.",
         ) from error
     default, tables = raw.get("default_profile"), raw.get("profiles", {})
     if not isinstance(default, str | None) or not isinstance(tables, dict):
-        raise ConfigError(f"{path} has no profiles; {_EXPECTED_FORMAT}")
+        raise ConfigError(f"{path} is not a file of profiles; {_EXPECTED_FORMAT}")
     for name, table in tables.items():
         _check_profile(path, name, table)
     return ProfilesFile(path=path, default=default or None, profiles=tables)
@@ -129,11 +129,13 @@ def read_profiles(path: Path) -> ProfilesFile:
 
 def _check_profile(path: Path, name: str, table: object) -> None:
     if not isinstance(table, dict):
-        raise ConfigError(f"{path}: profiles.{name} is no table; {_EXPECTED_FORMAT}")
+        raise ConfigError(f"{path}: profiles.{name} is not a table; {_EXPECTED_FORMAT}")
     for key, value in table.items():
         if key not in PROFILE_SETTINGS:
             allowed = ", ".join(PROFILE_SETTINGS)
-            raise ConfigError(f"{path}: profile {name!r} has {key!r}; a profile has {allowed}")
+            raise ConfigError(
+                f"{path}: unknown setting {key!r} in profile {name!r}; known: {allowed}"
+            )
         if not isinstance(value, PROFILE_SETTINGS[key]) or isinstance(value, bool) or value == "":
-            wanted = "text" if str in PROFILE_SETTINGS[key] else "a number"
-            raise ConfigError(f"{path}: {key!r} of profile {name!r} must be {wanted}")
+            expected = "a string" if str in PROFILE_SETTINGS[key] else "a number"
+            raise ConfigError(f"{path}: {key!r} of profile {name!r} must be {expected}")

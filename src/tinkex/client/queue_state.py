@@ -1,4 +1,4 @@
-"""What the server says about its queue, and who is told when that changes."""
+"""Queue states reported by the server, and notification of observers about changes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ logger = get_logger(__name__)
 
 
 class QueueState(StrEnum):
-    """Why a result may take longer."""
+    """Whether the server is working on a client's jobs, and why not."""
 
-    ACTIVE = "active"  #: it is being worked on
-    PAUSED_RATE_LIMIT = "paused_rate_limit"  #: this account has too much under way
-    PAUSED_CAPACITY = "paused_capacity"  #: the service is short of machines
-    UNKNOWN = "unknown"  #: the server used a word this client does not know
+    ACTIVE = "active"  #: jobs are running
+    PAUSED_RATE_LIMIT = "paused_rate_limit"  #: the account reached its rate limit
+    PAUSED_CAPACITY = "paused_capacity"  #: the service has too little capacity
+    UNKNOWN = "unknown"  #: a state that this client does not know
 
     @classmethod
     def parse(cls, text: object) -> QueueState:
-        """Read a state from the wire, whatever its case; none at all means nothing is wrong."""
+        """Parse a state, ignoring case; None means active."""
         if text is None:
             return cls.ACTIVE
         try:
@@ -31,12 +31,12 @@ class QueueState(StrEnum):
 
 
 class QueueStateObserver(Protocol):
-    """Is told when the state, or its reason, changes."""
+    """Receives changes of the queue state or its reason."""
 
     def on_queue_state_change(
         self, queue_state: QueueState, queue_state_reason: str | None
     ) -> None:
-        """Called off the I/O loop, only on a change."""
+        """Handle a change; called off the I/O loop."""
 
 
 _CAPACITY_REASON = "the backend is short of capacity, please wait"
@@ -49,7 +49,7 @@ DEFAULT_REASONS = {
 
 
 class QueueStateLogger:
-    """The default observer: says once a minute that work is paused, and why."""
+    """The default observer: logs once per minute that work is paused, and why."""
 
     def __init__(self, kind: str, name: str) -> None:
         self._kind = kind
@@ -59,7 +59,7 @@ class QueueStateLogger:
     def on_queue_state_change(
         self, queue_state: QueueState, queue_state_reason: str | None
     ) -> None:
-        """Log anything but active."""
+        """Log every state except active."""
         if queue_state is QueueState.ACTIVE or not self._log_throttle.allows(queue_state):
             return
         reason = queue_state_reason or DEFAULT_REASONS.get((self._kind, queue_state), "no reason")
@@ -67,7 +67,7 @@ class QueueStateLogger:
 
 
 class QueueStateNotifier:
-    """Remembers the last state of one client and passes changes on, each exactly once."""
+    """Passes each change of one client's queue state to its observer exactly once."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class QueueStateNotifier:
         self._last: tuple[QueueState, str | None] = (QueueState.ACTIVE, None)
 
     def update(self, state: QueueState, reason: str | None) -> None:
-        """Note a state; tell the observer, off this thread, if it is news."""
+        """Set the state; if it changed, notify the observer on another thread."""
         if (state, reason) == self._last:
             return
         self._last = (state, reason)
@@ -89,7 +89,7 @@ class QueueStateNotifier:
         self._run_callback(lambda: self._notify_observer(state, reason))
 
     def update_from_body(self, body: object) -> None:
-        """Note the state in an error's body, if it carries one."""
+        """Set the state from an error body, if it contains one."""
         if isinstance(body, dict) and "queue_state" in body:
             self.update(QueueState.parse(body["queue_state"]), body.get("queue_state_reason"))
 
@@ -97,4 +97,5 @@ class QueueStateNotifier:
         try:
             self._observer.on_queue_state_change(state, reason)
         except Exception:
-            logger.warning("A queue state observer raised", exc_info=True)
+            # User code: its failure must not stop the client.
+            logger.warning("A queue state observer raised an exception", exc_info=True)

@@ -1,4 +1,4 @@
-"""Byte budgets: how much may be under way at once."""
+"""Limits shared by concurrent requests: byte budgets and back-off after a 429."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tinkex.types import ClientConfigResponse
 
 
 class ByteBudget:
-    """Lets work through, first come first served, while it fits.
+    """A semaphore over bytes, first come first served.
 
-    Work larger than the whole budget passes alone, when nothing else is under way: the budget is
-    never exceeded by more than one such piece. Touched by the I/O loop only.
+    A request larger than the whole budget runs alone, so at most one such request exceeds the
+    budget. Used on the I/O loop only.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -29,14 +29,14 @@ class ByteBudget:
 
     @property
     def used_bytes(self) -> int:
-        """How much is under way now."""
+        """The number of bytes reserved now."""
         return self._used_bytes
 
     @asynccontextmanager
     async def reserve(self, num_bytes: int) -> AsyncIterator[None]:
-        """Hold a share of the budget while the block runs."""
+        """Reserve bytes while the block runs."""
         if self._queue or not self._fits(num_bytes):
-            await self._wait_for_room(num_bytes)
+            await self._wait_until_granted(num_bytes)
         else:
             self._used_bytes += num_bytes
         try:
@@ -47,37 +47,37 @@ class ByteBudget:
     def _fits(self, num_bytes: int) -> bool:
         return self._used_bytes == 0 or self._used_bytes + num_bytes <= self.limit_bytes
 
-    async def _wait_for_room(self, num_bytes: int) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((num_bytes, turn))
+    async def _wait_until_granted(self, num_bytes: int) -> None:
+        grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((num_bytes, grant))
         try:
-            await turn
+            await grant
         except asyncio.CancelledError:
-            # Granted and cancelled in the same moment: the share must go back. Cancelled while
-            # waiting: who stands behind may fit where this did not.
-            is_granted = turn.done() and not turn.cancelled()
+            # Granted and cancelled at the same time: release the bytes. Cancelled while waiting:
+            # the next request in the queue may fit where this one did not.
+            is_granted = grant.done() and not grant.cancelled()
             self._release(num_bytes if is_granted else 0)
             raise
 
     def _release(self, num_bytes: int) -> None:
         self._used_bytes -= num_bytes
         while self._queue:
-            wanted, turn = self._queue[0]
-            if not turn.cancelled() and not self._fits(wanted):
+            requested, grant = self._queue[0]
+            if not grant.cancelled() and not self._fits(requested):
                 return
             self._queue.popleft()
-            if not turn.cancelled():
-                self._used_bytes += wanted
-                turn.set_result(None)
+            if not grant.cancelled():
+                self._used_bytes += requested
+                grant.set_result(None)
 
 
-#: After a back-off, submissions start again with this many at a time, for a while.
+#: For RECOVERY_SECONDS after a back-off, at most this many submissions run concurrently.
 RECOVERY_SLOTS = 10
 RECOVERY_SECONDS = 10.0
 
 
 class SamplingLimits:
-    """Shared by every client of one (server, key); touched by the I/O loop only."""
+    """Limits shared by all clients of one (server, key). Used on the I/O loop only."""
 
     def __init__(self) -> None:
         self.limiter = RateLimiter()
@@ -85,12 +85,12 @@ class SamplingLimits:
         self._recovery_slots = asyncio.Semaphore(RECOVERY_SLOTS)
 
     def apply_server_config(self, server_config: ClientConfigResponse) -> None:
-        """Take over the server's limits."""
+        """Apply the server's limits."""
         self.budget.limit_bytes = server_config.sample_dispatch_bytes_semaphore_size
 
     @asynccontextmanager
     async def acquire(self, num_bytes: int) -> AsyncIterator[None]:
-        """Wait for the end of a back-off and for room, and hold it while submitting."""
+        """Wait for the end of a back-off, and reserve bytes while the block submits."""
         async with self._recovery_slot(), self.budget.reserve(num_bytes):
             while (wait := self.limiter.remaining_seconds()) > 0.0:
                 await asyncio.sleep(wait)
@@ -106,12 +106,12 @@ class SamplingLimits:
 
 
 _SHARED_LIMITS: WeakValueDictionary[tuple[str, str], SamplingLimits] = WeakValueDictionary()
-# A weak dictionary's setdefault is several steps; two threads must not make two lanes.
+# WeakValueDictionary.setdefault is not atomic; two threads must not create two objects.
 _SHARED_LIMITS_LOCK = threading.Lock()
 
 
 def get_sampling_limits(config: Config, credential: str | None) -> SamplingLimits:
-    """The lane of this server and key; the key itself is not kept."""
+    """Return the limits of this server and key; stores only a digest of the key."""
     digest = hashlib.sha256((credential or "").encode()).hexdigest()
     with _SHARED_LIMITS_LOCK:
         return _SHARED_LIMITS.setdefault((config.base_url, digest), SamplingLimits())

@@ -1,4 +1,4 @@
-"""The REST client: runs, checkpoints and sessions; needs no session of its own."""
+"""The REST client: list and manage runs, checkpoints and sessions."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ TRACE_POLL_SECONDS = 5.0
 
 
 class RestClient(RunsClient):
-    """Looks at and manages what is on the server. Every method returns a future."""
+    """Reads and manages runs, checkpoints and sessions. Every method returns a future."""
 
     # --- checkpoints ----------------------------------------------------------------------
 
     def list_checkpoints(
         self, training_run_id: types.ModelID
     ) -> APIFuture[types.CheckpointsListResponse]:
-        """The checkpoints of one run."""
+        """List the checkpoints of one run."""
         return self._call(api.LIST_CHECKPOINTS, {"training_run_id": training_run_id})
 
     async def list_checkpoints_async(
         self, training_run_id: types.ModelID
     ) -> types.CheckpointsListResponse:
-        """Async twin of list_checkpoints()."""
+        """Async version of list_checkpoints()."""
         return await self.list_checkpoints(training_run_id)
 
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
     ) -> APIFuture[types.CheckpointsListResponse]:
-        """One page of all your checkpoints, newest first."""
+        """List one page of all your checkpoints, newest first."""
         return self._call(api.LIST_USER_CHECKPOINTS, query=page_query(limit, offset))
 
     async def list_user_checkpoints_async(
         self, limit: int = 100, offset: int = 0
     ) -> types.CheckpointsListResponse:
-        """Async twin of list_user_checkpoints()."""
+        """Async version of list_user_checkpoints()."""
         return await self.list_user_checkpoints(limit, offset)
 
     def get_weights_info_by_tinker_path(
         self, tinker_path: str
     ) -> APIFuture[types.WeightsInfoResponse]:
-        """What a checkpoint holds: base model, rank, trained parts."""
+        """Return base model, rank and trained layers of a checkpoint."""
         parse_tinker_path(tinker_path)
         return self._call(api.WEIGHTS_INFO, message=WeightsInfoRequest(tinker_path=tinker_path))
 
     def get_external_weights_urls(
         self, tinker_path: str
     ) -> APIFuture[types.ExternalWeightsUrlsResponse]:
-        """Where the files of an external checkpoint can be fetched, for a while."""
+        """Return temporary URLs of the files of an external checkpoint."""
         return self._call(
             api.EXTERNAL_WEIGHTS_URLS, _checkpoint_ids(parse_tinker_path(tinker_path))
         )
@@ -72,7 +72,7 @@ class RestClient(RunsClient):
     async def get_external_weights_urls_async(
         self, tinker_path: str
     ) -> types.ExternalWeightsUrlsResponse:
-        """Async twin of get_external_weights_urls()."""
+        """Async version of get_external_weights_urls()."""
         return await self.get_external_weights_urls(tinker_path)
 
     def download_checkpoint(
@@ -86,14 +86,14 @@ class RestClient(RunsClient):
         unpacked: Callable[[int, int | None], None] | None = None,
         identity: str | Path | None = None,
     ) -> APIFuture[Path]:
-        """Fetch a checkpoint's files into a new directory: resumed, verified, all or nothing.
+        """Download a checkpoint into a new directory: resumable, verified and atomic.
 
-        Without `extract` it comes as one archive, and `destination` is a file. `progress` hears of
-        bytes, `unpacked` of files out of an archive. `identity` is an age identity file or an SSH
-        private key, and decrypts an encrypted checkpoint.
+        Without `extract` it is downloaded as one archive, and `destination` is a file. `progress`
+        receives byte counts, `unpacked` the number of files extracted from an archive. `identity`
+        is an age identity file or an SSH private key that decrypts an encrypted checkpoint.
         """
         path = parse_tinker_path(tinker_path)
-        delivery = DownloadOptions(
+        options = DownloadOptions(
             destination=Path(destination),
             force=force,
             progress=progress,
@@ -101,39 +101,39 @@ class RestClient(RunsClient):
             identity=None if identity is None else Path(identity),
         )
         fetch = download_checkpoint if extract else download_archive
-        return self.holder.start(fetch(self.holder, path, delivery))
+        return self.holder.start(fetch(self.holder, path, options))
 
     def delete_checkpoint(
         self, training_run_id: types.ModelID, checkpoint_id: str
     ) -> APIFuture[None]:
-        """Delete a checkpoint for good."""
+        """Delete a checkpoint permanently."""
         ids = {"training_run_id": training_run_id, "checkpoint_id": checkpoint_id}
         return _discard_reply(self._call(api.DELETE_CHECKPOINT, ids))
 
     async def delete_checkpoint_async(
         self, training_run_id: types.ModelID, checkpoint_id: str
     ) -> None:
-        """Async twin of delete_checkpoint()."""
+        """Async version of delete_checkpoint()."""
         await self.delete_checkpoint(training_run_id, checkpoint_id)
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Delete a checkpoint, named by its path, for good."""
+        """Delete the checkpoint at a path permanently."""
         return _discard_reply(
             self._call(api.DELETE_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
         )
 
     async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
-        """Async twin of delete_checkpoint_from_tinker_path()."""
+        """Async version of delete_checkpoint_from_tinker_path()."""
         await self.delete_checkpoint_from_tinker_path(tinker_path)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Let everybody use a checkpoint."""
+        """Make a checkpoint public."""
         return _discard_reply(
             self._call(api.PUBLISH_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
         )
 
     async def publish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
-        """Async twin of publish_checkpoint_from_tinker_path()."""
+        """Async version of publish_checkpoint_from_tinker_path()."""
         await self.publish_checkpoint_from_tinker_path(tinker_path)
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
@@ -143,22 +143,22 @@ class RestClient(RunsClient):
         )
 
     async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
-        """Async twin of unpublish_checkpoint_from_tinker_path()."""
+        """Async version of unpublish_checkpoint_from_tinker_path()."""
         await self.unpublish_checkpoint_from_tinker_path(tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> APIFuture[None]:
-        """Let a checkpoint expire after so many seconds; None keeps it for ever."""
+        """Set the seconds after which a checkpoint expires; None means never."""
         check_ttl(ttl_seconds)
         ids = _checkpoint_ids(parse_tinker_path(tinker_path))
-        # A plain dict: here, and only here, null is meant.
+        # A plain dict: the codec omits None in typed messages, but here null must be sent.
         return _discard_reply(self._call(api.SET_CHECKPOINT_TTL, ids, {"ttl_seconds": ttl_seconds}))
 
     async def set_checkpoint_ttl_from_tinker_path_async(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> None:
-        """Async twin of set_checkpoint_ttl_from_tinker_path()."""
+        """Async version of set_checkpoint_ttl_from_tinker_path()."""
         await self.set_checkpoint_ttl_from_tinker_path(tinker_path, ttl_seconds)
 
     def copy_weights(
@@ -190,7 +190,7 @@ class RestClient(RunsClient):
         ttl_seconds: int | None = None,
         weights_access_token: str | None = None,
     ) -> str:
-        """Async twin of copy_weights()."""
+        """Async version of copy_weights()."""
         return await self.copy_weights(
             path,
             destination_project_id,
@@ -203,7 +203,7 @@ class RestClient(RunsClient):
     def get_session(
         self, session_id: str, access_scope: AccessScope = "owned"
     ) -> APIFuture[types.GetSessionResponse]:
-        """What a session made."""
+        """Return the training runs and samplers of a session."""
         return self._call(
             api.GET_SESSION, {"session_id": session_id}, query={"access_scope": access_scope}
         )
@@ -211,13 +211,13 @@ class RestClient(RunsClient):
     async def get_session_async(
         self, session_id: str, access_scope: AccessScope = "owned"
     ) -> types.GetSessionResponse:
-        """Async twin of get_session()."""
+        """Async version of get_session()."""
         return await self.get_session(session_id, access_scope)
 
     def list_sessions(
         self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
     ) -> APIFuture[types.ListSessionsResponse]:
-        """One page of session ids, newest first."""
+        """List one page of session ids, newest first."""
         return self._call(
             api.LIST_SESSIONS, query=page_query(limit, offset) | {"access_scope": access_scope}
         )
@@ -225,7 +225,7 @@ class RestClient(RunsClient):
     async def list_sessions_async(
         self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
     ) -> types.ListSessionsResponse:
-        """Async twin of list_sessions()."""
+        """Async version of list_sessions()."""
         return await self.list_sessions(limit, offset, access_scope)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
@@ -234,15 +234,15 @@ class RestClient(RunsClient):
         return _discard_reply(self._call(api.ASSIGN_PROJECT, {"session_id": session_id}, message))
 
     async def assign_session_project_async(self, session_id: str, project_id: str) -> None:
-        """Async twin of assign_session_project()."""
+        """Async version of assign_session_project()."""
         await self.assign_session_project(session_id, project_id)
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
-        """Have a session's timeline written as a Perfetto trace; resolves to its URL."""
+        """Export a session's timeline as a Perfetto trace; resolves to its URL."""
         return self.holder.start(self._export_trace({"session_id": session_id}))
 
     async def export_session_trace_async(self, session_id: str) -> str:
-        """Async twin of export_session_trace()."""
+        """Async version of export_session_trace()."""
         return await self.export_session_trace(session_id)
 
     async def _export_trace(self, ids: dict[str, str]) -> str:
@@ -259,26 +259,26 @@ class RestClient(RunsClient):
     def search_sessions(
         self, request: types.SessionSearchRequest
     ) -> APIFuture[types.SessionSearchResponse]:
-        """Search sessions, newest first. Experimental: the service may change it."""
+        """Search sessions, newest first. Experimental: the API may change."""
         warnings.warn("search_sessions() is experimental", ExperimentalWarning, stacklevel=2)
         return self._call(api.SEARCH_SESSIONS, message=request)
 
     async def search_sessions_async(
         self, request: types.SessionSearchRequest
     ) -> types.SessionSearchResponse:
-        """Async twin of search_sessions()."""
+        """Async version of search_sessions()."""
         return await self.search_sessions(request)
 
     def get_sampler(self, sampler_id: str) -> APIFuture[types.GetSamplerResponse]:
-        """What a sampler samples from."""
+        """Return the base model and weights of a sampler."""
         return self._call(api.GET_SAMPLER, {"sampler_id": sampler_id})
 
     async def get_sampler_async(self, sampler_id: str) -> types.GetSamplerResponse:
-        """Async twin of get_sampler()."""
+        """Async version of get_sampler()."""
         return await self.get_sampler(sampler_id)
 
     def whoami(self) -> APIFuture[types.WhoamiResponse]:
-        """Who this credential belongs to, as its token says."""
+        """Return the user and organisation of this credential, from its token."""
         return self.holder.start(self._whoami())
 
     async def _whoami(self) -> types.WhoamiResponse:
@@ -286,14 +286,14 @@ class RestClient(RunsClient):
         claims = decode_jwt_claims(await self.holder.identity.get_token())
         missing = [name for name in ("sub", "org_id") if not claims.get(name)]
         if missing:
-            raise ConfigError(f"The server's token does not say who you are: no {missing[0]!r}")
+            raise ConfigError(f"The server's token does not identify you: no {missing[0]!r} claim")
         return types.WhoamiResponse(
             user_urn=str(claims["sub"]),
             org_urn=f"tml:organization:{claims['org_id']}",
             email=str(claims["email"]) if claims.get("email") else None,
         )
 
-    # --- moved to AdminClient, kept for old scripts ---------------------------------------
+    # --- moved to AdminClient, deprecated -------------------------------------------------
 
     def get_audit_log(
         self, event_type: AuditEvent = "all", day: date | None = None
@@ -343,5 +343,5 @@ def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
     return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
 
 
-def _discard_reply(done: APIFuture[Any]) -> APIFuture[None]:
-    return map_future(done, lambda reply: None)
+def _discard_reply(future: APIFuture[Any]) -> APIFuture[None]:
+    return map_future(future, lambda reply: None)

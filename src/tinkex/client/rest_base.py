@@ -1,4 +1,4 @@
-"""How REST-like clients call: ready first, then one endpoint; the answer in a future."""
+"""Base class of the REST clients, which call endpoints without a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class SessionlessClient:
-    """A client that talks to the server without a session."""
+    """A client that calls endpoints without opening a session."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class SessionlessClient:
         api_key: str | None = None,
     ) -> None:
         if _holder is not None and (base_url is not None or api_key is not None):
-            raise InvalidInput("Pass base_url and api_key, or a holder, not both")
+            raise InvalidInput("Pass either base_url and api_key, or a holder, not both")
         self.holder = _holder or Holder(
             Config.new(base_url=base_url, api_key=api_key), needs_worker=False
         )
 
     def get_telemetry(self) -> Telemetry | None:
-        """The reporter; None unless telemetry was asked for."""
+        """Return the telemetry reporter; None unless telemetry is enabled."""
         return self.holder.telemetry
 
     def _call(
@@ -43,22 +43,22 @@ class SessionlessClient:
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, object] | None = None,
     ) -> APIFuture[T]:
-        """Call an endpoint; a query value of None is left out."""
-        # Filled here, in the caller's thread: a bad id is refused before anything is sent.
+        """Call an endpoint; query values of None are omitted."""
+        # In the caller's thread: reject a bad id before anything is sent.
         endpoint.url_path(**(ids or {}))
-        named = {"x-sdk-method": endpoint.name} | dict(headers or {})
+        all_headers = {"x-sdk-method": endpoint.name} | dict(headers or {})
 
         async def call() -> T:
             await self.holder.ready()
             return await self.holder.transport.call(
-                endpoint, message, ids=ids, query=query, headers=named
+                endpoint, message, ids=ids, query=query, headers=all_headers
             )
 
         return self.holder.start(call())
 
 
 def page_query(limit: int, offset: int) -> dict[str, object]:
-    """The query of one page."""
+    """Return the query parameters of one page."""
     for name, value, least in (("limit", limit, 1), ("offset", offset, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidInput(f"{name} must be {least} or more, got {value!r}")

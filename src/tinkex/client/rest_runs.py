@@ -1,4 +1,4 @@
-"""Training runs: lists, searches, names and metrics."""
+"""REST methods for training runs: list, search, rename, metrics."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ AccessScope = Literal["owned", "accessible"]
 
 
 class RunsClient(SessionlessClient):
-    """The part of RestClient that is about training runs."""
+    """The methods of RestClient for training runs."""
 
     def get_training_run(
         self, training_run_id: types.ModelID, access_scope: AccessScope = "owned"
     ) -> APIFuture[types.TrainingRun]:
-        """One training run."""
+        """Return one training run."""
         ids = {"training_run_id": training_run_id}
         return self._call(api.GET_RUN, ids, query={"access_scope": access_scope})
 
     async def get_training_run_async(
         self, training_run_id: types.ModelID, access_scope: AccessScope = "owned"
     ) -> types.TrainingRun:
-        """Async twin of get_training_run()."""
+        """Async version of get_training_run()."""
         return await self.get_training_run(training_run_id, access_scope)
 
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: AccessScope = "owned"
     ) -> APIFuture[types.TrainingRun]:
-        """The training run a checkpoint belongs to."""
+        """Return the training run of a checkpoint."""
         return self.get_training_run(parse_tinker_path(tinker_path).run_id, access_scope)
 
     async def get_training_run_by_tinker_path_async(
         self, tinker_path: str, access_scope: AccessScope = "owned"
     ) -> types.TrainingRun:
-        """Async twin of get_training_run_by_tinker_path()."""
+        """Async version of get_training_run_by_tinker_path()."""
         return await self.get_training_run_by_tinker_path(tinker_path, access_scope)
 
     def list_training_runs(
@@ -50,7 +50,7 @@ class RunsClient(SessionlessClient):
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> APIFuture[types.TrainingRunsResponse]:
-        """One page of training runs, newest first."""
+        """List one page of training runs, newest first."""
         return self._call(
             api.LIST_RUNS,
             query=page_query(limit, offset)
@@ -64,15 +64,15 @@ class RunsClient(SessionlessClient):
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> types.TrainingRunsResponse:
-        """Async twin of list_training_runs()."""
+        """Async version of list_training_runs()."""
         return await self.list_training_runs(limit, offset, access_scope, project_id)
 
     def get_run_metrics(
         self, training_run_id: types.ModelID, limit: int = 100, after: int | None = None
     ) -> APIFuture[types.RunMetricsResponse]:
-        """How a run goes: its newest steps, or the first ones after a cursor. tinkex servers only.
+        """Return metrics of the newest steps, or of the first after a cursor. tinkex servers only.
 
-        `after=0` begins with the oldest step that is remembered; then pass the last step's cursor.
+        `after=0` starts with the oldest stored step; then pass the cursor of the last step.
         """
         query = {"limit": page_query(limit, 0)["limit"], "after": after}
         return self._call(api.RUN_METRICS, {"training_run_id": training_run_id}, query=query)
@@ -80,7 +80,7 @@ class RunsClient(SessionlessClient):
     async def get_run_metrics_async(
         self, training_run_id: types.ModelID, limit: int = 100, after: int | None = None
     ) -> types.RunMetricsResponse:
-        """Async twin of get_run_metrics()."""
+        """Async version of get_run_metrics()."""
         return await self.get_run_metrics(training_run_id, limit, after)
 
     def find_training_runs(
@@ -91,23 +91,23 @@ class RunsClient(SessionlessClient):
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> APIFuture[types.TrainingRunsResponse]:
-        """Runs whose id begins with a text or whose name contains it. tinkex servers only."""
-        where = {"access_scope": access_scope, "project_id": project_id, "search": search}
-        return self._call(api.LIST_RUNS, query=page_query(limit, offset) | where)
+        """Find runs whose id starts with or whose name contains a string. tinkex servers only."""
+        filters = {"access_scope": access_scope, "project_id": project_id, "search": search}
+        return self._call(api.LIST_RUNS, query=page_query(limit, offset) | filters)
 
     def rename_training_run(
         self, training_run_id: types.ModelID, name: str | None
     ) -> APIFuture[Empty]:
-        """Give a run a name, or with None take it away. tinkex servers only."""
+        """Set the name of a run, or remove it with None. tinkex servers only."""
         message = RenameRunRequest(name=name)
         return self._call(api.RENAME_RUN, {"training_run_id": training_run_id}, message)
 
     def report_run_metrics(
         self, training_run_id: types.ModelID, seq_id: int, metrics: Mapping[str, float]
     ) -> APIFuture[Empty]:
-        """Add metrics to an optimizer step that is done. tinkex servers only.
+        """Add metrics to a finished optimizer step. tinkex servers only.
 
-        `seq_id` is that of the future which optim_step() returned.
+        `seq_id` is the seq_id of the future that optim_step() returned.
         """
         message = ReportMetricsRequest(seq_id=seq_id, metrics=dict(metrics))
         return self._call(api.REPORT_RUN_METRICS, {"training_run_id": training_run_id}, message)

@@ -1,4 +1,7 @@
-"""When to try again, and how long to wait: pure functions; clock and dice are arguments."""
+"""Retry decisions as pure functions: whether to retry and how long to wait.
+
+Covers single requests, resubmission of samples and rate limits. Clock and jitter are arguments.
+"""
 
 from __future__ import annotations
 
@@ -20,80 +23,78 @@ from tinkex.errors import (
     TinkexError,
 )
 
-#: A longer Retry-After is not believed.
+#: A longer Retry-After is ignored.
 MAX_RETRY_AFTER_SECONDS = 60.0
-#: Answers that say "the server is away", not "the server refused".
+#: Statuses of an unreachable server (as opposed to a rejected request).
 UNREACHABLE_STATUSES = frozenset({502, 503, 504})
-#: How often to ask again while the account has a billing issue.
+#: Interval between retries while the account has a billing issue.
 BILLING_WAIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How stubborn one request is."""
+    """How often and how long to retry one request."""
 
     max_retries: int = 10
-    """Attempts after the first, when the server answered and refused."""
+    """Attempts after the first, if the server rejected the request."""
     outage_seconds: float = 300.0
-    """How long to keep on when the server is away. Bounded by time, not by count."""
+    """How long to retry while the server is unreachable. Limited by time, not by count."""
     first_wait_seconds: float = 0.5
-    """The first wait; each next one doubles."""
+    """The first wait; each further wait is twice as long."""
     max_wait_seconds: float = 10.0
-    """No wait is longer."""
+    """The longest wait."""
     retries_conflict: bool = True
     """Whether 409 means "locked, try again"."""
     billing_pause_seconds: float = 0.0
     """How long to wait for an account with a billing issue (402)."""
     has_contact: bool = True
-    """Whether the server ever answered; if not, its own failures count as being away too."""
+    """Whether the server has ever responded; if not, a 5xx status counts as unreachable too."""
 
 
-#: An answer to a long poll faster than this was none; asking again at once would be a hot loop.
+#: A faster response means that the server does not long-poll; the next poll needs a wait.
 MIN_LONG_POLL_SECONDS = 1.0
-#: The waits after such answers.
+#: The waits after such responses.
 QUICK_POLL_BACKOFF = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
-#: Send once, take the answer as it is.
+#: Send once.
 NO_RETRY = RetryPolicy(max_retries=0, outage_seconds=0.0)
 
 
 def wait_before_retry(
     policy: RetryPolicy, attempt: int, elapsed_seconds: float, error: TinkexError, jitter: float
 ) -> float | None:
-    """Seconds to wait before trying again, or None to give up.
+    """Return the seconds to wait before a retry, or None to give up.
 
-    `attempt` counts the failures of this kind in a row, from 1, and `elapsed_seconds` is how long
-    they have lasted; `jitter` is a number in [0, 1).
+    `attempt` counts consecutive failures of this kind from 1, and `elapsed_seconds` is the time
+    since the first of them; `jitter` is a number in [0, 1).
     """
     if error.status == 402:
-        left = policy.billing_pause_seconds - elapsed_seconds
-        return min(BILLING_WAIT_SECONDS, left) if left > 0.0 else None
+        remaining = policy.billing_pause_seconds - elapsed_seconds
+        return min(BILLING_WAIT_SECONDS, remaining) if remaining > 0.0 else None
     if not error.retryable or _is_final_conflict(policy, error):
         return None
     wait = backoff(policy, attempt, jitter)
-    told = getattr(error, "retry_after_seconds", None)
-    if told is not None:
-        wait = max(wait, told)
+    wait = max(wait, getattr(error, "retry_after_seconds", None) or 0.0)
     if is_outage(policy, error):
         return wait if elapsed_seconds + wait <= policy.outage_seconds else None
     return wait if attempt <= policy.max_retries else None
 
 
 def _is_final_conflict(policy: RetryPolicy, error: TinkexError) -> bool:
-    """True for a 409 that means "already so"; the server's own word on retrying goes first."""
+    """True for a 409 that means "already done", unless the server asks for a retry."""
     if error.status != 409 or policy.retries_conflict:
         return False
     return getattr(error, "should_retry", None) is not True
 
 
 def backoff(policy: RetryPolicy, attempt: int, jitter: float) -> float:
-    """The exponential wait after `attempt` tries, between 75% and 100% of its full length."""
+    """Return the exponential wait after `attempt` failures, with up to 25% jitter."""
     doublings = min(attempt - 1, 30)
     full = min(policy.max_wait_seconds, policy.first_wait_seconds * 2.0**doublings)
     return float(full * (0.75 + 0.25 * jitter))
 
 
 def is_unreachable(error: TinkexError) -> bool:
-    """True when nobody is there to answer, as during a restart."""
+    """True if the server cannot be reached, as during a restart."""
     if isinstance(error, APIStatusError):
         return error.status in UNREACHABLE_STATUSES
     return isinstance(error, APIConnectionError)
@@ -102,44 +103,44 @@ def is_unreachable(error: TinkexError) -> bool:
 class FailureKind(StrEnum):
     """Failures of one kind are counted and timed together."""
 
-    OUTAGE = "silence"  #: nobody answers; time decides
-    BILLING = "billing"  #: the account must be mended; time decides
-    REJECTED = "refusal"  #: an answer, and a no; the number of tries decides
+    OUTAGE = "outage"  #: the server is unreachable; limited by time
+    BILLING = "billing"  #: the account has a billing issue; limited by time
+    REJECTED = "rejected"  #: the server rejected the request; limited by attempts
 
 
 def classify_failure(policy: RetryPolicy, error: TinkexError) -> FailureKind:
-    """Which kind of failure this is."""
+    """Return the kind of a failure."""
     if error.status == 402:
         return FailureKind.BILLING
     return FailureKind.OUTAGE if is_outage(policy, error) else FailureKind.REJECTED
 
 
 def is_outage(policy: RetryPolicy, error: TinkexError) -> bool:
-    """True when time, not the number of tries, decides: the server is away, or never was there."""
+    """True if the server is unreachable; a 5xx counts too until the server has responded once."""
     return is_unreachable(error) or (not policy.has_contact and (error.status or 0) >= 500)
 
 
 def parse_retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Seconds the server asks to wait, from retry-after-ms or Retry-After (seconds or a date)."""
+    """Parse retry-after-ms or Retry-After (seconds or a date) into seconds."""
     millis = _parse_number(headers.get("retry-after-ms"))
     seconds = millis / 1000.0 if millis is not None else _parse_number(headers.get("retry-after"))
     if seconds is None:
-        # The server's own time is the right one to compare its date with.
+        # Compare with the server's clock, which may differ from this one.
         sent_at = now or _parse_http_date(headers.get("date")) or clock.utc_now()
-        then = _parse_http_date(headers.get("retry-after"))
-        seconds = (then - sent_at).total_seconds() if then is not None else None
+        retry_at = _parse_http_date(headers.get("retry-after"))
+        seconds = (retry_at - sent_at).total_seconds() if retry_at is not None else None
     return valid_retry_after(seconds)
 
 
 def valid_retry_after(seconds: float | None) -> float | None:
-    """A wait the server asked for, unless nobody would keep it."""
+    """Return a wait requested by the server, or None if it is out of range."""
     if seconds is None or not 0.0 < seconds <= MAX_RETRY_AFTER_SECONDS:
         return None
     return seconds
 
 
 def parse_should_retry(headers: Mapping[str, str]) -> bool | None:
-    """The server's own word on retrying, if it gave one."""
+    """Parse x-should-retry; None if the server did not send it."""
     return {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower())
 
 
@@ -154,40 +155,40 @@ def _parse_http_date(text: str | None) -> datetime | None:
     if not text:
         return None
     try:
-        then = parsedate_to_datetime(text)
+        parsed = parsedate_to_datetime(text)
     except (ValueError, OverflowError):
         return None
-    return then if then.tzinfo else then.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-#: A sample that the server ran and failed, by its own fault, is submitted again this often.
+#: How often to resubmit a sample that failed on the server with a server error.
 MAX_FAILED_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RetryConfig:
-    """How stubborn a sampling client is."""
+    """How a sampling client retries."""
 
     max_connections: int | None = 1000
-    """Samples under way at once; the server's own limit wins."""
+    """Maximum number of concurrent samples; a lower limit of the server takes precedence."""
     progress_timeout: float = 7200
-    """Give up when no sample of this client made progress for this many seconds."""
+    """Give up if no sample of this client made progress for this many seconds."""
     retry_delay_base: float = 0.5
-    """The first wait; each next one doubles."""
+    """The first wait in seconds; each further wait is twice as long."""
     retry_delay_max: float = 10.0
-    """No wait is longer."""
+    """The longest wait in seconds."""
     jitter_factor: float = 0.25
-    """How much of a wait is left to chance."""
+    """The random share of a wait."""
     enable_retry_logic: bool = True
-    """False: every error surfaces at once."""
+    """False: raise every error immediately."""
     enable_stuck_detection: bool = True
-    """False: wait for progress for ever."""
+    """False: wait for progress without limit."""
     retryable_exceptions: tuple[type[Exception], ...] = (
         TimeoutError,
         APIConnectionError,
         PromiseExpiredError,
     )
-    """Errors that are worth another submission, beside retryable statuses."""
+    """Errors to resubmit after, in addition to retryable statuses."""
 
     def __post_init__(self) -> None:
         if self.max_connections is not None and self.max_connections <= 0:
@@ -202,16 +203,16 @@ def wait_before_resubmit(
     max_retries: int,
     jitter: float,
 ) -> float | None:
-    """Seconds to wait before submitting again, or None to give up.
+    """Return the seconds to wait before resubmitting, or None to give up.
 
-    `attempt` counts the submissions made, from 1; `stuck_seconds` is the time since any sample of
+    `attempt` counts the submissions from 1; `stuck_seconds` is the time since any sample of
     this client made progress; `jitter` is a number in [0, 1).
     """
     if not config.enable_retry_logic or not is_worth_retrying(config, error):
         return None
     if config.enable_stuck_detection and stuck_seconds > config.progress_timeout:
         return None
-    # A full queue or a server that is away says nothing about this request: only time counts.
+    # A full queue or an outage is not a failure of this request: limited by time only.
     if (
         error.status != 429
         and not is_unreachable(error)
@@ -224,7 +225,7 @@ def wait_before_resubmit(
 
 
 def is_worth_retrying(config: RetryConfig, error: TinkexError) -> bool:
-    """True when another submission may succeed."""
+    """True if another submission may succeed."""
     is_final = isinstance(error, APIStatusError) and error.should_retry is False
     if is_final or isinstance(error, ResultTimeoutError):
         return False
@@ -243,7 +244,7 @@ LARGE_BACKOFF_SECONDS = 5.0
 
 
 class RateLimiter:
-    """Says how long nobody should submit. Touched by the I/O loop only."""
+    """Holds submissions back after a 429. Used on the I/O loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -251,36 +252,36 @@ class RateLimiter:
         self._started_at = 0.0
 
     def now(self) -> float:
-        """The limiter's clock."""
+        """Return the time of the limiter's clock."""
         return self._clock()
 
     def remaining_seconds(self) -> float:
-        """How long to wait before submitting; 0.0 when it is fine to go on."""
+        """Return the seconds to wait before submitting; 0.0 if there is no back-off."""
         return max(0.0, self._until - self._clock())
 
     def is_backing_off(self) -> bool:
-        """True while a deadline is ahead."""
+        """True during a back-off."""
         return self.remaining_seconds() > 0.0
 
     def back_off(self, seconds: float) -> None:
-        """Hold submissions back for at least this long; a deadline is only ever extended."""
+        """Hold submissions back for at least this long; never shortens a back-off."""
         now = self._clock()
         self._started_at = now
         self._until = max(self._until, now + seconds)
 
     def is_recovering(self, seconds: float) -> bool:
-        """True for a while after a back-off ended."""
+        """True during a back-off and for some seconds after it."""
         return self._until > 0.0 and self._clock() < self._until + seconds
 
     def end_backoff(self, started_at: float) -> None:
-        """End the wait now, if the success that proves it stale began after it was set."""
+        """End the back-off after a success, unless that request started before the back-off."""
         if started_at > self._started_at:
-            # Not forgotten: one success must not let the whole crowd loose again.
+            # Recovery continues: one success must not release all waiting submissions.
             self._until = min(self._until, self._clock())
 
 
 def rate_limit_backoff(prompt_bytes: int, retry_after_seconds: float | None) -> float:
-    """How long a 429 holds submissions back: the longer of its word and ours."""
+    """Return the back-off after a 429: the server's retry-after or the default, if longer."""
     is_large = prompt_bytes > LARGE_PROMPT_BYTES
     return max(
         LARGE_BACKOFF_SECONDS if is_large else SMALL_BACKOFF_SECONDS, retry_after_seconds or 0.0

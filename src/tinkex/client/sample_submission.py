@@ -1,4 +1,4 @@
-"""One sample from call to answer: submit, wait, and submit again if that may help."""
+"""Submit samples and wait for their results; resubmit after retryable failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import secrets
 import time
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 from tinkex import types
 from tinkex.client.batched_polling import CompletionPoller
@@ -38,10 +37,10 @@ from tinkex.wire.codec import encode_json
 from tinkex.wire.endpoints import CANCEL_FUTURE, JOIN_SAMPLING_SESSION, SAMPLE
 from tinkex.wire.messages import CancelFutureRequest
 
-#: Each clone of a client numbers its samples in a block of its own.
+#: Each clone of a client takes its seq ids from a separate block.
 SEQ_ID_BLOCK = 1_000_000_000
 PROMPT_BYTES_PER_TOKEN = 10
-#: Fields that older servers do not know: sent only when used.
+#: Fields unknown to older servers, with their defaults: sent only when set.
 OPTIONAL_FIELDS = {
     "topk_sample_logprobs": 0,
     "target_prompt_logprobs": None,
@@ -54,7 +53,7 @@ _CANCEL_POLICY = RetryPolicy(max_retries=2, outage_seconds=10.0)
 
 
 def encode_sample(request: types.SampleRequest) -> bytes:
-    """The request as JSON without its seq_id, which each submission puts in front."""
+    """Encode a request as JSON without seq_id, which with_seq_id() adds for each submission."""
     fields = {
         name: getattr(request, name)
         for name in request.__struct_fields__
@@ -67,12 +66,12 @@ def encode_sample(request: types.SampleRequest) -> bytes:
 
 
 def with_seq_id(body: bytes, seq_id: int) -> bytes:
-    """An encoded request with its number."""
+    """Add a seq_id to an encoded request."""
     return b'{"seq_id":%d,%b' % (seq_id, body[1:])
 
 
 class SampleSubmitter:
-    """Runs the samples of one sampling session."""
+    """Submits the samples of one sampling session."""
 
     def __init__(
         self,
@@ -94,15 +93,17 @@ class SampleSubmitter:
         self._cancel_tasks: set[asyncio.Task[None]] = set()
         self._has_retries = retry_config.enable_retry_logic
         outage_seconds = holder.config.outage_seconds if self._has_retries else 0.0
-        # Refusals are this file's business; only a server that is away is waited for below.
+        # Rejections are retried by this class; the transport waits for an unreachable server.
         self._policy = RetryPolicy(max_retries=0, outage_seconds=outage_seconds)
         limit_seconds = retry_config.progress_timeout
         self._watchdog = Watchdog(
             sampling_session_id, limit_seconds, self._is_stuck_detection_enabled
         )
 
-    def start(self, request: types.SampleRequest, num_tokens: int) -> APIFuture[Any]:
-        """Begin one sample; the body is encoded here, in the caller's thread."""
+    def start(
+        self, request: types.SampleRequest, num_tokens: int
+    ) -> APIFuture[types.SampleResponse]:
+        """Start one sample; the body is encoded here, in the caller's thread."""
         return self._holder.start(
             self._run(encode_sample(request), PROMPT_BYTES_PER_TOKEN * num_tokens)
         )
@@ -137,22 +138,22 @@ class SampleSubmitter:
             if seq_id is None:
                 seq_id = await self._next_seq_id()
             try:
-                promise = await self._submit(with_seq_id(body, seq_id), num_bytes)
-                response = await self._receive(promise)
+                job = await self._submit(with_seq_id(body, seq_id), num_bytes)
+                response = await self._receive(job)
             except TinkexError as error:
                 wait_seconds = self._wait_after(error, attempt, called_at)
-                # 429 is not a failure: the request says that it will come again.
+                # 429 is not a failure: the request headers announce resubmission on backpressure.
                 is_final = self._holder.flags.sample_no_retries and error.status != 429
                 self._watchdog.record_error(error)
                 if wait_seconds is None or is_final:
                     raise
                 if isinstance(error, PromiseExpiredError | RequestFailedError):
-                    # That submission is spent; the next one is a new one.
+                    # The server ran this submission: the next one needs a new seq id.
                     seq_id = None
                 await asyncio.sleep(wait_seconds)
             else:
                 self._watchdog.record_progress()
-                return response, promise.submit_seconds
+                return response, job.submit_seconds
 
     def _is_stuck_detection_enabled(self) -> bool:
         flags = self._holder.flags
@@ -161,7 +162,7 @@ class SampleSubmitter:
     def _wait_after(self, error: TinkexError, attempt: int, called_at: float) -> float | None:
         config = self._holder.config
         if is_unreachable(error):
-            # Submitting and polling have waited for as long as an outage may last.
+            # Submitting and polling have already waited for `outage_seconds`.
             return None
         stuck_seconds = self._watchdog.stuck_seconds(called_at)
         retry = replace(self._retry, enable_stuck_detection=self._is_stuck_detection_enabled())
@@ -178,14 +179,14 @@ class SampleSubmitter:
             try:
                 pause = holder.transport.billing_pause_seconds if self._has_retries else 0.0
                 policy = replace(self._policy, billing_pause_seconds=pause)
-                promise = await submit_job(holder.transport, request, policy)
+                job = await submit_job(holder.transport, request, policy)
             except RateLimitError as error:
                 limiter.back_off(rate_limit_backoff(num_bytes, error.retry_after_seconds))
                 self._poller.queue_notifier.update_from_body(error.body)
                 raise
             limiter.end_backoff(started)
         self._watchdog.record_progress()
-        return promise
+        return job
 
     async def _receive(self, job: SubmittedJob) -> types.SampleResponse:
         try:
@@ -198,7 +199,7 @@ class SampleSubmitter:
         return with_sequence_ids(response, job)
 
     def _ready_scope(self, job: SubmittedJob) -> AbstractAsyncContextManager[None]:
-        """Where the server offers it, one poll for all tells when a result can be fetched."""
+        """Wait for the batched poll, on servers that support it, before fetching a result."""
         if job.result is not None or not self._holder.flags.sample_use_retrieve_futures:
             return nullcontext()
         return self._completion_poller().fetch_scope(job.request_id)
@@ -209,21 +210,22 @@ class SampleSubmitter:
         task.add_done_callback(self._cancel_tasks.discard)
 
     async def _cancel(self, request_id: str) -> None:
-        """Tell the server, if it wants to know, that nobody waits for this any more."""
+        """Cancel a sample on the server, if the server supports it."""
         try:
             if await self._holder.server.can_cancel():
                 message = CancelFutureRequest(request_id=request_id)
                 await self._holder.transport.call(CANCEL_FUTURE, message, policy=_CANCEL_POLICY)
         except TinkexError:
-            # The server finds out by itself; the caller has left already.
+            # Best effort: an abandoned sample only wastes server time.
             return
 
     def _concurrency_limit(self) -> asyncio.Semaphore:
         if self._concurrency is None:
             flags = self._holder.flags
-            is_free = flags.sample_use_retrieve_futures
-            most = SEQ_ID_BLOCK if is_free else flags.sample_max_concurrent_requests
-            self._concurrency = asyncio.Semaphore(min(most, self._retry.max_connections or most))
+            # With batched polling a waiting sample holds no connection.
+            is_unlimited = flags.sample_use_retrieve_futures
+            limit = SEQ_ID_BLOCK if is_unlimited else flags.sample_max_concurrent_requests
+            self._concurrency = asyncio.Semaphore(min(limit, self._retry.max_connections or limit))
         return self._concurrency
 
     async def _next_seq_id(self) -> int:
@@ -250,15 +252,15 @@ class SampleSubmitter:
 
 
 def with_sequence_ids(response: types.SampleResponse, job: SubmittedJob) -> types.SampleResponse:
-    """Give each sequence the id the server fixed when it took the request."""
-    count = len(response.sequences)
+    """Set the sequence ids that the server assigned when it accepted the request."""
+    num_sequences = len(response.sequences)
     ids = job.sequence_ids
     if ids is None:
-        # Older servers name no sequences; theirs are named after the request.
-        ids = [f"{job.request_id}:{index}" for index in range(count)]
-    if len(ids) != count:
+        # Older servers assign no ids: derive them from the request id.
+        ids = [f"{job.request_id}:{index}" for index in range(num_sequences)]
+    if len(ids) != num_sequences:
         raise APIResponseValidationError(
-            None, None, f"The server promised {len(ids)} sequences and returned {count}"
+            None, None, f"The server announced {len(ids)} sequences but returned {num_sequences}"
         )
     sequences = [
         replace(sequence, sequence_id=sequence_id)

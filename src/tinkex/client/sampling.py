@@ -1,4 +1,4 @@
-"""The sampling client: text from a base model or from saved weights."""
+"""The sampling client: samples from a base model or from saved weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinkex.wire.endpoints import CREATE_SAMPLING_SESSION, GET_SAMPLER
 
 
 class SamplerHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """What another process needs to sample from the same weights; no credential."""
+    """What another process needs to sample from the same weights; contains no credential."""
 
     base_url: str
     session_id: str
@@ -34,10 +34,10 @@ class SamplerHandle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingClient:
-    """Samples from one set of weights. Made by ServiceClient.create_sampling_client().
+    """Samples from one set of weights. Created by ServiceClient.create_sampling_client().
 
-    It can be pickled and sent to other processes; so can the text of get_sampler_handle(), which
-    carries no credential.
+    It can be pickled and sent to other processes; so can the string of get_sampler_handle(),
+    which contains no credential.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class SamplingClient:
         if sampling_session_id is None:
             _check_model_source(model_path, base_model)
 
-        async def make() -> SamplingClient:
+        async def open_session() -> SamplingClient:
             session_id = sampling_session_id or await _create_sampling_session(
                 holder, model_path, base_model
             )
             return SamplingClient(
                 holder,
                 sampling_session_id=session_id,
-                # Somebody else numbers samples in a session that was given.
+                # The client that created the session owns its first block of seq ids.
                 shadow=sampling_session_id is not None,
                 retry_config=retry_config,
                 record_stability_info=record_stability_info,
             )
 
-        return holder.start(make())
+        return holder.start(open_session())
 
     def sample(
         self,
@@ -99,7 +99,7 @@ class SamplingClient:
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
     ) -> APIFuture[types.SampleResponse]:
-        """Sample completions of a prompt; returns at once with a future."""
+        """Sample completions of a prompt."""
         num_tokens = _count_prompt_tokens(prompt)
         _check_count("num_samples", num_samples, least=1)
         _check_count("topk_prompt_logprobs", topk_prompt_logprobs, least=0)
@@ -137,7 +137,7 @@ class SamplingClient:
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
     ) -> types.SampleResponse:
-        """Async twin of sample(); returns the response."""
+        """Async version of sample(); returns the response."""
         return await self.sample(
             prompt,
             num_samples,
@@ -153,7 +153,7 @@ class SamplingClient:
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
-        """The log-probability of every prompt token; None where there is none, as at the first."""
+        """Compute the log-probability of every prompt token; the first one has none (None)."""
         sampled = self.sample(
             prompt,
             1,
@@ -166,57 +166,57 @@ class SamplingClient:
     async def compute_logprobs_async(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> list[float | None]:
-        """Async twin of compute_logprobs(); returns the list."""
+        """Async version of compute_logprobs(); returns the list."""
         return await self.compute_logprobs(prompt, prompt_logprobs_last_n)
 
     # --- about this client ----------------------------------------------------------------
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer of the base model."""
-        about = self.holder.run(self._sampler_info())
-        return load_model_tokenizer(self.holder, about.base_model, about.tokenizer_id)
+        """Return the tokenizer of the base model."""
+        info = self.holder.run(self._sampler_info())
+        return load_model_tokenizer(self.holder, info.base_model, info.tokenizer_id)
 
     def get_base_model(self) -> str:
-        """The name of the base model."""
+        """Return the name of the base model."""
         return self.holder.run(self._base_model())
 
     async def get_base_model_async(self) -> str:
-        """Async twin of get_base_model()."""
+        """Async version of get_base_model()."""
         return await self.holder.start(self._base_model())
 
     def get_telemetry(self) -> Telemetry | None:
-        """The reporter of this session; None unless telemetry was asked for."""
+        """Return the telemetry reporter of this session; None unless telemetry is enabled."""
         return self.holder.telemetry
 
     def metrics(self) -> Metrics:
-        """Counters and percentiles of everything this client's session did."""
+        """Return counters and latency percentiles of this client's session."""
         return self.holder.metrics()
 
     def on_queue_state_change(
         self, queue_state: QueueState, queue_state_reason: str | None
     ) -> None:
-        """Called off the I/O loop when the server pauses or resumes this sampler; logs it."""
+        """Log that the server paused or resumed this sampler; called off the I/O loop."""
         self._queue_logger.on_queue_state_change(queue_state, queue_state_reason)
 
     # --- copies in other processes --------------------------------------------------------
 
     def get_sampler_handle(self) -> str:
-        """A text with which from_sampler_handle() makes a client of the same sampler, anywhere."""
+        """Return a string from which from_sampler_handle() creates a client of this sampler."""
         payload = msgspec.json.encode(self._make_handle())
         return base64.urlsafe_b64encode(payload).decode()
 
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
-        """A client of the sampler behind a handle, with this process's own credential."""
+        """Create a client from a sampler handle, with this process's own credential."""
         try:
             raw = base64.urlsafe_b64decode(handle)
             parsed = msgspec.json.decode(raw, type=SamplerHandle)
         except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
-            raise InvalidInput(f"Not a sampler handle: {str(handle)[:40]!r}") from error
+            raise InvalidInput(f"Invalid sampler handle: {str(handle)[:40]!r}") from error
         return _clone(parsed, Config.new(base_url=parsed.base_url, api_key=api_key))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Hooks and loaders are this process's own and stay here.
+    def __reduce__(self) -> tuple[object, ...]:
+        # Hooks and loaders are functions of this process and may not be picklable.
         config = replace(self.holder.config, event_hook=None, tokenizer_loader=None)
         return (_clone, (self._make_handle(), config, self._retry_config))
 
@@ -275,11 +275,11 @@ def _check_model_source(model_path: str | None, base_model: str | None) -> None:
 
 
 def _count_prompt_tokens(prompt: object) -> int:
-    """A rough size of the prompt; images without a known length count as a page."""
+    """Estimate the length of the prompt; an image counts as 1024 tokens."""
     if not isinstance(prompt, types.ModelInput):
         raise InvalidInput(
             f"prompt must be a ModelInput, got {type(prompt).__name__}; "
-            "make one with ModelInput.from_ints(tokenizer.encode(text))"
+            "create one with ModelInput.from_ints(tokenizer.encode(text))"
         )
     return sum(
         len(chunk.tokens) if isinstance(chunk, types.EncodedTextChunk) else 1024
@@ -297,7 +297,7 @@ def _check_last_n(last_n: int | None, include_prompt_logprobs: bool) -> None:
         return
     _check_count("prompt_logprobs_last_n", last_n, least=1)
     if not include_prompt_logprobs:
-        raise InvalidInput(f"prompt_logprobs_last_n={last_n} needs include_prompt_logprobs=True")
+        raise InvalidInput(f"prompt_logprobs_last_n={last_n} requires include_prompt_logprobs=True")
 
 
 def _check_target_logprobs(target: types.TensorData | None) -> None:
@@ -312,24 +312,24 @@ def _check_target_logprobs(target: types.TensorData | None) -> None:
 
 def _require_prompt_logprobs(response: types.SampleResponse) -> list[float | None]:
     if response.prompt_logprobs is None:
-        raise APIResponseValidationError(None, None, "The server returned no prompt log-probs")
+        raise APIResponseValidationError(None, None, "The server returned no prompt logprobs")
     return response.prompt_logprobs
 
 
 def _check_response(
     response: types.SampleResponse, request: types.SampleRequest
 ) -> types.SampleResponse:
-    """Refuse an answer of a server that ignored what was asked for."""
+    """Reject a response that ignores an option of the request, as older servers do."""
     if request.prompt_alt_tokens_k > 0 and response.prompt_alt_tokens is None:
         raise APIResponseValidationError(
             None,
             None,
-            f"prompt_alt_tokens_k={request.prompt_alt_tokens_k} was ignored by this server",
+            f"The server ignored prompt_alt_tokens_k={request.prompt_alt_tokens_k}",
         )
     last_n = request.prompt_logprobs_last_n
     logprobs = response.prompt_logprobs
     if last_n is not None and logprobs and any(v is not None for v in logprobs[:-last_n]):
         raise APIResponseValidationError(
-            None, None, f"prompt_logprobs_last_n={last_n} was ignored by this server"
+            None, None, f"The server ignored prompt_logprobs_last_n={last_n}"
         )
     return response

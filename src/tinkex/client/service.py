@@ -1,4 +1,4 @@
-"""The service client: where everything starts."""
+"""The service client: the entry point that creates all other clients."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FINISH_STATUSES = ("success", "errored", "interrupted")
 
 
 class ServiceClient:
-    """The entry point: makes training, sampling and REST clients that share one session.
+    """The entry point: creates training, sampling and REST clients that share one session.
 
-    Nothing is sent until it is needed. Use it as a context manager, or call close(), so that the
-    session ends when your work does.
+    Sends nothing until the first call that needs the server. Use it as a context manager, or call
+    close(), so that the session ends with your work.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ServiceClient:
         if config is None:
             config = Config.new(base_url=base_url, api_key=api_key, **kwargs)
         elif base_url is not None or api_key is not None or kwargs:
-            raise InvalidInput("Pass a config, or single settings, not both")
+            raise InvalidInput("Pass either a config or single settings, not both")
         extra_headers = dict(default_headers_overrides or {})
         changes: dict[str, Any] = {"headers": {**config.headers, **extra_headers}}
         if project_id is not None:
@@ -61,7 +61,7 @@ class ServiceClient:
         self._holder = Holder(config, plan, transport)
         self.config = self._holder.config
 
-    # --- life -----------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         if self._holder.is_closed:
@@ -88,7 +88,7 @@ class ServiceClient:
         await self.close(_finish_status(exc_type), _exception_name(exc_value))
 
     def close(self, status: FinishStatus = "success", detail: str | None = None) -> APIFuture[None]:
-        """Stop heartbeats at once and tell the server how the session ended."""
+        """Stop heartbeats and report to the server how the session ended."""
         if status not in FINISH_STATUSES:
             allowed = ", ".join(FINISH_STATUSES)
             raise InvalidInput(f"status must be one of {allowed}, got {status!r}")
@@ -97,15 +97,15 @@ class ServiceClient:
     # --- about the server -----------------------------------------------------------------
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The models this server offers."""
+        """Return the models that the server offers."""
         return self._holder.run(self._capabilities())
 
     async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
-        """Async twin of get_server_capabilities()."""
+        """Async version of get_server_capabilities()."""
         return await self._holder.start(self._capabilities())
 
     def health(self) -> types.HealthResponse:
-        """Whether the server answers."""
+        """Return the server's health status."""
         return self._holder.run(self._holder.transport.call(HEALTH))
 
     # --- training clients -----------------------------------------------------------------
@@ -121,7 +121,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
-        """Create a new adapter on a base model and return the client that trains it."""
+        """Create a new LoRA adapter on a base model and return a client that trains it."""
         lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
         return self._holder.run(
             create_model(
@@ -140,7 +140,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
-        """Async twin of create_lora_training_client()."""
+        """Async version of create_lora_training_client()."""
         lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
         return await self._holder.start(
             create_model(
@@ -156,7 +156,7 @@ class ServiceClient:
         weights_access_token: str | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
-        """A training client that starts from saved weights, with a fresh optimizer."""
+        """Create a training client from saved weights, with a new optimizer."""
         return self._holder.run(
             create_model_from_checkpoint(
                 self._holder,
@@ -176,7 +176,7 @@ class ServiceClient:
         weights_access_token: str | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
-        """Async twin of create_training_client_from_state()."""
+        """Async version of create_training_client_from_state()."""
         return await self._holder.start(
             create_model_from_checkpoint(
                 self._holder,
@@ -195,7 +195,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
     ) -> TrainingClient:
-        """A training client that goes on exactly where a saved one stopped."""
+        """Create a training client from saved weights and optimizer state, to resume exactly."""
         return self._holder.run(
             create_model_from_checkpoint(
                 self._holder,
@@ -214,7 +214,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
     ) -> TrainingClient:
-        """Async twin of create_training_client_from_state_with_optimizer()."""
+        """Async version of create_training_client_from_state_with_optimizer()."""
         return await self._holder.start(
             create_model_from_checkpoint(
                 self._holder,
@@ -229,7 +229,7 @@ class ServiceClient:
     def create_custom_loss(
         self, fn: PerDatumLossFn, input_ranks: Mapping[str, types.CustomLossInputRank]
     ) -> APIFuture[LossHandle]:
-        """Trace a loss of one datum; the server runs it if it can, this process if not."""
+        """Trace a per-datum loss; it runs on the server if supported, else in this process."""
         return self._holder.start(upload_loss(self._holder, trace_loss(fn, input_ranks)))
 
     # --- sampling and REST clients --------------------------------------------------------
@@ -241,7 +241,7 @@ class ServiceClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """A client that samples from a base model or from saved weights."""
+        """Create a client that samples from a base model or from saved weights."""
         return self._sampling_client(
             model_path, base_model, retry_config, record_stability_info
         ).result()
@@ -253,13 +253,13 @@ class ServiceClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Async twin of create_sampling_client()."""
+        """Async version of create_sampling_client()."""
         return await self._sampling_client(
             model_path, base_model, retry_config, record_stability_info
         )
 
     def rest_client(self) -> RestClient:
-        """A REST client on this client's connection."""
+        """Return a REST client that shares this client's connections."""
         return RestClient(self._holder)
 
     def create_rest_client(self) -> RestClient:
@@ -286,20 +286,20 @@ class ServiceClient:
 
     @property
     def holder(self) -> Holder:
-        """Internal state, which old scripts reach for; it may change."""
+        """Deprecated: internal state, subject to change."""
         warn_moved("ServiceClient.holder", "the public methods: it is internal")
         return self._holder
 
     def get_console_url(self) -> str:
-        """Where a person can look at this session, or at all of them if there is none yet."""
+        """Return the web page of this session, or of all sessions if it is not open yet."""
         return self._holder.console_url("sessions", self._holder.known_session_id)
 
     def get_telemetry(self) -> Telemetry | None:
-        """The reporter of this session; None unless telemetry was asked for."""
+        """Return the telemetry reporter of this session; None unless telemetry is enabled."""
         return self._holder.telemetry
 
     def metrics(self) -> Metrics:
-        """Counters and percentiles of everything this client did."""
+        """Return counters and latency percentiles of this client's session."""
         return self._holder.metrics()
 
     async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
@@ -336,7 +336,7 @@ def _lora_config(
 
 def _check_base_model(base_model: str) -> str:
     if not isinstance(base_model, str) or not base_model.strip():
-        raise InvalidInput(f"base_model must name a model, got {base_model!r}")
+        raise InvalidInput(f"base_model must be the name of a model, got {base_model!r}")
     return base_model
 
 
@@ -347,5 +347,5 @@ def _finish_status(exc_type: type[BaseException] | None) -> FinishStatus:
 
 
 def _exception_name(error: BaseException | None) -> str | None:
-    # The kind only: what an exception says is the user's own.
+    # Only the type: the message may contain private data.
     return type(error).__name__ if error is not None else None

@@ -1,4 +1,4 @@
-"""A session: created when first needed, kept alive by heartbeats, finished on close."""
+"""Create and finish sessions, send heartbeats, and read the server's flags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tinkex.wire.messages import FinishSessionRequest
 
 logger = get_logger(__name__)
 
-#: Silence longer than this is worth a warning.
+#: Log a warning if no heartbeat succeeded for this long.
 HEARTBEAT_WARNING_SECONDS = 120.0
 FINISH_POLICY = RetryPolicy(max_retries=2, outage_seconds=3.0)
 FINISH_REASONS: dict[str, types.ClientSessionFinishReason] = {
@@ -35,7 +35,7 @@ FINISH_REASONS: dict[str, types.ClientSessionFinishReason] = {
 
 
 class SessionHeartbeat:
-    """Says "alive" for one session, on the pulse thread, until told to stop."""
+    """Sends heartbeats for one session, on the heartbeat thread, until stopped."""
 
     def __init__(self, transport: Transport, session_id: str) -> None:
         self.session_id = session_id
@@ -45,11 +45,11 @@ class SessionHeartbeat:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; the first beat comes after one interval."""
+        """Start; the first heartbeat is sent after one interval."""
         HEARTBEAT_LOOP.post(self._start_task)
 
     def stop(self) -> None:
-        """No beat is sent after this returns."""
+        """Stop; no heartbeat is sent after this returns."""
         self._is_stopped = True
         HEARTBEAT_LOOP.post(self._cancel_task)
 
@@ -63,8 +63,8 @@ class SessionHeartbeat:
 
     async def _send_periodically(self) -> None:
         last_success = time.monotonic()
-        gate = OncePerMinute()
-        stopwatch = self._transport.metrics
+        throttle = OncePerMinute()
+        metrics = self._transport.metrics
         while True:
             await asyncio.sleep(self._interval_seconds)
             if self._is_stopped:
@@ -72,20 +72,20 @@ class SessionHeartbeat:
             try:
                 await self._send()
             except TinkexError as error:
-                stopwatch.count("heartbeats_failed")
+                metrics.count("heartbeats_failed")
                 if isinstance(error, APIStatusError) and error.status == 410:
                     logger.debug("Session %s is finished", self.session_id)
                     return
-                silence = time.monotonic() - last_success
-                if silence >= HEARTBEAT_WARNING_SECONDS and gate.allows("silence"):
+                seconds = time.monotonic() - last_success
+                if seconds >= HEARTBEAT_WARNING_SECONDS and throttle.allows("failed"):
                     logger.warning(
-                        "No heartbeat of session %s got through for %.0f s: %s",
+                        "No heartbeat of session %s succeeded for %.0f s: %s",
                         self.session_id,
-                        silence,
+                        seconds,
                         error,
                     )
             else:
-                stopwatch.count("heartbeats")
+                metrics.count("heartbeats")
                 last_success = time.monotonic()
 
     async def _send(self) -> None:
@@ -96,7 +96,7 @@ class SessionHeartbeat:
 async def create_session(
     transport: Transport, user_metadata: dict[str, str], display_name: str | None
 ) -> str:
-    """Ask the server for a session; show what it has to say."""
+    """Create a session and log the server's messages."""
     config = transport.config
     reply = await transport.call(
         CREATE_SESSION,
@@ -117,37 +117,37 @@ async def create_session(
 async def finish_session(
     transport: Transport, session_id: str, status: str, detail: str | None
 ) -> None:
-    """Tell the server how the session ended; a server that cannot know is not an error."""
+    """Report the end of a session to the server; a failure is logged, not raised."""
     message = FinishSessionRequest(reason=FINISH_REASONS[status], detail=detail)
     try:
         await transport.call(
             FINISH_SESSION, message, ids={"session_id": session_id}, policy=FINISH_POLICY
         )
     except TinkexError as error:
-        # Older servers have no such endpoint, and a finished session may be gone. With a server
-        # that is away the session expires; raising would hide what the caller's block raised.
+        # Older servers lack the endpoint, and a finished session may be deleted. If the server is
+        # unreachable the session expires; raising would hide an exception of the caller's block.
         log = logger.debug if error.status in {404, 405, 410} else logger.warning
         log("Session %s was not finished on the server: %s", session_id, error)
 
 
 def _log_message(log: Callable[..., None], text: str | None) -> None:
     if text:
-        log("The server says: %s", text)
+        log("Message from the server: %s", text)
 
 
-#: Answers of a server that has no such endpoint.
+#: Statuses of a server that does not have an endpoint.
 NOT_FOUND_STATUSES = frozenset({404, 405})
 MIN_REFRESH_SECONDS = 10.0
 
 
 class ServerFlags:
-    """The flags of one server; a server without them speaks the defaults."""
+    """The flags of one server; defaults apply to servers that do not send them."""
 
     def __init__(self, transport: Transport) -> None:
         self.values = ClientConfigResponse()
-        #: Whether the server takes protobuf; None until a batch has been sent.
+        #: Whether the server accepts protobuf; None until a batch has been sent.
         self.accepts_protobuf: bool | None = None
-        #: Whether the server said that chunks of one call may arrive in any order.
+        #: Whether the chunks of one call may arrive in any order.
         self.accepts_unordered_chunks = False
         self._transport = transport
         self._dynamic = ClientDynamicConfigResponse()
@@ -155,7 +155,7 @@ class ServerFlags:
         self._refresh_task: asyncio.Task[None] | None = None
 
     async def fetch(self) -> None:
-        """Ask the server, once."""
+        """Read the flags from the server."""
         message = ClientConfigRequest(sdk_version=WIRE_VERSION)
         transport = self._transport
         seconds = min(transport.config.first_answer_seconds, transport.timeout_for(CLIENT_CONFIG))
@@ -168,16 +168,16 @@ class ServerFlags:
                 raise
             return
         self.values = self._transport.decode_reply(CLIENT_CONFIG, response)
-        # Only a server that says so itself is trusted to put chunks in order.
-        is_said = b"parallel_fwdbwd_chunks" in response.content
-        self.accepts_unordered_chunks = is_said and self.values.parallel_fwdbwd_chunks
+        # The flag's default does not count: the server must send it explicitly.
+        is_explicit = b"parallel_fwdbwd_chunks" in response.content
+        self.accepts_unordered_chunks = is_explicit and self.values.parallel_fwdbwd_chunks
 
     async def can_cancel(self) -> bool:
-        """Whether the server wants to hear of cancelled samples; asked again now and then."""
+        """Return whether the server supports cancelling samples; refreshed at intervals."""
         stale_seconds = max(MIN_REFRESH_SECONDS, self._dynamic.refresh_interval_sec)
         now = time.monotonic()
         if self._refreshed_at is None or now - self._refreshed_at > stale_seconds:
-            # One question serves all who ask meanwhile.
+            # Concurrent callers share one request.
             if self._refresh_task is None or self._refresh_task.done():
                 self._refresh_task = asyncio.get_running_loop().create_task(self._refresh())
             await asyncio.shield(self._refresh_task)
@@ -188,6 +188,6 @@ class ServerFlags:
         try:
             self._dynamic = await self._transport.call(DYNAMIC_CONFIG, message, policy=NO_RETRY)
         except TinkexError as error:
-            # A failed refresh keeps what was known before.
+            # A failed refresh keeps the previous values.
             logger.debug("Dynamic configuration was not refreshed: %s", error)
         self._refreshed_at = time.monotonic()

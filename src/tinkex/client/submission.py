@@ -1,4 +1,4 @@
-"""A job: a request that is answered by a promise, which is then waited for."""
+"""Submit a job and wait for its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinkex.wire.results import decode_result, unwrap_result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedJob:
-    """What the server gave for a request: a result to wait for, or the result itself."""
+    """A job the server accepted: the id of its future, or already the result."""
 
     endpoint: Endpoint[Any, Any]
     request_id: str = ""
@@ -37,7 +37,7 @@ async def submit_job(
     policy: RetryPolicy | None = None,
     request_type: str = "",
 ) -> SubmittedJob:
-    """Send a job until the server has taken it."""
+    """Submit a job, with retries, until the server accepts it."""
     started = time.monotonic()
     response = await transport.send_with_retries(request, policy)
     seconds = time.monotonic() - started
@@ -45,15 +45,15 @@ async def submit_job(
     try:
         reply = decode_json(response.content, types.UntypedAPIFuture)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        # Some servers do small jobs at once and answer with the result.
+        # Some servers run small jobs immediately and return the result.
         try:
             result = _decode_immediate_result(endpoint, response)
         except (ValueError, msgspec.MsgspecError):
-            shown = response.text[:200]
+            excerpt = response.text[:200]
             raise APIResponseValidationError(
                 response,
-                shown,
-                f"{endpoint.name} was answered with neither a promise nor a result: {shown!r}",
+                excerpt,
+                f"{endpoint.name} returned neither a future nor a result: {excerpt!r}",
             ) from error
         return SubmittedJob(endpoint=endpoint, submit_seconds=seconds, result=result)
     return SubmittedJob(
@@ -66,16 +66,16 @@ async def submit_job(
 
 
 def _decode_immediate_result(endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any:
-    """The result itself; ValueError for an answer that says nothing of it, as {} would."""
+    """Decode a result; raises ValueError if none of its fields is present, as in {}."""
     result = decode_result(endpoint, response.content, response.is_proto)
     names = set(getattr(endpoint.promised, "__struct_fields__", ())) - {"type"}
     if names and not names & unwrap_result(response.json()).keys():
-        raise ValueError(f"no field of {endpoint.name} is there")
+        raise ValueError(f"the response has no field of {endpoint.name}")
     return result
 
 
 async def wait_for_result(poller: Poller, job: SubmittedJob) -> Any:
-    """The result of a promise."""
+    """Return the result of a submitted job, polling until it is ready."""
     if job.result is not None:
         return job.result
     return await poller.result(job.endpoint, job.request_id, job.submit_seconds, job.request_type)

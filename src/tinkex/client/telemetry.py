@@ -1,4 +1,4 @@
-"""Usage events for the server: off unless asked for, never a secret, never in the way."""
+"""Usage events for the server: off by default, without secrets, sent in the background."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ EVENT_TYPES: dict[type[Any], types.EventType] = {
 class Telemetry:
     """Collects the events of one session and sends them in batches, in the background.
 
-    An event counts as delivered when the server has acknowledged it. A server that does not want
-    events (404) is asked once; one that fails is asked again at the next flush.
+    An event counts as delivered when the server has acknowledged it. After a 404 or 405 reporting
+    stops; after other failures the next flush tries again.
     """
 
     def __init__(self, transport: Transport, secrets: Callable[[], Iterable[str]] = tuple) -> None:
@@ -59,7 +59,7 @@ class Telemetry:
         self._is_unsupported = False
 
     def begin(self, session_id: str) -> None:
-        """Start reporting; called on the I/O loop when the session exists."""
+        """Start reporting; called on the I/O loop once the session exists."""
         self.session_id = session_id
         self._add(types.SessionStartEvent, severity="INFO")
         self._flusher = asyncio.get_running_loop().create_task(
@@ -72,18 +72,18 @@ class Telemetry:
         event_data: dict[str, Any] | None = None,
         severity: types.Severity = "INFO",
     ) -> bool:
-        """Queue an event from any thread; False when the queue is full or reporting is off."""
+        """Queue an event, from any thread; False if the queue is full or reporting is off."""
         if self._is_unsupported or len(self._events) >= QUEUE_SIZE:
             self.num_dropped += 1
             return False
-        given = (event_data or {}).items()
-        data = {self._redact(str(key)): self._redact(str(value)) for key, value in given}
+        items = (event_data or {}).items()
+        data = {self._redact(str(key)): self._redact(str(value)) for key, value in items}
         name = self._redact(event_name)
         IO_LOOP.post(lambda: self._add(GenericEvent, severity, event_name=name, event_data=data))
         return True
 
     def log_exception(self, error: BaseException) -> bool:
-        """Queue what went wrong, without secrets."""
+        """Queue an exception, with secrets removed."""
         if self._is_unsupported:
             return False
         fields = {
@@ -95,7 +95,7 @@ class Telemetry:
         return True
 
     async def flush(self) -> None:
-        """Send what is queued; failures leave it queued."""
+        """Send the queued events; after a failure they stay queued."""
         async with self._flush_lock:
             while self._events and not self._is_unsupported:
                 batch = [self._events[i] for i in range(min(MAX_BATCH_EVENTS, len(self._events)))]
@@ -106,12 +106,12 @@ class Telemetry:
                 self.num_delivered += len(batch)
 
     async def end(self) -> None:
-        """Say goodbye and give the queue a moment to drain."""
+        """Send a session-end event and the queued events, with a time limit."""
         if self._flusher is None:
             return
         self._flusher.cancel()
-        lasted = timedelta(seconds=time.monotonic() - self._started)
-        self._add(types.SessionEndEvent, "INFO", duration=str(lasted))
+        duration = timedelta(seconds=time.monotonic() - self._started)
+        self._add(types.SessionEndEvent, "INFO", duration=str(duration))
         try:
             await asyncio.wait_for(self.flush(), DRAIN_SECONDS)
         except TimeoutError:
@@ -130,7 +130,7 @@ class Telemetry:
         except TinkexError as error:
             logger.debug("Telemetry was not delivered: %s", error)
             self._is_unsupported = error.status in {404, 405}
-            # What the server will never take must not stand in the way of the rest.
+            # Drop events that the server rejects for good: they would block the queue.
             return not error.retryable
         return True
 
@@ -155,7 +155,7 @@ class Telemetry:
 
 
 async def _flush_periodically(telemetry_ref: weakref.ref[Telemetry]) -> None:
-    """Flush now and then, without keeping the reporter, and so its client, alive."""
+    """Flush at intervals, without keeping the reporter and its client alive."""
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
         telemetry = telemetry_ref()

@@ -1,6 +1,6 @@
-"""Tokenizers from the server: fetched once, kept on disk by their digest, then loaded from there.
+"""Download tokenizers from the server and cache them on disk by digest.
 
-A server of another make has no such endpoint; its tokenizers come from the hub, by their names.
+Only tinkex servers have this endpoint; for others, tokenizers come from the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from tinkex.text import Tokenizer, load_tokenizer, resolve_tokenizer_id
 from tinkex.tokenizer_files import check_tokenizer_files
 from tinkex.wire.endpoints import GET_TOKENIZER
 
-#: How many tokenizers stay on disk; those unused for longest are removed.
+#: Maximum number of cached tokenizers; the least recently used ones are removed.
 MAX_FOLDERS: Final = 16
-#: What servers answer that do not have the endpoint.
+#: Statuses of servers that do not have the endpoint.
 _UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 logger = get_logger(__name__)
 
 
 def load_model_tokenizer(holder: Holder, base_model: str, tokenizer_id: str | None) -> Tokenizer:
-    """The tokenizer of a base model: a loader's, else the server's own, else the hub's."""
-    wanted = resolve_tokenizer_id(base_model, tokenizer_id)
+    """Load a base model's tokenizer: by the configured loader, else from the server or the Hub."""
+    resolved_id = resolve_tokenizer_id(base_model, tokenizer_id)
     loader = holder.config.tokenizer_loader
     if loader is not None:
-        return load_tokenizer(wanted, loader=loader)
+        return load_tokenizer(resolved_id, loader=loader)
     folder = holder.run(fetch_tokenizer(holder, base_model, Home(read_environment().home)))
-    return load_tokenizer(wanted if folder is None else str(folder))
+    return load_tokenizer(resolved_id if folder is None else str(folder))
 
 
 async def fetch_tokenizer(holder: Holder, base_model: str, home: Home) -> Path | None:
-    """The folder with a base model's tokenizer as the server has it; None if it has none."""
+    """Return a directory with the server's tokenizer of a base model; None if it has none."""
     await holder.ready()
     call = holder.transport.call
     try:
-        about = await call(GET_TOKENIZER, query={"base_model": base_model})
-        folder = home.tokenizers / _checked_digest(about.digest)
+        info = await call(GET_TOKENIZER, query={"base_model": base_model})
+        folder = home.tokenizers / _checked_digest(info.digest)
         if folder.is_dir():
             folder.touch()
             return folder
-        query = {"base_model": base_model, "digest": about.digest}
-        found = await call(GET_TOKENIZER, query=query)
+        query = {"base_model": base_model, "digest": info.digest}
+        tokenizer = await call(GET_TOKENIZER, query=query)
     except APIStatusError as error:
         if error.status_code in _UNSUPPORTED_STATUSES:
             return None
         raise
-    check_tokenizer_files(found.files, about.digest)
+    check_tokenizer_files(tokenizer.files, info.digest)
     try:
-        _store_files(folder, found.files)
+        _store_files(folder, tokenizer.files)
     except (OSError, CheckpointError) as error:
-        logger.warning("the tokenizer of %s cannot be kept in %s: %s", base_model, folder, error)
+        logger.warning("Cannot store the tokenizer of %s in %s: %s", base_model, folder, error)
         return None
     return folder
 
 
 def _checked_digest(digest: str) -> str:
-    """A digest that is safe as the name of a folder."""
+    """Return a digest that is safe as a directory name."""
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise InvalidInput(f"the server's digest of a tokenizer is {digest!r:.80}")
+        raise InvalidInput(f"the server sent an invalid tokenizer digest: {digest!r:.80}")
     return digest
 
 
@@ -71,7 +71,7 @@ def _store_files(folder: Path, files: dict[str, bytes]) -> None:
     with new_directory(folder) as scratch:
         for name, content in files.items():
             (scratch / name).write_bytes(content)
-    kept = [each for each in folder.parent.iterdir() if each.is_dir() and each != folder]
-    kept.sort(key=lambda each: each.stat().st_mtime, reverse=True)
-    for old in kept[MAX_FOLDERS - 1 :]:
+    others = [path for path in folder.parent.iterdir() if path.is_dir() and path != folder]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in others[MAX_FOLDERS - 1 :]:
         remove_directory(old)

@@ -1,4 +1,4 @@
-"""The training client: one adapter on the server, trained by calls that leave in order."""
+"""The training client: trains one adapter on the server; calls are sent in order."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ForwardBackwardOutput = types.ForwardBackwardOutput
 
 
 class TrainingClient:
-    """Trains one adapter. Made by ServiceClient.create_lora_training_client() and its siblings.
+    """Trains one adapter. Created by ServiceClient.create_lora_training_client() and similar.
 
-    Every method returns at once with a future. Calls reach the server in the order in which they
-    were made, whether or not their futures are awaited.
+    Operations return a future immediately. They reach the server in call order, whether or not
+    their futures are awaited.
     """
 
     def __init__(self, holder: Holder, model_seq_id: int, model_id: types.ModelID) -> None:
@@ -57,7 +57,7 @@ class TrainingClient:
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute the loss and its outputs; no gradient is formed."""
+        """Compute the loss and its outputs, without a gradient."""
         return self._model.submit_pass(data, loss_fn, loss_fn_config, forward_only=True)
 
     async def forward_async(
@@ -66,7 +66,7 @@ class TrainingClient:
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Async twin of forward(): await it, then await what it returns."""
+        """Async version of forward(): await it, then await its future."""
         return self.forward(data, loss_fn, loss_fn_config)
 
     def forward_backward(
@@ -75,7 +75,7 @@ class TrainingClient:
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute the loss and add its gradient to what optim_step() will apply."""
+        """Compute the loss and accumulate its gradient for the next optim_step()."""
         return self._model.submit_pass(data, loss_fn, loss_fn_config, forward_only=False)
 
     async def forward_backward_async(
@@ -84,7 +84,7 @@ class TrainingClient:
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Async twin of forward_backward(): await it, then await what it returns."""
+        """Async version of forward_backward(): await it, then await its future."""
         return self.forward_backward(data, loss_fn, loss_fn_config)
 
     def forward_backward_custom(
@@ -94,9 +94,9 @@ class TrainingClient:
         *,
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Train on any loss of the log-probabilities, computed here with torch.
+        """Train with a custom loss over log-probabilities, computed locally with torch.
 
-        The loss runs on a thread of its own; later calls of this client wait their turn.
+        The loss runs on a dedicated thread; later calls of this client wait until it is sent.
         """
         warn_loss_type_input(loss_type_input)
         check_loss_fn(loss_fn)
@@ -115,7 +115,7 @@ class TrainingClient:
         *,
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Async twin of forward_backward_custom(): await it, then await what it returns."""
+        """Async version of forward_backward_custom(): await it, then await its future."""
         return self.forward_backward_custom(data, loss_fn, loss_type_input=loss_type_input)
 
     def optim_step(
@@ -124,9 +124,9 @@ class TrainingClient:
         *,
         adam_params: types.AdamParams | None = None,
     ) -> APIFuture[types.OptimStepResponse]:
-        """Apply the collected gradient and clear it."""
+        """Apply the accumulated gradient and clear it."""
         if optim_params is not None and adam_params is not None:
-            raise InvalidInput("Pass optim_params or its old name adam_params, not both")
+            raise InvalidInput("Pass either optim_params or its old name adam_params, not both")
         params = optim_params if optim_params is not None else adam_params
         if params is None:
             raise InvalidInput("optim_step needs optim_params, e.g. AdamParams(learning_rate=1e-4)")
@@ -143,7 +143,7 @@ class TrainingClient:
         *,
         adam_params: types.AdamParams | None = None,
     ) -> APIFuture[types.OptimStepResponse]:
-        """Async twin of optim_step(): await it, then await what it returns."""
+        """Async version of optim_step(): await it, then await its future."""
         return self.optim_step(optim_params, adam_params=adam_params)
 
     # --- weights --------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class TrainingClient:
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsResponse]:
-        """Save weights and optimizer, to go on from later."""
+        """Save weights and optimizer state, to resume training later."""
         check_save_arguments(name, ttl_seconds)
         return self._model.submit_request(
             SAVE_WEIGHTS,
@@ -176,26 +176,26 @@ class TrainingClient:
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsResponse]:
-        """Async twin of save_state(): await it, then await what it returns."""
+        """Async version of save_state(): await it, then await its future."""
         return self.save_state(name, ttl_seconds, overwrite, user_metadata)
 
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Replace the weights by saved ones; the optimizer starts afresh. Deprecated."""
+        """Load saved weights and reset the optimizer. Deprecated."""
         warn_moved("TrainingClient.load_state()", "create_training_client_from_state()")
         return self.load(path, weights_access_token, optimizer=False)
 
     async def load_state_async(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Async twin of load_state(): await it, then await what it returns."""
+        """Async version of load_state(): await it, then await its future."""
         return self.load_state(path, weights_access_token)
 
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Replace weights and optimizer by saved ones. Deprecated."""
+        """Load saved weights and optimizer state. Deprecated."""
         new = "create_training_client_from_state_with_optimizer()"
         warn_moved("TrainingClient.load_state_with_optimizer()", new)
         return self.load(path, weights_access_token, optimizer=True)
@@ -203,13 +203,13 @@ class TrainingClient:
     async def load_state_with_optimizer_async(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Async twin of load_state_with_optimizer(): await it, then await what it returns."""
+        """Async version of load_state_with_optimizer(): await it, then await its future."""
         return self.load_state_with_optimizer(path, weights_access_token)
 
     def load(
         self, path: str, weights_access_token: str | None, *, optimizer: bool
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Load a checkpoint into this adapter, with or without its optimizer."""
+        """Load a checkpoint into this adapter, with or without its optimizer state."""
         parse_tinker_path(path)
         return self._model.submit_request(
             LOAD_WEIGHTS,
@@ -228,7 +228,7 @@ class TrainingClient:
         ttl_seconds: int | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
-        """Save weights under a name, to sample from."""
+        """Save weights under a name for sampling."""
         check_save_arguments(name, ttl_seconds)
         saved = self._model.submit_request(
             SAVE_WEIGHTS_FOR_SAMPLER,
@@ -248,7 +248,7 @@ class TrainingClient:
         ttl_seconds: int | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
-        """Async twin of save_weights_for_sampler(): await it, then await what it returns."""
+        """Async version of save_weights_for_sampler(): await it, then await its future."""
         return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
 
     def save_weights_external(
@@ -257,7 +257,7 @@ class TrainingClient:
         ttl_seconds: int | None = None,
         age_encryption_recipients: list[str] | None = None,
     ) -> APIFuture[types.SaveWeightsExternalResponse]:
-        """Save weights as files that can be downloaded."""
+        """Save weights as downloadable files."""
         check_save_arguments(name, ttl_seconds)
         saved = self._model.submit_request(
             SAVE_WEIGHTS_EXTERNAL,
@@ -277,7 +277,7 @@ class TrainingClient:
         ttl_seconds: int | None = None,
         age_encryption_recipients: list[str] | None = None,
     ) -> APIFuture[types.SaveWeightsExternalResponse]:
-        """Async twin of save_weights_external(): await it, then await what it returns."""
+        """Async version of save_weights_external(): await it, then await its future."""
         return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
 
     # --- sampling -------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class TrainingClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """A client that samples from saved weights."""
+        """Return a client that samples from saved weights."""
         return SamplingClient.create(
             self.holder,
             model_path=model_path,
@@ -302,7 +302,7 @@ class TrainingClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Async twin of create_sampling_client()."""
+        """Async version of create_sampling_client()."""
         return await SamplingClient.create(
             self.holder,
             model_path=model_path,
@@ -316,7 +316,7 @@ class TrainingClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """A client that samples from the weights as they are now; they are kept for it alone."""
+        """Snapshot the current weights and return a client that samples from the snapshot."""
         warn_unused_name(name)
         return self._save_for_sampling(retry_config, record_stability_info).result()
 
@@ -326,14 +326,14 @@ class TrainingClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Async twin of save_weights_and_get_sampling_client(); never blocks the event loop."""
+        """Async version of save_weights_and_get_sampling_client(); never blocks the event loop."""
         warn_unused_name(name)
         return await self._save_for_sampling(retry_config, record_stability_info)
 
     def _save_for_sampling(
         self, retry_config: RetryConfig | None, record_stability_info: bool
     ) -> APIFuture[SamplingClient]:
-        # Reserved once, here: a retry must not ask for a second sampling session.
+        # Reserved once, here: a retry must not create a second sampling session.
         sampling_seq_id = self.holder.next_sampling_seq_id()
         saved = self._model.submit_request(
             SAVE_WEIGHTS_FOR_SAMPLER,
@@ -354,30 +354,30 @@ class TrainingClient:
     # --- about this client ----------------------------------------------------------------
 
     def get_info(self) -> types.GetInfoResponse:
-        """What the server knows about this model."""
+        """Return the server's description of this model."""
         return self.holder.run(self._info())
 
     async def get_info_async(self) -> types.GetInfoResponse:
-        """Async twin of get_info()."""
+        """Async version of get_info()."""
         return await self.holder.start(self._info())
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer of the base model."""
+        """Return the tokenizer of the base model."""
         data = self.get_info().model_data
         if data.model_name is None:
-            raise APIResponseValidationError(None, None, "get_info did not name the base model")
+            raise APIResponseValidationError(None, None, "get_info returned no base model name")
         return load_model_tokenizer(self.holder, data.model_name, data.tokenizer_id)
 
     def get_console_url(self) -> str:
-        """Where a person can look at this run."""
+        """Return the web page of this run."""
         return self.holder.console_url("training_runs", self.model_id)
 
     def get_telemetry(self) -> Telemetry | None:
-        """The reporter of this session; None unless telemetry was asked for."""
+        """Return the telemetry reporter of this session; None unless telemetry is enabled."""
         return self.holder.telemetry
 
     def metrics(self) -> Metrics:
-        """Counters and percentiles of everything this client's session did."""
+        """Return counters and latency percentiles of this client's session."""
         return self.holder.metrics()
 
     async def _info(self) -> types.GetInfoResponse:
@@ -385,15 +385,17 @@ class TrainingClient:
         return await self.holder.transport.call(GET_INFO, message)
 
 
-def _sampler_response(reply: Any) -> types.SaveWeightsForSamplerResponse:
+def _sampler_response(
+    reply: types.SaveWeightsForSamplerResponseInternal,
+) -> types.SaveWeightsForSamplerResponse:
     if reply.path is None:
         raise APIResponseValidationError(None, None, "save_weights_for_sampler returned no path")
     return types.SaveWeightsForSamplerResponse(path=reply.path)
 
 
-def _sampling_session_id(reply: Any) -> str:
+def _sampling_session_id(reply: types.SaveWeightsForSamplerResponseInternal) -> str:
     if reply.sampling_session_id is None:
         raise APIResponseValidationError(
             None, None, "save_weights_for_sampler returned no sampling session"
         )
-    return str(reply.sampling_session_id)
+    return reply.sampling_session_id

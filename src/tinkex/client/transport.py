@@ -1,4 +1,4 @@
-"""One call from message to reply: headers, encoding, retries, and faults as typed errors."""
+"""Send requests with headers, credentials and retries; turn error responses into exceptions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ReplyT = TypeVar("ReplyT")
 APIErrorT = TypeVar("APIErrorT", bound=APIError)
 logger = get_logger(__name__)
 
-#: The version of the protocol this client speaks; servers decide by it what to answer.
+#: The protocol version of this client; servers adapt their responses to it.
 WIRE_VERSION = "0.36.0"
 JSON_TYPE = "application/json"
 PROTO_TYPE = "application/x-protobuf"
@@ -60,7 +60,7 @@ PROTO_TYPE = "application/x-protobuf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingRequest:
-    """A request ready to be sent, as often as it takes."""
+    """An encoded request; can be sent several times."""
 
     endpoint: Endpoint[Any, Any]
     path: str
@@ -78,11 +78,11 @@ def build_request(
     headers: Mapping[str, str] | None = None,
     timeout_seconds: float | None = None,
 ) -> OutgoingRequest:
-    """Encode a message for an endpoint; `bytes` are taken as an encoded body."""
+    """Encode a message for an endpoint; `bytes` are sent as they are."""
     path = endpoint.url_path(**(ids or {}))
-    wanted = {name: value for name, value in (query or {}).items() if value is not None}
-    if wanted:
-        path += "?" + urlencode(wanted)
+    params = {name: value for name, value in (query or {}).items() if value is not None}
+    if params:
+        path += "?" + urlencode(params)
     body: bytes | None = None
     if endpoint.body is not BodyFormat.NONE:
         body = message if isinstance(message, bytes) else encode_json(message or {})
@@ -95,18 +95,18 @@ def build_request(
     )
 
 
-#: A fresh id costs a system call; a number behind one id per process does not.
+#: One random id per process plus a counter: a new random id would cost a system call.
 _KEY_COUNTER = itertools.count()
 _PROCESS_KEY = new_id()
 
 
 def new_idempotency_key() -> str:
-    """A key that no other request has, in this process or another."""
+    """Return a key that is unique across requests and processes."""
     return f"tinkex-{_PROCESS_KEY}-{os.getpid()}-{next(_KEY_COUNTER)}"
 
 
 class RetryStreak:
-    """The failures of one request so far; those of one kind in a row are counted together."""
+    """Counts consecutive failures of the same kind for one request."""
 
     def __init__(self) -> None:
         self._kind: FailureKind | None = None
@@ -114,18 +114,18 @@ class RetryStreak:
         self._count = 0
         self._had_lost_response = False
 
-    def wait_after(self, policy: RetryPolicy, error: TinkexError, asked_at: float) -> float | None:
-        """Seconds to wait after this failure, or None to give up."""
+    def wait_after(self, policy: RetryPolicy, error: TinkexError, sent_at: float) -> float | None:
+        """Return the seconds to wait after this failure, or None to give up."""
         kind = classify_failure(policy, error)
         if kind is not self._kind:
-            self._kind, self._since, self._count = kind, asked_at, 0
+            self._kind, self._since, self._count = kind, sent_at, 0
         self._count += 1
         self._had_lost_response |= isinstance(error, APIConnectionError)
         elapsed = time.monotonic() - self._since
         return wait_before_retry(policy, self._count, elapsed, error, random.random())
 
     def is_already_applied(self, endpoint: Endpoint[Any, Any], error: TinkexError) -> bool:
-        """True for "already so" after an answer that was lost: that one was a yes."""
+        """True if the error means that an earlier attempt, whose response was lost, succeeded."""
         return self._had_lost_response and error.status in endpoint.settled_by
 
 
@@ -136,14 +136,14 @@ def _response_of(error: TinkexError) -> HttpResponse:
 
 
 def _mark_web_page(error: APIErrorT) -> APIErrorT:
-    """Mark an error as an answer in HTML."""
+    """Mark an error as caused by an HTML response."""
     error.is_web_page = True
     error.hint = "Check base_url=...; a Tinker server answers in JSON."
     return error
 
 
 class Transport:
-    """Speaks to one server with one credential."""
+    """Sends requests to one server with one credential."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Transport:
     ) -> None:
         self.config = config
         self.http = http
-        #: Long polls hold connections; a pool of their own keeps the way free for the rest.
+        #: Long polls occupy connections, so they use a separate pool.
         self._poll_http = poll_http or http
         self.billing_pause_seconds = 0.0
         self.apply_server_config(ClientConfigResponse())
@@ -168,10 +168,10 @@ class Transport:
         self._log_throttle = OncePerMinute()
 
     def apply_server_config(self, server_config: ClientConfigResponse) -> None:
-        """Take over the server's limits, where the user set none."""
-        own = self.config.billing_pause_seconds
-        theirs = server_config.billing_exception_max_pause_duration_sec
-        self.billing_pause_seconds = theirs if own is None else own
+        """Apply the server's limits, unless the user's config sets them."""
+        configured = self.config.billing_pause_seconds
+        server_limit = server_config.billing_exception_max_pause_duration_sec
+        self.billing_pause_seconds = server_limit if configured is None else configured
 
     async def call(
         self,
@@ -183,30 +183,30 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         policy: RetryPolicy | None = None,
     ) -> ReplyT:
-        """Send a message and return the typed reply."""
+        """Send a message, with retries, and return the typed reply."""
         request = build_request(endpoint, message, ids=ids, query=query, headers=headers)
         return self.decode_reply(endpoint, await self.send_with_retries(request, policy))
 
     async def send_with_retries(
         self, request: OutgoingRequest, policy: RetryPolicy | None = None
     ) -> HttpResponse:
-        """Send until the server says yes, a final no, or patience ends."""
+        """Send until the server accepts the request, rejects it for good, or retries run out."""
         policy = policy or self.policy_for(request.endpoint)
-        # The same key on every attempt lets a server recognise a request whose answer was lost.
+        # The same key on every attempt lets the server recognise a request whose reply was lost.
         key = new_idempotency_key() if request.endpoint.method != "GET" else None
         started = time.monotonic()
         streak = RetryStreak()
         attempt = 0
         while True:
             attempt += 1
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             try:
                 response = await self.send_once(request, attempt - 1, key)
             except TinkexError as error:
                 policy = self._policy_after_contact(policy)
                 if streak.is_already_applied(request.endpoint, error):
                     return _response_of(error)
-                wait = streak.wait_after(policy, error, asked_at)
+                wait = streak.wait_after(policy, error, sent_at)
                 if wait is None:
                     self._emit_request_done(request, error.status, started, attempt)
                     raise
@@ -220,7 +220,7 @@ class Transport:
     async def send_once(
         self, request: OutgoingRequest, num_retries: int = 0, idempotency_key: str | None = None
     ) -> HttpResponse:
-        """Send once; anything but 2xx raises."""
+        """Send once; raises for any status but 2xx."""
         response = await self.send_raw(request, num_retries, idempotency_key)
         if 200 <= response.status_code < 300:
             return response
@@ -232,7 +232,7 @@ class Transport:
     async def send_raw(
         self, request: OutgoingRequest, num_retries: int = 0, idempotency_key: str | None = None
     ) -> HttpResponse:
-        """Send once and return whatever the server answered."""
+        """Send once and return the response, whatever its status."""
         endpoint = request.endpoint
         seconds = request.timeout_seconds or self.timeout_for(endpoint)
         headers = self._headers | {
@@ -258,7 +258,7 @@ class Transport:
         return response
 
     async def headers_for(self, url: str) -> dict[str, str]:
-        """Headers for a plain GET; the credential only if the URL is this server's."""
+        """Return headers for a plain GET; includes the credential only for this server's URLs."""
         if not url.startswith(self.config.base_url + "/"):
             return {"user-agent": self._headers["user-agent"]}
         credential = await self._credential()
@@ -269,13 +269,13 @@ class Transport:
     async def stream(
         self, url: str, headers: Mapping[str, str], timeout_seconds: float
     ) -> AsyncIterator[HttpStream]:
-        """GET a URL piece by piece."""
+        """GET a URL and stream its body."""
         all_headers = await self.headers_for(url) | dict(headers)
         async with self.http.stream(url, all_headers, timeout_seconds) as stream:
             yield stream
 
     def decode_reply(self, endpoint: Endpoint[Any, ReplyT], response: HttpResponse) -> ReplyT:
-        """Decode a reply, or say what is wrong with it."""
+        """Decode a reply; raises APIResponseValidationError if it does not match the protocol."""
         if endpoint.reply is Empty:
             return endpoint.reply()
         try:
@@ -284,22 +284,22 @@ class Transport:
             if response.is_web_page:
                 page = APIResponseValidationError(response, None, self._describe_web_page(response))
                 raise _mark_web_page(page) from error
-            shown = response.text[:200]
+            excerpt = response.text[:200]
             raise APIResponseValidationError(
                 response,
-                shown,
-                f"The answer of {endpoint.name} does not fit the protocol: {error}; got {shown!r}",
+                excerpt,
+                f"Invalid response to {endpoint.name}: {error}; got {excerpt!r}",
             ) from error
 
     def error_from_response(self, response: HttpResponse) -> APIStatusError:
-        """The typed error of an answer that is a no."""
+        """Return the typed exception for an error response."""
         try:
             body: object = response.json()
         except ValueError:
             body = response.text
-        asked, is_page = parse_should_retry(response.headers), response.is_web_page
+        should_retry, is_page = parse_should_retry(response.headers), response.is_web_page
         fault = None if is_page else parse_error_body(body)
-        text = (fault.message if fault else str(body))[:500] or "empty answer"
+        text = (fault.message if fault else str(body))[:500] or "empty response"
         if is_page:
             text = self._describe_web_page(response)
         error = error_class_for(response.status_code)(
@@ -307,7 +307,7 @@ class Transport:
             response,
             body,
             category=fault.category if fault else None,
-            should_retry=False if is_page and response.status_code == 501 else asked,
+            should_retry=False if is_page and response.status_code == 501 else should_retry,
             retry_after_seconds=parse_retry_after(response.headers),
         )
         if isinstance(error, AuthenticationError) and self._credential_source:
@@ -315,14 +315,14 @@ class Transport:
         return _mark_web_page(error) if is_page else error
 
     def _describe_web_page(self, response: HttpResponse) -> str:
-        """One sentence about an answer in HTML, of which nothing is shown."""
+        """Describe an HTML response in one sentence, without quoting the page."""
         status, url = response.status_code, self.config.base_url
         if status in UNREACHABLE_STATUSES:
-            return f"{url} is away: a proxy in front of it answered with a web page"
+            return f"{url} is unavailable: a proxy in front of it answered with a web page"
         return f"{url} is not a Tinker server: it answered with a web page (status {status})"
 
     def policy_for(self, endpoint: Endpoint[Any, Any]) -> RetryPolicy:
-        """How stubborn calls to an endpoint are."""
+        """Return the retry policy of an endpoint."""
         config = self.config
         return RetryPolicy(
             max_retries=config.max_retries,
@@ -335,29 +335,29 @@ class Transport:
         )
 
     def _policy_after_contact(self, policy: RetryPolicy) -> RetryPolicy:
-        """The server answered while we were trying: from now on it is known to exist."""
+        """Return the policy for a known server, once the server has responded."""
         if policy.has_contact or not self.has_contact:
             return policy
         outage_seconds = self.config.outage_seconds
         return dataclasses.replace(policy, has_contact=True, outage_seconds=outage_seconds)
 
     def timeout_for(self, endpoint: Endpoint[Any, Any]) -> float:
-        """How long to wait for an answer: the user's limit, or the endpoint's if it is shorter."""
+        """Return the request timeout: the configured one, or the endpoint's if it is shorter."""
         config = self.config
-        own = endpoint.timeout_seconds or config.timeout_seconds
-        return min(
-            own, config.poll_request_seconds if endpoint.is_long_poll else config.timeout_seconds
+        configured = (
+            config.poll_request_seconds if endpoint.is_long_poll else config.timeout_seconds
         )
+        return min(endpoint.timeout_seconds or config.timeout_seconds, configured)
 
     def _log_retry(
         self, request: OutgoingRequest, error: TinkexError, wait: float, elapsed: float
     ) -> None:
         name = request.endpoint.name
-        logger.debug("%s failed (%s); trying again in %.1f s", name, error, wait)
+        logger.debug("%s failed (%s); retrying in %.1f s", name, error, wait)
         if error.status == 402 and self._log_throttle.allows("billing"):
             logger.warning("Paused by a billing issue: %s", error)
-        elif is_unreachable(error) and elapsed + wait > 2.0 and self._log_throttle.allows("away"):
-            logger.warning("%s; still trying", error)
+        elif is_unreachable(error) and elapsed + wait > 2.0 and self._log_throttle.allows("outage"):
+            logger.warning("%s; retrying", error)
 
     def _emit_request_done(
         self, request: OutgoingRequest, status: int | None, started: float, attempts: int
@@ -376,11 +376,11 @@ class Transport:
         note = response.headers.get("x-deprecation-note")
         if note and self._log_throttle.allows(note):
             is_error = response.headers.get("x-deprecation-level", "").lower() == "error"
-            (logger.error if is_error else logger.warning)("The server says: %s", note)
+            (logger.error if is_error else logger.warning)("Message from the server: %s", note)
 
 
 def base_headers(config: Config) -> dict[str, str]:
-    """The headers that never change."""
+    """Return the headers that all requests share."""
     env = config.environment
     runtime = f"python {platform.python_version()}; {platform.system()}"
     headers = {

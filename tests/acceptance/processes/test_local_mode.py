@@ -157,7 +157,7 @@ def test_a_server_outlives_the_client_that_started_it(local_home: Home) -> None:
 def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home) -> None:
     local_home.create()
     local_home.config_file.write_text("prot = 8000\n")
-    with pytest.raises(ConfigError, match=r"ended with exit code 1; its last words:") as refused:
+    with pytest.raises(ConfigError, match=r"ended with exit code 1; end of its log:") as refused:
         tinkex.ServiceClient()
     assert "unknown setting 'prot'; did you mean 'port'?" in str(refused.value)
     # The words of the last failure are not told again.

@@ -300,4 +300,4 @@ def test_whoami_of_a_server_that_knows_keys_alone(guarded: StubServer, tinkex: R
     assert "stub key" in tinkex("auth", "whoami", *where).out
     guarded.inject("get_api_key", Fault(status=404), times=None)
     failed = tinkex("auth", "whoami", *where, "--json")
-    assert "cannot say who you are" in failed.failure["message"]
+    assert "cannot identify you" in failed.failure["message"]

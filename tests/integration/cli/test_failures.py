@@ -83,7 +83,7 @@ def test_a_profile_opens_its_server(
     )
     assert tinkex("run", "list", "--json").json["total"] == 2
     assert tinkex("--profile", "x", "run", "list", "--json").json["total"] == 2
-    assert "there is no profile 'y'" in tinkex("run", "list", "--profile", "y").err
+    assert "unknown profile 'y'" in tinkex("run", "list", "--profile", "y").err
 
 
 def test_no_server_is_said_with_how_to_start_one(tinkex: RunCli) -> None:

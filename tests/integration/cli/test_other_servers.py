@@ -78,6 +78,6 @@ def test_a_proxy_whose_server_is_away_shows_no_page_and_is_tried_again(
 ) -> None:
     result = tinkex("run", "list", context=Context(base_url=other(502), api_key="tml-x"))
     assert result.exit_code == 1
-    assert "is away: a proxy in front of it answered with a web page" in result.err
+    assert "is unavailable: a proxy in front of it answered with a web page" in result.err
     assert "run the same command again" in result.err
     assert "Welcome" not in result.err

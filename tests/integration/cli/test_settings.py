@@ -93,7 +93,7 @@ def test_the_path(tinkex: RunCli, tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_is_a_sentence(tinkex: RunCli, profiles: Path) -> None:
     profiles.write_text("[profiles.a]\ncolour = 'red'\n")
     failed = tinkex("config", "show", "--json")
-    assert "a profile has base_url, api_key" in failed.failure["message"]
+    assert "known: base_url, api_key" in failed.failure["message"]
 
 
 # --- doctor -------------------------------------------------------------------------------------

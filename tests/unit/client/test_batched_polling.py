@@ -1,4 +1,4 @@
-"""One poll for all samples of a client: every waiter hears of its own, none hangs."""
+"""Batched polling: every waiter gets its completion or an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARGET = SamplingSessionFuturesTarget(sampling_session_id="s:sample:0", cloned_s
 
 
 class Server:
-    """Holds each poll until the scene gives it an answer."""
+    """Holds each poll until the test provides a response."""
 
     def __init__(self) -> None:
         self.asked: list[FuturesRetrieveRequest] = []
@@ -32,7 +32,7 @@ class Server:
     async def call(
         self, endpoint: Endpoint[Any, Any], message: FuturesRetrieveRequest, *, policy: RetryPolicy
     ) -> FuturesRetrieveResponse:
-        # The loop itself tries again; two layers of stubbornness would multiply.
+        # The poll loop retries; retries in two layers would multiply.
         assert (endpoint, policy) == (RETRIEVE_FUTURES, NO_RETRY)
         self.asked.append(message)
         answer = await self._answers.get()
@@ -70,7 +70,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_each_waiter_hears_of_its_own() -> None:
+def test_each_waiter_gets_its_completion() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         first = asyncio.ensure_future(fetch(poller, "a"))
@@ -87,7 +87,7 @@ def test_each_waiter_hears_of_its_own() -> None:
         await first
 
 
-def test_a_failed_one_is_ready_to_be_fetched_too() -> None:
+def test_failed_request_is_reported_as_ready() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
@@ -97,7 +97,7 @@ def test_a_failed_one_is_ready_to_be_fetched_too() -> None:
         await waiting
 
 
-def test_one_poll_serves_everybody() -> None:
+def test_single_poll_serves_all_waiters() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         names = [f"r{number}" for number in range(50)]
@@ -108,7 +108,7 @@ def test_one_poll_serves_everybody() -> None:
         await asyncio.gather(*waiting)
 
 
-def test_nobody_waits_nobody_asks() -> None:
+def test_no_poll_without_waiters() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
@@ -119,26 +119,26 @@ def test_nobody_waits_nobody_asks() -> None:
         assert len(server.asked) == 1
         again = asyncio.ensure_future(fetch(poller, "b"))
         await settle()
-        # It goes on where it stopped, and says what it has.
+        # It continues from the cursor and acknowledges results.
         assert (server.asked[1].prev_cursor, server.asked[1].retrieved_request_ids) == (4, ["a"])
         server.finish("b", cursor=5)
         await again
 
 
-def test_what_was_fetched_is_said_until_one_poll_gets_through() -> None:
+def test_acknowledgements_are_repeated_until_a_poll_succeeds() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = [asyncio.ensure_future(fetch(poller, name)) for name in "abc"]
         await settle()
         server.finish("b", "a")
         await asyncio.gather(*waiting[:2])
-        # A poll may have left in the same moment; the one after it fails, and the next says it.
+        # A concurrent poll may already be sent; the one after it fails, and the next acknowledges.
         server.finish()
         server.answer(APIConnectionError())
         before = asyncio.get_running_loop().time()
         while len(server.asked) < 4:
             await asyncio.sleep(0.05)
-        # No hot loop against a server that is away.
+        # No hot loop against an unreachable server.
         assert asyncio.get_running_loop().time() - before > 0.5
         said = [asked.retrieved_request_ids for asked in server.asked]
         assert said[-1] == ["a", "b"]
@@ -147,18 +147,18 @@ def test_what_was_fetched_is_said_until_one_poll_gets_through() -> None:
         await waiting[2]
 
 
-def test_ready_before_its_promise_was_read() -> None:
+def test_completion_before_wait() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
         await settle()
         server.finish("early", "a")
         await waiting
-        # No answer is needed for it.
+        # No response is needed for it.
         await fetch(poller, "early")
 
 
-def test_a_final_refusal_reaches_every_waiter_and_the_next_one_tries_anew() -> None:
+def test_final_error_reaches_all_waiters_and_next_waiter_polls_again() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = [asyncio.ensure_future(fetch(poller, name)) for name in "ab"]
@@ -172,7 +172,7 @@ def test_a_final_refusal_reaches_every_waiter_and_the_next_one_tries_anew() -> N
         await again
 
 
-def test_a_waiter_that_leaves_disturbs_nobody() -> None:
+def test_cancelled_waiter_does_not_affect_others() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         leaving = asyncio.ensure_future(fetch(poller, "a"))
@@ -185,7 +185,7 @@ def test_a_waiter_that_leaves_disturbs_nobody() -> None:
         assert leaving.cancelled()
 
 
-def test_a_server_that_does_not_hold_polls_is_not_hammered() -> None:
+def test_server_without_long_polling_is_polled_with_backoff() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
@@ -196,7 +196,7 @@ def test_a_server_that_does_not_hold_polls_is_not_hammered() -> None:
         assert len(server.asked) < 10
 
 
-def test_a_crash_of_the_poll_reaches_its_waiters() -> None:
+def test_unexpected_poll_error_reaches_waiters() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
@@ -209,7 +209,7 @@ def test_a_crash_of_the_poll_reaches_its_waiters() -> None:
         assert done
 
 
-def test_a_result_is_not_given_up_before_it_was_fetched() -> None:
+def test_result_is_acknowledged_only_after_fetch() -> None:
     @play
     async def _(server: Server, poller: CompletionPoller) -> None:
         other = asyncio.ensure_future(fetch(poller, "b"))

@@ -1,4 +1,4 @@
-"""Byte budgets: first come first served, one large piece at a time, nothing lost."""
+"""Byte budgets: granted in order, one oversized reservation at a time, nothing leaked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinkex.client.rate_limits import ByteBudget
 
 
 class Piece:
-    """A piece of work that stays inside until it is let go."""
+    """Work that holds its reservation until released."""
 
     def __init__(self, budget: ByteBudget, num_bytes: int, log: list[Piece]) -> None:
         self.num_bytes = num_bytes
@@ -43,7 +43,7 @@ async def settle() -> None:
 
 
 def on_budget(limit: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], None]:
-    """Run a scene with a budget and a way to add pieces to it."""
+    """Run a test with a budget and a function that adds work."""
 
     def run(scene: Callable[..., Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -61,7 +61,7 @@ def on_budget(limit: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]]
 Add = Callable[[int], Piece]
 
 
-def test_what_fits_passes_at_once() -> None:
+def test_reservation_that_fits_does_not_wait() -> None:
     @on_budget(10)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         pieces = [add(4), add(6), add(0), add(1)]
@@ -70,19 +70,19 @@ def test_what_fits_passes_at_once() -> None:
         assert budget.used_bytes == 10
 
 
-def test_first_come_first_served() -> None:
+def test_reservations_are_granted_in_order() -> None:
     @on_budget(10)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         first, large, small = add(6), add(8), add(1)
         await settle()
-        # The small one would fit, and waits behind the large one all the same.
+        # The small one would fit but waits behind the large one.
         assert log == [first]
         first.leave()
         await settle()
         assert log == [first, large, small]
 
 
-def test_one_piece_larger_than_everything_passes_alone() -> None:
+def test_oversized_reservation_runs_alone() -> None:
     @on_budget(10)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         small, huge, other_huge, last = add(1), add(50), add(60), add(1)
@@ -100,7 +100,7 @@ def test_one_piece_larger_than_everything_passes_alone() -> None:
         assert log == [small, huge, other_huge, last]
 
 
-def test_cancelled_while_waiting_it_leaves_no_trace() -> None:
+def test_cancelled_waiter_holds_no_bytes() -> None:
     @on_budget(10)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         first, waiting, last = add(10), add(5), add(10)
@@ -113,7 +113,7 @@ def test_cancelled_while_waiting_it_leaves_no_trace() -> None:
         assert budget.used_bytes == 10
 
 
-def test_when_the_head_of_the_queue_gives_up_the_next_ones_pass_at_once() -> None:
+def test_cancelling_queue_head_grants_next_waiters() -> None:
     @on_budget(10)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         first, large, small = add(6), add(8), add(3)
@@ -127,7 +127,7 @@ def test_when_the_head_of_the_queue_gives_up_the_next_ones_pass_at_once() -> Non
         assert late.is_inside
 
 
-def test_granted_and_cancelled_in_the_same_moment_the_share_goes_back() -> None:
+def test_grant_cancelled_at_same_time_is_released() -> None:
     @on_budget(10)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         first, unlucky, last = add(10), add(10), add(10)
@@ -135,7 +135,7 @@ def test_granted_and_cancelled_in_the_same_moment_the_share_goes_back() -> None:
         first.leave()
         while len(budget._queue) == 2:
             await asyncio.sleep(0)
-        # The turn is given, its owner has not run yet.
+        # Granted, but its owner has not run yet.
         assert not unlucky.is_inside
         unlucky.task.cancel()
         await settle()
@@ -143,7 +143,7 @@ def test_granted_and_cancelled_in_the_same_moment_the_share_goes_back() -> None:
         assert budget.used_bytes == 10
 
 
-def test_a_failure_inside_gives_the_share_back() -> None:
+def test_exception_in_block_releases_bytes() -> None:
     async def main() -> int:
         budget = ByteBudget(10)
         with pytest.raises(ZeroDivisionError):
@@ -154,7 +154,7 @@ def test_a_failure_inside_gives_the_share_back() -> None:
     assert asyncio.run(main()) == 0
 
 
-def test_a_new_limit_counts_from_then_on() -> None:
+def test_changed_limit_applies_to_next_reservation() -> None:
     @on_budget(10)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         first = add(10)
@@ -175,7 +175,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(ACTIONS)
-def test_whatever_happens_nobody_starves(actions: list[tuple[str, int]]) -> None:
+def test_no_waiter_starves(actions: list[tuple[str, int]]) -> None:
     @on_budget(20)
     async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
         pieces: list[Piece] = []
@@ -189,7 +189,7 @@ def test_whatever_happens_nobody_starves(actions: list[tuple[str, int]]) -> None
             inside = [piece for piece in pieces if piece.is_inside]
             used = sum(piece.num_bytes for piece in inside)
             assert budget.used_bytes == used
-            # Over the limit only with one piece that is too large for any company.
+            # Above the limit only with one oversized reservation alone.
             assert used <= 20 or sum(1 for piece in inside if piece.num_bytes) == 1
             check_nobody_waits_for_nothing(budget, used)
         for piece in pieces:
@@ -197,7 +197,7 @@ def test_whatever_happens_nobody_starves(actions: list[tuple[str, int]]) -> None
             await settle()
         assert all(piece.task.done() for piece in pieces)
         assert budget.used_bytes == 0
-        # In the order of their coming, whoever was left to come.
+        # In order of arrival, without the cancelled ones.
         assert log == [piece for piece in pieces if piece in log]
 
 

@@ -1,4 +1,4 @@
-"""Chunk results become one: every row of both tables of reductions."""
+"""Merging chunk results: outputs and every metric reduction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def output(
     return ForwardBackwardOutput(kind, rows, metrics or {})
 
 
-# --- the first table: suffixes ------------------------------------------------------------
+# --- metric suffixes ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,9 @@ def output(
         ("mean", [(1.0, 1), (4.0, 2)], 3.0),
     ],
 )
-def test_suffixes(key: str, values: list[tuple[float, int]], expected: float) -> None:
+def test_metric_suffix_selects_reduction(
+    key: str, values: list[tuple[float, int]], expected: float
+) -> None:
     assert reduced(key, *values) == {key: pytest.approx(expected)}
 
 
@@ -66,14 +68,14 @@ def test_unique_values_are_numbered_from_two() -> None:
     }
 
 
-def test_hash_unordered_does_not_care_about_order() -> None:
+def test_hash_unordered_ignores_order() -> None:
     one = reduced("x:hash_unordered", (5.0, 1), (7.0, 2), (1.0, 3))
     other = reduced("x:hash_unordered", (1.0, 1), (5.0, 1), (7.0, 9))
     different = reduced("x:hash_unordered", (1.0, 1), (5.0, 1), (8.0, 9))
     assert one == other != different
 
 
-def test_hash_unordered_is_the_same_in_every_process() -> None:
+def test_hash_unordered_is_stable_across_processes() -> None:
     here = reduced("x:hash_unordered", (5.0, 1), (7.0, 1))["x:hash_unordered"]
     assert here == float(hash((5, 7)))
     probe = "print(float(hash((5, 7))))"
@@ -87,47 +89,47 @@ def test_hash_unordered_is_the_same_in_every_process() -> None:
     assert float(there.stdout) == here
 
 
-def test_every_suffix_of_the_table_has_a_rule() -> None:
+def test_every_suffix_has_a_reduction() -> None:
     named = {"mean", "sum", "min", "max", "slack", "hash2", "hash_unordered"}
     assert set(REDUCTIONS) == named
 
 
-# --- the second table: which chunks count -------------------------------------------------
+# --- which chunks count -------------------------------------------------------------------
 
 
-def test_a_key_only_in_a_later_chunk_is_left_out() -> None:
+def test_key_missing_in_first_chunk_is_dropped() -> None:
     chunks = [({"a:sum": 1.0}, 1), ({"a:sum": 2.0, "b:sum": 9.0}, 1)]
     assert reduce_metrics(chunks) == {"a:sum": 3.0}
 
 
-def test_a_key_missing_in_a_later_chunk_is_reduced_over_the_rest() -> None:
+def test_key_missing_in_later_chunk_is_reduced_over_the_rest() -> None:
     chunks = [({"a:mean": 2.0, "b:min": 3.0}, 1), ({}, 10), ({"a:mean": 5.0, "b:min": 4.0}, 2)]
-    # Never counted as zero: the middle chunk has no say.
+    # Not counted as zero: the middle chunk is ignored.
     assert reduce_metrics(chunks) == {"a:mean": 4.0, "b:min": 3.0}
 
 
-def test_no_chunks_at_all() -> None:
+def test_reduce_without_chunks() -> None:
     assert reduce_metrics([]) == {}
     assert reduce_metrics([({}, 1), ({"a:sum": 1.0}, 1)]) == {}
 
 
-# --- whole results ------------------------------------------------------------------------
+# --- outputs ------------------------------------------------------------------------------
 
 
-def test_outputs_are_joined_in_order_and_weighted_by_their_number() -> None:
+def test_outputs_are_concatenated_and_metrics_weighted_by_count() -> None:
     first, second = output(1, {"x:mean": 1.0, "loss:sum": 2.0}), output(3, {"x:mean": 5.0})
     merged = merge_outputs([first, second])
     assert merged.loss_fn_outputs == first.loss_fn_outputs + second.loss_fn_outputs
     assert merged.metrics == {"x:mean": 4.0, "loss:sum": 2.0}
 
 
-def test_a_single_result_passes_untouched() -> None:
-    # Also one that a stricter reader would refuse.
+def test_single_output_is_returned_unchanged() -> None:
+    # Also a name that a stricter parser would reject.
     only = output(0, {"loss": math.nan, "a:b:c": 1.0, "x:mean": 2.0})
     assert merge_outputs([only]) is only
 
 
-def test_the_first_chunk_names_the_type_and_a_difference_is_said(
+def test_first_chunk_sets_type_and_mismatch_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
@@ -136,18 +138,18 @@ def test_the_first_chunk_names_the_type_and_a_difference_is_said(
     assert "different output types: ['A', 'B']" in caplog.text
 
 
-def test_equal_types_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_types_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
         merge_outputs([output(1), output(1)])
     assert caplog.text == ""
 
 
-def test_nothing_merges_to_nothing() -> None:
+def test_merge_without_outputs() -> None:
     merged = merge_outputs([])
     assert (merged.loss_fn_outputs, merged.metrics) == ([], {})
 
 
-# --- anything a server may send -----------------------------------------------------------
+# --- any input ----------------------------------------------------------------------------
 
 KEYS = st.sampled_from([*(f"m:{name}" for name in REDUCTIONS), "m:unique", "m", "m:odd", ":", ""])
 METRICS = st.dictionaries(KEYS, st.floats(), max_size=6)
@@ -156,7 +158,7 @@ CHUNKS = st.lists(st.tuples(METRICS, st.integers(0, 5)), max_size=5)
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e308, -0.0])
 @pytest.mark.parametrize("suffix", [*REDUCTIONS, "unique", "odd"])
-def test_odd_numbers_pass(suffix: str, odd: float) -> None:
+def test_non_finite_metrics_are_reduced(suffix: str, odd: float) -> None:
     key = f"m:{suffix}"
     for values in ([(odd, 1)], [(odd, 1), (1.0, 0)], [(1.0, 2), (odd, 1)], [(odd, 0), (odd, 3)]):
         assert isinstance(reduced(key, *values)[key], float)
@@ -164,7 +166,7 @@ def test_odd_numbers_pass(suffix: str, odd: float) -> None:
 
 @quick
 @given(CHUNKS)
-def test_it_never_raises(chunks: list[tuple[dict[str, float], int]]) -> None:
+def test_reduction_never_raises(chunks: list[tuple[dict[str, float], int]]) -> None:
     merged = reduce_metrics(chunks)
     assert all(isinstance(value, float) for value in merged.values())
     assert set(chunks[0][0] if chunks else ()) <= merged.keys()
@@ -172,7 +174,7 @@ def test_it_never_raises(chunks: list[tuple[dict[str, float], int]]) -> None:
 
 @quick
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 9)), min_size=1, max_size=6))
-def test_reductions_lie_where_they_must(values: list[tuple[float, int]]) -> None:
+def test_reductions_are_within_bounds(values: list[tuple[float, int]]) -> None:
     numbers = [value for value, _ in values]
     slop = 1e-6 * max(1.0, *map(abs, numbers))
     mean = reduced("x:mean", *values)["x:mean"]
@@ -185,7 +187,7 @@ def test_reductions_lie_where_they_must(values: list[tuple[float, int]]) -> None
 
 @quick
 @given(st.lists(st.integers(-(2**52), 2**52), min_size=1, max_size=5), st.randoms())
-def test_hashes_do_not_depend_on_the_order_of_chunks(numbers: list[int], rng: object) -> None:
+def test_hashes_ignore_chunk_order(numbers: list[int], rng: object) -> None:
     shuffled = list(numbers)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
     for key in ("x:hash2", "x:hash_unordered"):

@@ -1,4 +1,4 @@
-"""A batch is cut by count and size: nothing lost, nothing empty, nothing too big."""
+"""Splitting a batch by count and size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tinkex.types import (
 
 
 class Sized:
-    """As much of a Datum as cutting looks at: an input of so many bytes."""
+    """A minimal Datum for splitting: an input of the given size."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -49,17 +49,17 @@ def cut(numbers: list[int], *limits: int) -> list[list[int]]:
     return sizes(split_chunks(data, *limits))
 
 
-def test_a_small_batch_is_one_chunk() -> None:
+def test_small_batch_is_one_chunk() -> None:
     assert cut([1, 2, 3]) == [[1, 2, 3]]
 
 
-def test_one_datum_above_the_limit_is_one_chunk_and_none_is_empty() -> None:
+def test_oversized_datum_gets_its_own_chunk() -> None:
     assert cut([6_000_000]) == [[6_000_000]]
     assert cut([6_000_000, 1]) == [[6_000_000], [1]]
     assert cut([1, 6_000_000, 1]) == [[1], [6_000_000], [1]]
 
 
-def test_the_limits_themselves_still_fit() -> None:
+def test_chunk_may_reach_limits_exactly() -> None:
     assert (MAX_CHUNK_ITEMS, MAX_CHUNK_BYTES) == (1024, 5_000_000)
     assert cut([2_500_000, 2_500_000, 1]) == [[2_500_000, 2_500_000], [1]]
     assert [len(chunk) for chunk in cut([1] * 1024)] == [1024]
@@ -67,14 +67,14 @@ def test_the_limits_themselves_still_fit() -> None:
     assert [len(chunk) for chunk in cut([1] * 2049)] == [1024, 1024, 1]
 
 
-def test_the_servers_limits_are_used() -> None:
+def test_split_uses_given_limits() -> None:
     assert cut([1, 1, 1], 2) == [[1, 1], [1]]
     assert cut([4, 4, 4], 10, 8) == [[4, 4], [4]]
-    # Nonsense from a server still cuts.
+    # Nonsensical server limits still work.
     assert cut([1, 1], 0, 0) == [[1], [1]]
 
 
-def test_nothing_to_send_is_refused() -> None:
+def test_empty_batch_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="No data provided"):
         split_chunks([])
 
@@ -83,9 +83,7 @@ def test_nothing_to_send_is_refused() -> None:
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(1, 10), st.integers(1, 60)
 )
-def test_cutting_and_joining_gives_the_batch_back(
-    numbers: list[int], max_items: int, max_bytes: int
-) -> None:
+def test_chunks_concatenate_to_batch(numbers: list[int], max_items: int, max_bytes: int) -> None:
     data: Any = [Sized(number) for number in numbers]
     chunks = split_chunks(data, max_items, max_bytes)
     joined = [datum for chunk in chunks for datum in chunk.data]
@@ -94,7 +92,7 @@ def test_cutting_and_joining_gives_the_batch_back(
         assert 1 <= len(chunk.data) <= max_items
         assert chunk.num_bytes == sum(datum_bytes(datum) for datum in chunk.data)
         assert chunk.num_bytes <= max_bytes or len(chunk.data) == 1
-    # No cut without need: the next datum would not have fitted.
+    # Chunks are maximal: the next datum would not have fitted.
     for chunk, following in pairwise(chunks):
         is_full = len(chunk.data) == max_items
         assert is_full or chunk.num_bytes + datum_bytes(following.data[0]) > max_bytes
@@ -115,16 +113,16 @@ def test_cutting_and_joining_gives_the_batch_back(
     ],
     ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
-def test_pieces(piece: Any, expected: int) -> None:
+def test_input_chunk_sizes(piece: Any, expected: int) -> None:
     assert input_chunk_bytes(piece) == expected
 
 
-def test_an_unknown_piece_is_refused_by_its_name() -> None:
+def test_unknown_input_chunk_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="Unsupported model input chunk: object"):
         input_chunk_bytes(object())
 
 
-def test_a_datum_is_its_input_and_its_tensors() -> None:
+def test_datum_size_is_inputs_plus_tensors() -> None:
     datum = Datum(
         model_input=ModelInput(
             chunks=[EncodedTextChunk(tokens=[1, 2]), ImageChunk(data=b"1234567", format="jpeg")]
@@ -137,7 +135,7 @@ def test_a_datum_is_its_input_and_its_tensors() -> None:
     assert datum_bytes(datum) == 8 + 7 + 3 * 8 + 3 * 4
 
 
-def test_a_sparse_tensor_counts_its_indices() -> None:
+def test_sparse_tensor_size_includes_indices() -> None:
     sparse = TensorData([1.0, 2.0], "float32", [3, 4], [0, 1, 1, 2], [3, 0])
     datum = Datum(model_input=ModelInput.from_ints([1]), loss_fn_inputs={"weights": sparse})
     assert datum_bytes(datum) == 4 + 2 * 4 + (4 + 2) * 8

@@ -1,4 +1,4 @@
-"""Client settings: option over environment over default, checked at once, never changed."""
+"""Client settings: precedence, validation and immutability."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def new(environ: Any = None, **options: Any) -> Config:
         ("project_id", "TINKER_PROJECT_ID", "env", "option", None),
     ],
 )
-def test_option_then_environment_then_default(
+def test_option_overrides_environment_overrides_default(
     name: str, variable: str, told: str, option: str, default: str | None
 ) -> None:
     assert getattr(new({variable: told}, **{name: option}), name) == option
@@ -43,7 +43,7 @@ def test_option_then_environment_then_default(
 
 
 @pytest.mark.parametrize("empty", ["", None])
-def test_empty_counts_as_unset_at_every_level(empty: str | None) -> None:
+def test_empty_value_counts_as_unset(empty: str | None) -> None:
     told = {"TINKER_BASE_URL": "http://env", "TINKER_API_KEY": "tml-env"}
     config = new(told, base_url=empty, api_key=empty, project_id=empty)
     assert (config.base_url, config.api_key, config.project_id) == ("http://env", "tml-env", None)
@@ -51,17 +51,17 @@ def test_empty_counts_as_unset_at_every_level(empty: str | None) -> None:
     assert (config.base_url, config.api_key) == (HOSTED_BASE_URL, None)
 
 
-def test_flags_and_tags() -> None:
+def test_flags_and_tags_from_environment() -> None:
     told = {"TINKEX_TELEMETRY": "1", "TINKER_TAGS": "a,b"}
     assert (new(told).telemetry, new(told).tags) == (True, ("a", "b"))
-    # False and nothing are answers, not gaps.
+    # False and empty are values, not unset.
     config = new(told, telemetry=False, tags=())
     assert (config.telemetry, config.tags) == (False, ())
     assert new(max_retries=0).max_retries == 0
     assert (new().telemetry, new().tags) == (False, ())
 
 
-def test_the_environment_is_read_once_and_kept() -> None:
+def test_environment_is_read_once() -> None:
     told = {"TINKER_API_KEY": KEY, "CLOUDFLARE_ACCESS_CLIENT_ID": "cf"}
     config = new(told)
     told.clear()
@@ -70,21 +70,21 @@ def test_the_environment_is_read_once_and_kept() -> None:
     assert new({"TINKER_API_KEY": KEY}, environment=given).api_key == "tml-given"
 
 
-def test_defaults_are_those_of_the_protocol() -> None:
+def test_default_settings() -> None:
     config = new()
     assert (config.timeout_seconds, config.max_retries) == (60.0, 10)
     assert (config.poll_request_seconds, config.poll_timeout_seconds) == (45.0, None)
     assert (config.heartbeat_seconds, config.outage_seconds) == (10.0, 300.0)
     assert config.billing_pause_seconds is None
-    # A wrong address is found out in seconds, not in minutes.
+    # A wrong address is detected in seconds, not minutes.
     assert config.first_contact_seconds < 10.0
 
 
 # --- checks -------------------------------------------------------------------------------
 
 
-def test_an_unknown_setting_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"Config has no setting 'max_retry'.*max_retries"):
+def test_unknown_setting_is_rejected_with_suggestion() -> None:
+    with pytest.raises(ConfigError, match=r"Unknown Config setting 'max_retry'.*max_retries"):
         new(max_retry=3)
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_setting_is_refused_by_name() -> None:
     ],
 )
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "5", True])
-def test_what_must_be_positive(name: str, value: Any) -> None:
+def test_positive_settings_are_checked(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be more than 0, got {value!r}"):
         new(**{name: value})
 
@@ -111,7 +111,7 @@ def test_what_must_be_positive(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["max_retries", "first_contact_seconds", "outage_seconds", "billing_pause_seconds"]
 )
-def test_what_must_not_be_negative(name: str) -> None:
+def test_non_negative_settings_are_checked(name: str) -> None:
     for value in (-1, float("nan"), "5", True):
         with pytest.raises(ConfigError, match=f"{name} must be at least 0, got {value!r}"):
             new(**{name: value})
@@ -119,12 +119,12 @@ def test_what_must_not_be_negative(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_retries", "max_connections", "max_response_bytes"])
-def test_what_is_counted_is_whole(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} must be a whole number, got 2\.5"):
+def test_counts_must_be_integers(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} must be an integer, got 2\.5"):
         new(**{name: 2.5})
 
 
-def test_the_download_limit_comes_from_the_environment() -> None:
+def test_download_limit_from_environment() -> None:
     variable = "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"
     assert new({variable: "1000"}).max_unsized_download_bytes == 1000
     assert new({variable: "1000"}, max_unsized_download_bytes=5).max_unsized_download_bytes == 5
@@ -134,18 +134,18 @@ def test_the_download_limit_comes_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}])
-def test_metadata_is_text(metadata: Any) -> None:
-    with pytest.raises(ConfigError, match="user_metadata maps text to text"):
+def test_metadata_must_be_strings(metadata: Any) -> None:
+    with pytest.raises(ConfigError, match="user_metadata must map strings to strings"):
         new(user_metadata=metadata)
 
 
 @pytest.mark.parametrize("tags", ["a,b", [1], ["a", None]])
-def test_tags_are_texts(tags: Any) -> None:
-    with pytest.raises(ConfigError, match="tags must be a list of texts"):
+def test_tags_must_be_strings(tags: Any) -> None:
+    with pytest.raises(ConfigError, match="tags must be a list of strings"):
         new(tags=tags)
 
 
-# --- addresses ----------------------------------------------------------------------------
+# --- base URLs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_tags_are_texts(tags: Any) -> None:
         ("http://127.0.0.1:1", "http://127.0.0.1:1"),
     ],
 )
-def test_addresses_are_normalised(url: str, expected: str) -> None:
+def test_base_url_is_normalised(url: str, expected: str) -> None:
     assert normalise_url(url) == expected
     assert new(base_url=url).base_url == expected
     assert normalise_url(expected) == expected
@@ -189,22 +189,22 @@ def test_addresses_are_normalised(url: str, expected: str) -> None:
         "  ",
     ],
 )
-def test_what_is_no_address_is_refused_with_its_value(url: str) -> None:
+def test_invalid_base_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         new(base_url=url)
     assert "base_url" in str(caught.value)
     assert repr(url.strip()).strip("'") in str(caught.value)
 
 
-def test_a_secret_in_an_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError, match="must not have a user name or password") as caught:
+def test_password_in_base_url_is_rejected_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match="must not contain a user name or password") as caught:
         new(base_url="https://me:hunter2@host")
     assert "hunter2" not in str(caught.value)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.text(max_size=20).map("http://".__add__) | st.text(max_size=20))
-def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
+def test_any_base_url_is_accepted_or_config_error(text: str) -> None:
     try:
         url = normalise_url(text)
     except ConfigError:
@@ -214,16 +214,16 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
     assert not url.endswith("/")
 
 
-# --- the value itself ---------------------------------------------------------------------
+# --- the Config object --------------------------------------------------------------------
 
 
-def test_it_cannot_be_changed() -> None:
+def test_config_is_immutable() -> None:
     config = new()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.max_retries = 5  # type: ignore[misc]
 
 
-def test_what_the_caller_does_later_changes_nothing() -> None:
+def test_config_copies_caller_data() -> None:
     headers, metadata, tags = {"a": "1"}, {"b": "2"}, ["c"]
     config = new(headers=headers, user_metadata=metadata, tags=tags)
     headers["x"] = metadata["x"] = "later"
@@ -231,7 +231,7 @@ def test_what_the_caller_does_later_changes_nothing() -> None:
     assert (config.headers, config.user_metadata, config.tags) == ({"a": "1"}, {"b": "2"}, ("c",))
 
 
-def test_a_changed_copy_is_checked_too() -> None:
+def test_evolve_checks_settings() -> None:
     config = new(base_url="http://one", api_key=KEY)
     other = config.evolve(base_url="http://two/", max_retries=1)
     assert (config.base_url, other.base_url) == ("http://one", "http://two")
@@ -240,7 +240,7 @@ def test_a_changed_copy_is_checked_too() -> None:
         config.evolve(timeout_seconds=0)
 
 
-def test_no_secret_is_shown() -> None:
+def test_repr_shows_no_secret() -> None:
     told = {"TINKER_API_KEY": KEY, "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret"}
     shown = repr(new(told, headers={"authorization": "header-secret"}))
     for secret in (KEY, "cf-secret", "header-secret"):
@@ -248,12 +248,12 @@ def test_no_secret_is_shown() -> None:
     assert "timeout_seconds=60.0" in shown
 
 
-def test_it_can_be_sent_to_another_process() -> None:
+def test_config_can_be_pickled() -> None:
     config = new({"TINKER_API_KEY": KEY}, headers={"a": "b"}, user_metadata={"c": "d"})
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_two_configs_do_not_disturb_each_other() -> None:
+def test_configs_are_independent() -> None:
     one = new({"TINKER_API_KEY": "tml-1"}, base_url="http://one", timeout_seconds=1)
     other = new({"TINKER_API_KEY": "tml-2"}, base_url="http://two")
     assert (one.api_key, one.base_url, one.timeout_seconds) == ("tml-1", "http://one", 1)

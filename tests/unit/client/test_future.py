@@ -1,4 +1,4 @@
-"""Futures: resolved once, awaited anywhere, cancelled without a hang."""
+"""Futures: resolved once, awaitable on any loop, cancellable."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def in_thread(work: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-# --- resolving ----------------------------------------------------------------------------
+# --- resolution ---------------------------------------------------------------------------
 
 
-def test_a_value() -> None:
+def test_result_returns_value() -> None:
     future: APIFuture[int] = APIFuture()
     assert not future.done()
     future.settle(7)
@@ -35,7 +35,7 @@ def test_a_value() -> None:
     assert isinstance(future, concurrent.futures.Future)
 
 
-def test_an_error() -> None:
+def test_result_raises_error() -> None:
     future: APIFuture[int] = APIFuture()
     error = InvalidInput("no")
     future.fail(error)
@@ -44,7 +44,7 @@ def test_an_error() -> None:
         future.result()
 
 
-def test_the_first_outcome_stays() -> None:
+def test_first_outcome_wins() -> None:
     future: APIFuture[int] = APIFuture()
     future.settle(1)
     future.settle(2)
@@ -57,7 +57,7 @@ def test_the_first_outcome_stays() -> None:
         failed.result()
 
 
-def test_many_threads_settle_it_once() -> None:
+def test_concurrent_settle_resolves_once() -> None:
     future: APIFuture[int] = APIFuture()
     seen: list[int] = []
     future.add_done_callback(lambda done: seen.append(done.result()))
@@ -67,7 +67,7 @@ def test_many_threads_settle_it_once() -> None:
     assert seen == [future.result()]
 
 
-def test_blocking_with_a_time_limit() -> None:
+def test_result_timeout() -> None:
     future: APIFuture[int] = APIFuture()
     with pytest.raises(TimeoutError):
         future.result(timeout=0.01)
@@ -76,7 +76,7 @@ def test_blocking_with_a_time_limit() -> None:
     assert future.result(timeout=0.01) == 3
 
 
-def test_callbacks_run_before_and_after() -> None:
+def test_callbacks_added_before_and_after_resolution_run() -> None:
     future: APIFuture[int] = APIFuture()
     seen: list[tuple[str, int]] = []
     future.add_done_callback(lambda done: seen.append(("early", done.result())))
@@ -88,7 +88,7 @@ def test_callbacks_run_before_and_after() -> None:
 # --- cancelling ---------------------------------------------------------------------------
 
 
-def test_cancelling_stops_the_work_and_stays() -> None:
+def test_cancel_stops_work() -> None:
     future: APIFuture[int] = APIFuture()
     stopped: list[str] = []
     future.stop_with(lambda: stopped.append("stop"))
@@ -101,7 +101,7 @@ def test_cancelling_stops_the_work_and_stays() -> None:
         future.result()
 
 
-def test_work_that_begins_after_the_cancel_is_stopped_too() -> None:
+def test_stop_function_set_after_cancel_is_called() -> None:
     future: APIFuture[int] = APIFuture()
     future.cancel()
     stopped: list[str] = []
@@ -109,7 +109,7 @@ def test_work_that_begins_after_the_cancel_is_stopped_too() -> None:
     assert stopped == ["stop"]
 
 
-def test_the_newest_way_to_stop_counts() -> None:
+def test_latest_stop_function_is_called() -> None:
     future: APIFuture[int] = APIFuture()
     stopped: list[str] = []
     future.stop_with(lambda: stopped.append("sending"))
@@ -118,7 +118,7 @@ def test_the_newest_way_to_stop_counts() -> None:
     assert stopped == ["receiving"]
 
 
-def test_cancelling_twice_and_from_many_threads_is_fine() -> None:
+def test_repeated_and_concurrent_cancel() -> None:
     future: APIFuture[int] = APIFuture()
     answers: list[bool] = []
     threads = [in_thread(lambda: answers.append(future.cancel())) for _ in range(20)]
@@ -128,7 +128,7 @@ def test_cancelling_twice_and_from_many_threads_is_fine() -> None:
     assert future.cancel()
 
 
-def test_whoever_waits_for_many_hears_of_a_cancelled_one() -> None:
+def test_wait_reports_cancelled_future() -> None:
     futures: list[APIFuture[int]] = [APIFuture() for _ in range(3)]
     futures[0].settle(0)
     futures[1].cancel()
@@ -138,7 +138,7 @@ def test_whoever_waits_for_many_hears_of_a_cancelled_one() -> None:
     assert set(concurrent.futures.as_completed(futures, timeout=60.0)) == set(futures)
 
 
-def test_a_waiter_that_waits_already_hears_of_it_too() -> None:
+def test_running_wait_reports_cancelled_future() -> None:
     future: APIFuture[int] = APIFuture()
     timer = threading.Timer(0.02, future.cancel)
     timer.start()
@@ -150,7 +150,7 @@ def test_a_waiter_that_waits_already_hears_of_it_too() -> None:
 # --- awaiting -----------------------------------------------------------------------------
 
 
-def test_it_is_awaited_on_any_loop() -> None:
+def test_future_is_awaitable_on_any_loop() -> None:
     future: APIFuture[str] = APIFuture()
     timer = threading.Timer(0.01, future.settle, ["x"])
 
@@ -165,7 +165,7 @@ def test_it_is_awaited_on_any_loop() -> None:
     timer.join()
 
 
-def test_coroutines_are_made_for_tasks() -> None:
+def test_coroutine_can_be_used_as_task() -> None:
     async def main() -> list[int]:
         future: APIFuture[int] = APIFuture()
         first, second = future.coroutine(), future.coroutine()
@@ -177,7 +177,7 @@ def test_coroutines_are_made_for_tasks() -> None:
     assert asyncio.run(main()) == [5, 5, 5]
 
 
-def test_many_await_the_same() -> None:
+def test_several_tasks_await_one_future() -> None:
     async def main() -> list[int]:
         future: APIFuture[int] = APIFuture()
         waiting = asyncio.gather(*(future.result_async() for _ in range(5)), future)
@@ -188,7 +188,7 @@ def test_many_await_the_same() -> None:
     assert asyncio.run(main()) == [4] * 6
 
 
-def test_an_error_is_raised_where_it_is_awaited() -> None:
+def test_await_raises_error() -> None:
     async def main() -> None:
         future: APIFuture[int] = APIFuture()
         future.fail(InvalidInput("no"))
@@ -198,7 +198,7 @@ def test_an_error_is_raised_where_it_is_awaited() -> None:
         asyncio.run(main())
 
 
-def test_running_out_of_time_leaves_the_operation_running() -> None:
+def test_timeout_leaves_operation_running() -> None:
     stopped: list[str] = []
 
     async def main() -> int:
@@ -214,7 +214,7 @@ def test_running_out_of_time_leaves_the_operation_running() -> None:
     assert stopped == []
 
 
-def test_an_error_that_comes_after_the_time_ran_out_is_not_reported_as_lost(
+def test_error_after_timeout_is_not_reported_as_unretrieved(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -232,7 +232,7 @@ def test_an_error_that_comes_after_the_time_ran_out_is_not_reported_as_lost(
     assert "late" not in caplog.text
 
 
-def test_a_result_after_the_loop_has_closed_disturbs_nobody(
+def test_result_after_loop_closed_is_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     future: APIFuture[int] = APIFuture()
@@ -246,7 +246,7 @@ def test_a_result_after_the_loop_has_closed_disturbs_nobody(
     assert "exception calling callback" not in caplog.text
 
 
-def test_cancelling_whoever_awaits_it_cancels_the_operation() -> None:
+def test_cancelling_awaiter_cancels_operation() -> None:
     async def main() -> APIFuture[int]:
         future: APIFuture[int] = APIFuture()
         waiting = asyncio.ensure_future(future.result_async())
@@ -258,7 +258,7 @@ def test_cancelling_whoever_awaits_it_cancels_the_operation() -> None:
     assert asyncio.run(main()).cancelled()
 
 
-def test_a_cancelled_operation_cancels_whoever_awaits_it() -> None:
+def test_cancelled_operation_cancels_awaiter() -> None:
     async def main() -> None:
         future: APIFuture[int] = APIFuture()
         future.cancel()
@@ -268,7 +268,7 @@ def test_a_cancelled_operation_cancels_whoever_awaits_it() -> None:
         asyncio.run(main())
 
 
-# --- following a task ---------------------------------------------------------------------
+# --- follow -------------------------------------------------------------------------------
 
 
 async def followed(work: Any) -> tuple[APIFuture[Any], asyncio.Task[Any]]:
@@ -278,7 +278,7 @@ async def followed(work: Any) -> tuple[APIFuture[Any], asyncio.Task[Any]]:
     return future, task
 
 
-def test_a_task_is_followed_to_its_value() -> None:
+def test_follow_copies_value() -> None:
     async def main() -> Any:
         future, _ = await followed(asyncio.sleep(0, "x"))
         return await future
@@ -286,7 +286,7 @@ def test_a_task_is_followed_to_its_value() -> None:
     assert asyncio.run(main()) == "x"
 
 
-def test_and_to_its_error() -> None:
+def test_follow_copies_error() -> None:
     async def broken() -> None:
         raise KeyError("k")
 
@@ -298,7 +298,7 @@ def test_and_to_its_error() -> None:
         asyncio.run(main())
 
 
-def test_cancelling_the_future_cancels_the_task() -> None:
+def test_cancelling_future_cancels_task() -> None:
     async def main() -> tuple[bool, bool]:
         future, task = await followed(asyncio.sleep(100))
         in_thread(future.cancel).join()
@@ -308,7 +308,7 @@ def test_cancelling_the_future_cancels_the_task() -> None:
     assert asyncio.run(main()) == (True, True)
 
 
-def test_a_task_that_somebody_else_stopped_is_not_a_hang() -> None:
+def test_task_cancelled_elsewhere_fails_future() -> None:
     async def main() -> None:
         future, task = await followed(asyncio.sleep(100))
         task.cancel()
@@ -318,10 +318,10 @@ def test_a_task_that_somebody_else_stopped_is_not_a_hang() -> None:
         asyncio.run(main())
 
 
-# --- changed values -----------------------------------------------------------------------
+# --- map_future ---------------------------------------------------------------------------
 
 
-def test_a_changed_value() -> None:
+def test_map_future_transforms_value() -> None:
     source: APIFuture[int] = APIFuture()
     target = map_future(source, lambda value: value + 1)
     assert not target.done()
@@ -330,7 +330,7 @@ def test_a_changed_value() -> None:
     assert map_future(source, str).result(timeout=0) == "1"
 
 
-def test_errors_pass_and_the_change_may_fail_too() -> None:
+def test_map_future_propagates_errors() -> None:
     source: APIFuture[int] = APIFuture()
     target = map_future(source, lambda value: 1 // value)
     error = InvalidInput("no")
@@ -342,7 +342,7 @@ def test_errors_pass_and_the_change_may_fail_too() -> None:
     assert isinstance(broken.exception(timeout=0), ZeroDivisionError)
 
 
-def test_a_cancel_travels_up_and_down() -> None:
+def test_map_future_propagates_cancel_both_ways() -> None:
     source: APIFuture[int] = APIFuture()
     stopped: list[str] = []
     source.stop_with(lambda: stopped.append("stop"))
@@ -361,7 +361,7 @@ def test_a_cancel_travels_up_and_down() -> None:
     assert len(done) == 5
 
 
-def test_a_value_that_is_there_cannot_be_cancelled() -> None:
+def test_resolved_future_cannot_be_cancelled() -> None:
     source: APIFuture[int] = APIFuture()
     source.settle(1)
     target = map_future(source, str)

@@ -1,4 +1,4 @@
-"""The I/O loop: one thread, in order, and nothing is lost."""
+"""The I/O loop: one thread, call order, cancellation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loop() -> IoLoop:
     return IoLoop("tinkex-test")
 
 
-def test_work_runs_on_a_daemon_thread_of_its_own(loop: IoLoop) -> None:
+def test_loop_runs_on_daemon_thread(loop: IoLoop) -> None:
     async def where() -> threading.Thread:
         return threading.current_thread()
 
@@ -29,7 +29,7 @@ def test_work_runs_on_a_daemon_thread_of_its_own(loop: IoLoop) -> None:
     assert loop.start(where()).result(timeout=60) is thread
 
 
-def test_outcomes_arrive(loop: IoLoop) -> None:
+def test_start_returns_outcome(loop: IoLoop) -> None:
     async def broken() -> None:
         raise KeyError("k")
 
@@ -38,7 +38,7 @@ def test_outcomes_arrive(loop: IoLoop) -> None:
         loop.start(broken()).result(timeout=60)
 
 
-def test_posts_run_in_the_order_of_the_calls(loop: IoLoop) -> None:
+def test_posts_run_in_call_order(loop: IoLoop) -> None:
     seen: list[int] = []
     for number in range(2000):
         loop.post(seen.append, number)
@@ -46,7 +46,7 @@ def test_posts_run_in_the_order_of_the_calls(loop: IoLoop) -> None:
     assert seen == list(range(2000))
 
 
-def test_posts_of_many_threads_keep_each_threads_order_and_lose_nothing(loop: IoLoop) -> None:
+def test_posts_of_many_threads_are_ordered_per_thread(loop: IoLoop) -> None:
     seen: list[tuple[int, int]] = []
 
     def post(thread: int) -> None:
@@ -61,13 +61,13 @@ def test_posts_of_many_threads_keep_each_threads_order_and_lose_nothing(loop: Io
         assert [number for who, number in seen if who == thread] == list(range(300))
 
 
-def test_a_post_from_the_loop_itself_is_served(loop: IoLoop) -> None:
+def test_post_from_loop_thread_runs(loop: IoLoop) -> None:
     done = threading.Event()
     loop.post(lambda: loop.post(done.set))
     assert done.wait(60)
 
 
-def test_one_bad_action_does_not_stop_the_loop(loop: IoLoop) -> None:
+def test_raising_action_does_not_stop_loop(loop: IoLoop) -> None:
     quiet: list[Any] = []
 
     async def hush() -> None:
@@ -79,7 +79,7 @@ def test_one_bad_action_does_not_stop_the_loop(loop: IoLoop) -> None:
     assert isinstance(quiet[0]["exception"], ZeroDivisionError)
 
 
-def test_blocking_on_its_own_thread_is_refused(loop: IoLoop) -> None:
+def test_blocking_on_io_thread_raises(loop: IoLoop) -> None:
     pending: APIFuture[int] = APIFuture()
 
     async def block() -> object:
@@ -91,7 +91,7 @@ def test_blocking_on_its_own_thread_is_refused(loop: IoLoop) -> None:
     assert loop.start(block()).result(timeout=60) == 3
 
 
-def test_cancelling_stops_running_work(loop: IoLoop) -> None:
+def test_cancel_stops_running_coroutine(loop: IoLoop) -> None:
     started, stopped = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -107,7 +107,7 @@ def test_cancelling_stops_running_work(loop: IoLoop) -> None:
     assert stopped.wait(60)
 
 
-def test_work_that_is_cancelled_before_it_begins_never_begins(loop: IoLoop) -> None:
+def test_coroutine_cancelled_before_start_never_runs(loop: IoLoop) -> None:
     gate, began = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -121,7 +121,7 @@ def test_work_that_is_cancelled_before_it_begins_never_begins(loop: IoLoop) -> N
     assert not began.is_set()
 
 
-def test_after_a_fork_it_starts_anew() -> None:
+def test_loop_restarts_after_fork() -> None:
     loop = IoLoop("tinkex-forked")
     assert loop.start(asyncio.sleep(0, 1)).result(timeout=60) == 1
     loop.post(lambda: None)
@@ -129,7 +129,7 @@ def test_after_a_fork_it_starts_anew() -> None:
     assert loop.start(asyncio.sleep(0, 2)).result(timeout=60) == 2
 
 
-def test_heartbeats_have_a_thread_of_their_own() -> None:
+def test_heartbeats_have_separate_thread() -> None:
     async def name() -> str:
         return threading.current_thread().name
 
@@ -140,10 +140,10 @@ def test_heartbeats_have_a_thread_of_their_own() -> None:
     assert names == ["tinkex-io", "tinkex-pulse"]
 
 
-# --- side by side -------------------------------------------------------------------------
+# --- gather_or_cancel ---------------------------------------------------------------------
 
 
-def test_together_keeps_the_order() -> None:
+def test_gather_preserves_order() -> None:
     async def main() -> list[int]:
         return await gather_or_cancel(
             asyncio.sleep(0.01 * (3 - number), number) for number in range(3)
@@ -152,11 +152,11 @@ def test_together_keeps_the_order() -> None:
     assert asyncio.run(main()) == [0, 1, 2]
 
 
-def test_together_with_nothing() -> None:
+def test_gather_without_coroutines() -> None:
     assert asyncio.run(gather_or_cancel([])) == []
 
 
-def test_the_first_failure_stops_the_others_and_is_raised_as_it_is() -> None:
+def test_gather_failure_cancels_others_and_is_raised() -> None:
     ended: list[str] = []
 
     async def slow() -> None:
@@ -174,7 +174,7 @@ def test_the_first_failure_stops_the_others_and_is_raised_as_it_is() -> None:
     assert ended == ["slow", "slow"]
 
 
-def test_cancelling_all_of_it_cancels_each() -> None:
+def test_cancelling_gather_cancels_all() -> None:
     ended: list[str] = []
 
     async def slow() -> None:

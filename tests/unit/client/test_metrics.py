@@ -30,17 +30,13 @@ def timing(seconds: float, operation: str = "sample", ok: bool = True) -> Timing
         ([1.0, 2.0], 0.0, 1.0),
     ],
 )
-def test_percentiles_are_of_the_nearest_rank(
-    values: list[float], fraction: float, expected: float
-) -> None:
+def test_percentile_is_nearest_rank(values: list[float], fraction: float, expected: float) -> None:
     assert percentile(values, fraction) == expected
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0.0, 1e6), min_size=1), st.sampled_from([0.5, 0.9, 0.99]))
-def test_a_percentile_is_a_member_with_that_share_below(
-    values: list[float], fraction: float
-) -> None:
+def test_percentile_is_a_value_of_the_list(values: list[float], fraction: float) -> None:
     ordered = sorted(values)
     found = percentile(ordered, fraction)
     assert found in values
@@ -48,7 +44,7 @@ def test_a_percentile_is_a_member_with_that_share_below(
     assert share >= fraction - 1e-9
 
 
-def test_operations_are_summed_up() -> None:
+def test_operations_are_summarized() -> None:
     watch = MetricsRecorder()
     for seconds in (1.0, 3.0, 2.0):
         watch.record(timing(seconds))
@@ -68,7 +64,7 @@ def test_operations_are_summed_up() -> None:
     }
 
 
-def test_percentiles_are_of_the_newest_and_totals_of_all() -> None:
+def test_percentiles_cover_latest_and_totals_cover_all() -> None:
     watch = MetricsRecorder()
     watch.record(timing(100.0))
     for _ in range(PERCENTILE_WINDOW):
@@ -78,7 +74,7 @@ def test_percentiles_are_of_the_newest_and_totals_of_all() -> None:
     assert summary.p99_seconds == 1.0
 
 
-def test_a_snapshot_does_not_change_afterwards() -> None:
+def test_snapshot_is_immutable() -> None:
     watch = MetricsRecorder()
     watch.counters["requests"] += 1
     before = watch.snapshot()
@@ -89,7 +85,7 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
     assert watch.snapshot().counters == {"requests": 2}
 
 
-def test_two_stopwatches_are_strangers() -> None:
+def test_recorders_are_independent() -> None:
     one, other = MetricsRecorder(), MetricsRecorder()
     one.record(timing(1.0))
     one.counters["polls"] += 1

@@ -1,4 +1,4 @@
-"""One answer to a poll: what it means, and how long to wait after it."""
+"""Classification of poll responses, and the wait after each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def outcome_of(status: int, body: object = None, **headers: str) -> PollOutcome:
     return classify_response(response(status, body, **headers), transport().error_from_response)
 
 
-# --- what one answer means ----------------------------------------------------------------
+# --- classification -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def outcome_of(status: int, body: object = None, **headers: str) -> PollOutcome:
         (200, {"status": "complete_metadata", "response_payload_size": -5}, LargeResult(0)),
     ],
 )
-def test_answers_without_a_result(status: int, body: object, expected: PollOutcome) -> None:
+def test_pending_responses(status: int, body: object, expected: PollOutcome) -> None:
     assert outcome_of(status, body) == expected
 
 
-def test_a_header_may_say_when_to_come_back() -> None:
+def test_retry_after_header_sets_wait() -> None:
     assert outcome_of(408, None, retry_after="3") == ResultPending(wait_seconds=3.0)
     assert outcome_of(200, PENDING, retry_after_ms="1500") == ResultPending(wait_seconds=1.5)
 
@@ -121,11 +121,11 @@ def test_a_header_may_say_when_to_come_back() -> None:
         None,
     ],
 )
-def test_answers_that_are_results_or_must_be_read_as_such(body: object) -> None:
+def test_responses_with_result(body: object) -> None:
     assert isinstance(outcome_of(200, body), ResultReady)
 
 
-def test_a_binary_answer_is_a_result() -> None:
+def test_protobuf_response_is_a_result() -> None:
     answer = HttpResponse(200, PROTO, b"\x00")
     assert classify_response(answer, transport().error_from_response) == ResultReady(answer)
 
@@ -140,13 +140,13 @@ def test_a_binary_answer_is_a_result() -> None:
         ({"status": "failed", "error": "boom"}, "boom", RequestErrorCategory.Unknown),
         (
             {"status": "failed"},
-            "The server says the request failed, without a reason",
+            "The request failed on the server; no reason was given",
             RequestErrorCategory.Unknown,
         ),
         ({"status": "failed", "detail": "oom"}, "oom", RequestErrorCategory.Unknown),
     ],
 )
-def test_failures_of_the_work(body: object, message: str, category: RequestErrorCategory) -> None:
+def test_failed_job_responses(body: object, message: str, category: RequestErrorCategory) -> None:
     outcome = outcome_of(200, body)
     assert isinstance(outcome, PollFailure)
     assert isinstance(outcome.error, RequestFailedError)
@@ -168,7 +168,7 @@ def test_failures_of_the_work(body: object, message: str, category: RequestError
         (302, APIStatusError),
     ],
 )
-def test_refusals_are_typed(status: int, cls: type[APIStatusError]) -> None:
+def test_error_statuses_are_typed(status: int, cls: type[APIStatusError]) -> None:
     outcome = outcome_of(status, {"detail": "no"}, retry_after="4")
     assert isinstance(outcome, PollFailure)
     error = outcome.error
@@ -177,7 +177,7 @@ def test_refusals_are_typed(status: int, cls: type[APIStatusError]) -> None:
     assert (error.status, error.retry_after_seconds) == (status, 4.0)
 
 
-# --- how long to wait ---------------------------------------------------------------------
+# --- waits --------------------------------------------------------------------------------
 
 
 def patience(outage: float = 300.0, billing: float = 3600.0) -> PollPolicy:
@@ -196,7 +196,7 @@ def after(
     return policy.wait_after(outcome, lasted, now, 1.0)
 
 
-def test_a_real_long_poll_is_repeated_at_once() -> None:
+def test_long_poll_is_repeated_without_wait() -> None:
     policy = patience()
     assert [after(policy, ResultPending(), lasted=30.0) for _ in range(5)] == [0.0] * 5
     assert (
@@ -205,23 +205,23 @@ def test_a_real_long_poll_is_repeated_at_once() -> None:
     )
 
 
-def test_quick_answers_are_no_hot_loop() -> None:
+def test_fast_responses_back_off() -> None:
     policy = patience()
     waits = [after(policy, ResultPending(), lasted=0.01) for _ in range(9)]
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
-    # A real long poll in between starts it anew.
+    # A real long poll in between resets it.
     after(policy, ResultPending(), lasted=30.0)
     assert after(policy, ResultPending(), lasted=0.01) == 0.1
 
 
-def test_a_paused_queue_is_asked_once_a_second_at_most() -> None:
+def test_paused_queue_is_polled_at_most_once_per_second() -> None:
     for state in (QueueState.PAUSED_CAPACITY, QueueState.PAUSED_RATE_LIMIT, QueueState.UNKNOWN):
         assert after(patience(), ResultPending(state)) == 1.0
         assert after(patience(), ResultPending(state, wait_seconds=0.2)) == 1.0
         assert after(patience(), ResultPending(state, wait_seconds=7.0)) == 7.0
 
 
-def test_the_servers_wait_is_kept() -> None:
+def test_server_wait_is_honoured() -> None:
     assert after(patience(), ResultPending(wait_seconds=3.0), lasted=0.1) == 3.0
     assert after(patience(), ResultPending(wait_seconds=3.0), lasted=30.0) == 3.0
 
@@ -230,7 +230,7 @@ def test_the_servers_wait_is_kept() -> None:
     ("status", "body"),
     [(400, {"detail": "no"}), (400, None), (400, b"<html>"), (500, {"detail": "oom"})],
 )
-def test_bad_answers_are_asked_again_a_few_times(status: int, body: object) -> None:
+def test_ambiguous_errors_are_retried_a_few_times(status: int, body: object) -> None:
     policy = patience()
     for _ in range(MAX_BAD_ANSWERS):
         assert 0.0 < after(policy, refusal(status, body)) < 1.0
@@ -239,7 +239,7 @@ def test_bad_answers_are_asked_again_a_few_times(status: int, body: object) -> N
     assert caught.value.status == status
 
 
-def test_news_that_work_goes_on_renews_the_budget_of_bad_answers() -> None:
+def test_pending_response_resets_ambiguous_error_count() -> None:
     policy = patience()
     for _ in range(5):
         for _ in range(MAX_BAD_ANSWERS):
@@ -252,7 +252,7 @@ def test_news_that_work_goes_on_renews_the_budget_of_bad_answers() -> None:
     [*map(refusal, (502, 503, 504, 500, 429)), PollFailure(APIConnectionError())],
     ids=lambda outcome: str(outcome.error.status),
 )
-def test_an_outage_is_waited_out_and_no_longer(outcome: PollFailure) -> None:
+def test_outage_is_limited_by_time(outcome: PollFailure) -> None:
     policy = patience(outage=60.0)
     now, waits = 1000.0, []
     with pytest.raises(type(outcome.error)):
@@ -263,7 +263,7 @@ def test_an_outage_is_waited_out_and_no_longer(outcome: PollFailure) -> None:
     assert 60.0 <= sum(waits) < 100.0
 
 
-def test_an_outage_that_ends_is_forgotten() -> None:
+def test_outage_time_resets_after_response() -> None:
     policy = patience(outage=60.0)
     after(policy, refusal(503), now=0.0)
     after(policy, ResultPending(), now=50.0)
@@ -271,12 +271,12 @@ def test_an_outage_that_ends_is_forgotten() -> None:
     assert after(policy, refusal(503), now=150.0) == 1.0
 
 
-def test_a_full_server_is_given_the_time_it_asks_for() -> None:
+def test_overloaded_server_retry_after_is_honoured() -> None:
     assert after(patience(), refusal(429, None, retry_after="20")) == 20.0
     assert after(patience(), refusal(503, None, retry_after_ms="100")) == 0.5
 
 
-def test_a_billing_issue_pauses_and_then_ends_it() -> None:
+def test_billing_issue_pauses_then_raises() -> None:
     policy = patience(outage=1.0, billing=12.0)
     assert after(policy, refusal(402), now=0.0) == BILLING_WAIT_SECONDS
     assert after(policy, refusal(402), now=5.0) == BILLING_WAIT_SECONDS
@@ -288,13 +288,13 @@ def test_a_billing_issue_pauses_and_then_ends_it() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 422, 302])
-def test_final_refusals_are_raised_at_once(status: int) -> None:
+def test_final_errors_are_raised_immediately(status: int) -> None:
     with pytest.raises(APIStatusError) as caught:
         after(patience(), refusal(status))
     assert caught.value.status == status
 
 
-def test_the_servers_word_on_retrying_counts_here_too() -> None:
+def test_should_retry_header_is_honoured() -> None:
     with pytest.raises(InternalServerError):
         after(patience(), refusal(503, None, x_should_retry="false"))
     assert after(patience(), refusal(404, None, x_should_retry="true")) == 0.5
@@ -311,7 +311,7 @@ ANSWERS: list[ResultPending | PollFailure] = [
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, len(ANSWERS) - 1), st.floats(0.0, 50.0)), max_size=40))
-def test_nothing_but_a_long_poll_is_followed_by_no_wait(steps: list[tuple[int, float]]) -> None:
+def test_only_long_poll_is_followed_by_no_wait(steps: list[tuple[int, float]]) -> None:
     policy, now = patience(), 0.0
     for index, lasted in steps:
         outcome = ANSWERS[index]
@@ -327,31 +327,31 @@ def test_nothing_but_a_long_poll_is_followed_by_no_wait(steps: list[tuple[int, f
         now += wait
 
 
-# --- servers that talk nonsense -----------------------------------------------------------
+# --- invalid responses --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", ["cancelled", "in_progress", "expired"])
-def test_a_status_nobody_knows_is_no_result(status: str) -> None:
+def test_unknown_status_is_not_a_result(status: str) -> None:
     outcome = outcome_of(200, {"status": status, "request_id": "r-1"})
     assert isinstance(outcome, PollFailure)
     assert isinstance(outcome.error, APIResponseValidationError)
 
 
 @pytest.mark.parametrize("millis", [-1, -60_000, 10**12])
-def test_excessive_retry_after_is_capped(millis: int) -> None:
+def test_excessive_retry_after_is_ignored(millis: int) -> None:
     outcome = outcome_of(200, PENDING | {"retry_after_ms": millis})
     assert isinstance(outcome, ResultPending)
     assert 0.0 < after(patience(), outcome) <= 60.0
 
 
-def test_a_restart_after_a_billing_issue_is_waited_out() -> None:
+def test_outage_after_billing_issue_gets_full_time() -> None:
     policy = patience(outage=300.0, billing=3600.0)
     after(policy, refusal(402), now=0.0)
     after(policy, refusal(402), now=1800.0)
     assert after(policy, refusal(503), now=1805.0) > 0.0
 
 
-def test_a_500_without_a_reason_in_json_is_an_outage() -> None:
+def test_500_without_json_reason_is_outage() -> None:
     policy = patience(outage=60.0)
     for _ in range(2 * MAX_BAD_ANSWERS):
         assert after(policy, refusal(500, b"Internal Server Error")) > 0.0

@@ -1,4 +1,4 @@
-"""Waiting for a promise: a server that answers from a script, and time that passes only in it."""
+"""Polling for a result, with a scripted server and a fake clock."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def transport(http: Any, **options: Any) -> Transport:
 
 
 class Sent(NamedTuple):
-    """One poll, as it left."""
+    """One recorded poll."""
 
     at: float
     headers: dict[str, str]
@@ -61,7 +61,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class World:
-    """A server that answers from a script, and time that passes only when somebody waits."""
+    """A server with scripted responses, and a fake clock that advances on waits."""
 
     script: Iterable[HttpResponse | Exception | tuple[float, HttpResponse | Exception]]
     now: float = 0.0
@@ -110,7 +110,7 @@ class World:
         return asyncio.run(poller.result(endpoint, "r-1", 0.25, kind))
 
 
-def test_a_result_is_decoded() -> None:
+def test_result_is_decoded() -> None:
     world = World([response(200, DONE)])
     assert world.wait_for().metrics == {"grad_norm": 1.0}
     assert world.slept == []
@@ -118,12 +118,12 @@ def test_a_result_is_decoded() -> None:
     assert world.sent[0].timeout == 45.0
 
 
-def test_a_wrapped_result_too() -> None:
+def test_wrapped_result_is_decoded() -> None:
     world = World([response(200, {"status": "completed", "result": DONE})])
     assert world.wait_for().metrics == {"grad_norm": 1.0}
 
 
-def test_headers_count_the_polls_and_time_the_first() -> None:
+def test_headers_number_polls_and_time_submission() -> None:
     world = World([(30.0, response(408)), (30.0, response(200, PENDING)), response(200, DONE)])
     world.wait_for()
     numbers = [poll.headers["x-tinker-request-iteration"] for poll in world.sent]
@@ -132,11 +132,11 @@ def test_headers_count_the_polls_and_time_the_first() -> None:
     assert timed == ["0.250000", None, None]
     assert {poll.headers["x-tinker-request-type"] for poll in world.sent} == {"OptimStep"}
     assert {poll.headers["accept"] for poll in world.sent} == {"application/json"}
-    # A poll is one attempt; the loop itself is what tries again.
+    # A poll is one attempt; the poll loop retries.
     assert {poll.headers["x-stainless-retry-count"] for poll in world.sent} == {"0"}
 
 
-def test_binary_results_are_asked_for_by_their_kind() -> None:
+def test_accept_header_requests_protobuf_if_supported() -> None:
     output = ForwardBackwardOutput(
         "ArrayRecord", [{"logprobs": TensorData([0.5], "float32")}], {"loss:sum": 2.0}
     )
@@ -149,36 +149,36 @@ def test_binary_results_are_asked_for_by_their_kind() -> None:
     assert world.sent[0].headers["x-tinker-request-type"] == "Forward"
 
 
-def test_a_large_result_is_decoded_off_the_loop() -> None:
+def test_large_result_is_decoded_off_the_loop() -> None:
     many = {f"m{index}": 1.0 for index in range(30_000)}
     world = World([response(200, {"metrics": many})])
     assert world.wait_for().metrics == many
 
 
-def test_long_polls_follow_each_other_at_once() -> None:
+def test_long_polls_follow_without_wait() -> None:
     world = World([*[(30.0, response(408))] * 4, response(200, DONE)])
     world.wait_for()
     assert world.slept == [0.0] * 4
 
 
-def test_a_server_that_does_not_hold_polls_is_not_hammered() -> None:
+def test_server_without_long_polling_is_polled_with_backoff() -> None:
     world = World([*[response(200, PENDING)] * 40, response(200, DONE)])
     world.wait_for()
     assert len(world.sent) / world.now < 0.2
 
 
-def test_a_poll_that_runs_into_its_limit_is_a_long_poll_without_news() -> None:
+def test_timed_out_poll_counts_as_pending() -> None:
     world = World([APITimeoutError(), (30.0, response(408)), response(200, DONE)])
     assert world.wait_for().metrics is not None
 
 
-def test_a_server_that_restarts_is_waited_for() -> None:
+def test_polling_survives_server_restart() -> None:
     world = World([APIConnectionError(), response(503), response(502), response(200, DONE)])
     assert world.wait_for().metrics is not None
     assert 0.375 + 0.75 + 1.5 <= sum(world.slept) <= 3.5
 
 
-def test_a_server_that_stays_away_is_given_up() -> None:
+def test_polling_gives_up_after_outage_limit() -> None:
     world = World([APIConnectionError(None, "gone")] * 99)
     with pytest.raises(APIConnectionError, match="gone"):
         world.wait_for(outage_seconds=20.0)
@@ -186,7 +186,7 @@ def test_a_server_that_stays_away_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("category", ["user", "server", "unknown"])
-def test_a_failed_request_fails_at_once_whoever_is_to_blame(category: str) -> None:
+def test_failed_job_raises_immediately(category: str) -> None:
     world = World([response(200, {"error": "boom", "category": category})])
     with pytest.raises(RequestFailedError, match="boom") as caught:
         world.wait_for()
@@ -194,7 +194,7 @@ def test_a_failed_request_fails_at_once_whoever_is_to_blame(category: str) -> No
     assert len(world.sent) == 1
 
 
-def test_bad_answers_are_asked_again_before_they_count() -> None:
+def test_ambiguous_error_is_retried_before_raising() -> None:
     world = World([response(400, {"detail": "lost"})] * 3 + [response(200, DONE)])
     assert world.wait_for().metrics is not None
     world = World([response(400, {"detail": "lost"})] * 9)
@@ -207,14 +207,14 @@ def test_bad_answers_are_asked_again_before_they_count() -> None:
     ("status", "cls"),
     [(401, AuthenticationError), (404, NotFoundError), (410, PromiseExpiredError)],
 )
-def test_final_refusals_end_the_wait(status: int, cls: type[Exception]) -> None:
+def test_final_error_ends_polling(status: int, cls: type[Exception]) -> None:
     world = World([response(status, {"detail": "no"})])
     with pytest.raises(cls):
         world.wait_for()
     assert len(world.sent) == 1
 
 
-def test_a_billing_issue_is_shown_and_waited_out() -> None:
+def test_billing_issue_notifies_observer_and_waits() -> None:
     paid = World([*[response(402, {"detail": "pay"})] * 3, response(200, DONE)])
     assert paid.wait_for().metrics is not None
     assert paid.slept == [5.0] * 3
@@ -226,7 +226,7 @@ def test_a_billing_issue_is_shown_and_waited_out() -> None:
     assert unpaid.now == pytest.approx(20.0)
 
 
-def test_the_queues_state_reaches_its_observer_once_per_change() -> None:
+def test_observer_is_notified_once_per_state_change() -> None:
     paused = {"queue_state": "paused_capacity", "queue_state_reason": "full"}
     world = World(
         [
@@ -243,7 +243,7 @@ def test_the_queues_state_reaches_its_observer_once_per_change() -> None:
 # --- large results ------------------------------------------------------------------------
 
 
-def test_a_large_result_is_fetched_when_there_is_room() -> None:
+def test_large_result_waits_for_byte_budget() -> None:
     world = World(
         [
             response(200, {"status": "complete_metadata", "response_payload_size": 70}),
@@ -256,7 +256,7 @@ def test_a_large_result_is_fetched_when_there_is_room() -> None:
     assert budget.used_bytes == 0
 
 
-def test_room_is_held_while_fetching() -> None:
+def test_byte_budget_is_held_while_fetching() -> None:
     budget = ByteBudget(100)
     used: list[int] = []
 
@@ -269,19 +269,19 @@ def test_room_is_held_while_fetching() -> None:
     assert used == [70]
 
 
-def test_a_result_that_is_announced_twice_is_never_going_to_come() -> None:
+def test_result_announced_twice_is_an_error() -> None:
     announced = response(200, {"status": "complete_metadata", "response_payload_size": 7})
     with pytest.raises(APIResponseValidationError, match="twice"):
         World([announced] * 2).wait_for()
 
 
-def test_trouble_while_fetching_starts_over() -> None:
+def test_error_while_fetching_large_result_restarts_polling() -> None:
     announced = response(200, {"status": "complete_metadata", "response_payload_size": 7})
     world = World([announced, response(503), announced, response(200, DONE)])
     assert world.wait_for().metrics is not None
 
 
-# --- nonsense -----------------------------------------------------------------------------
+# --- invalid results ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_trouble_while_fetching_starts_over() -> None:
         b'{"status": "completed", "result": null}',
     ],
 )
-def test_what_is_no_result_is_a_clear_error(content: bytes) -> None:
+def test_invalid_result_is_response_error(content: bytes) -> None:
     answer = HttpResponse(200, JSON, content)
     with pytest.raises(APIResponseValidationError, match="optim_step does not fit") as caught:
         World([answer]).wait_for()
@@ -309,16 +309,14 @@ def test_what_is_no_result_is_a_clear_error(content: bytes) -> None:
     assert caught.value.response is answer
 
 
-def test_binary_bytes_where_none_belong_are_a_clear_error() -> None:
+def test_unexpected_protobuf_is_response_error() -> None:
     with pytest.raises(APIResponseValidationError, match="no binary result"):
         World([HttpResponse(200, PROTO, b"\x01")]).wait_for()
 
 
 @pytest.mark.parametrize("endpoint", [FORWARD_BACKWARD, SAMPLE, LOAD_WEIGHTS])
 @pytest.mark.parametrize("content", [b"\x0a", b"\xff\xff\xff\xff", b"{}"])
-def test_broken_binary_results_are_a_clear_error(
-    endpoint: Endpoint[Any, Any], content: bytes
-) -> None:
+def test_corrupt_protobuf_is_response_error(endpoint: Endpoint[Any, Any], content: bytes) -> None:
     with pytest.raises(APIResponseValidationError, match=endpoint.name):
         World([HttpResponse(200, PROTO, content)]).wait_for(endpoint)
 
@@ -326,21 +324,21 @@ def test_broken_binary_results_are_a_clear_error(
 # --- time limits --------------------------------------------------------------------------
 
 
-def test_the_wait_for_a_result_can_be_limited() -> None:
+def test_poll_timeout_limits_wait() -> None:
     world = World([(30.0, response(408))] * 9)
-    with pytest.raises(APITimeoutError, match=r"r-1 had no result within 100 s"):
+    with pytest.raises(APITimeoutError, match=r"No result for r-1 within 100 s"):
         world.wait_for(poll_timeout_seconds=100.0)
     assert 90.0 <= world.now <= 130.0
 
 
-def test_no_poll_asks_for_more_time_than_is_left() -> None:
+def test_poll_request_timeout_is_capped_by_remaining_time() -> None:
     world = World([(30.0, response(408))] * 9)
     with pytest.raises(APITimeoutError):
         world.wait_for(poll_timeout_seconds=50.0)
     assert [poll.timeout for poll in world.sent] == [45.0, 20.0]
 
 
-def test_without_a_limit_it_waits_for_ever() -> None:
+def test_no_poll_timeout_waits_indefinitely() -> None:
     world = World([*[(45.0, response(408))] * 500, response(200, DONE)])
     assert world.wait_for().metrics is not None
     assert world.now > 20_000
@@ -360,7 +358,7 @@ def test_polls_are_counted() -> None:
     assert speaker.metrics.counters["polls"] == 2
 
 
-def test_a_server_that_swallows_connections_is_given_up() -> None:
+def test_connect_timeouts_count_as_outage() -> None:
     def swallow() -> Iterable[tuple[float, Exception]]:
         for _ in range(400):
             yield 5.0, ConnectTimeoutError(None, "host did not accept a connection within 5 s")

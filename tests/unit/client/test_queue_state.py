@@ -1,4 +1,4 @@
-"""Queue states: read tolerantly, told once, logged once a minute."""
+"""Queue states: parsing, notification and logging."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def at_once(tell: Callable[[], None]) -> None:
         ("paused_lunch", QueueState.UNKNOWN),
         ("", QueueState.UNKNOWN),
         (7, QueueState.UNKNOWN),
-        # A field that says nothing is no news of a pause.
+        # A null state means active.
         (None, QueueState.ACTIVE),
     ],
 )
-def test_states_are_read(text: object, expected: QueueState) -> None:
+def test_parse_queue_state(text: object, expected: QueueState) -> None:
     assert QueueState.parse(text) is expected
 
 
-def test_only_changes_are_told_each_once() -> None:
+def test_observer_gets_each_change_once() -> None:
     recorder = Recorder()
     watch = QueueStateNotifier(recorder, at_once)
     watch.update(QueueState.ACTIVE, None)
@@ -72,7 +72,7 @@ def test_only_changes_are_told_each_once() -> None:
     ]
 
 
-def test_the_event_hook_hears_the_same_changes() -> None:
+def test_event_hook_gets_same_changes() -> None:
     heard: Told = []
     watch = QueueStateNotifier(
         Recorder(), at_once, lambda state, reason: heard.append((state, reason))
@@ -82,7 +82,7 @@ def test_the_event_hook_hears_the_same_changes() -> None:
     assert heard == [(QueueState.UNKNOWN, "x")]
 
 
-def test_the_observer_is_called_where_the_owner_says() -> None:
+def test_observer_runs_on_given_executor() -> None:
     recorder = Recorder()
     later: list[Callable[[], None]] = []
     watch = QueueStateNotifier(recorder, later.append)
@@ -92,7 +92,7 @@ def test_the_observer_is_called_where_the_owner_says() -> None:
     assert recorder.told == [(QueueState.PAUSED_RATE_LIMIT, None)]
 
 
-def test_an_observer_that_raises_is_only_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_observer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     watch = QueueStateNotifier(Broken(), at_once)
     with caplog.at_level(logging.WARNING, "tinkex"):
         watch.update(QueueState.PAUSED_CAPACITY, None)
@@ -114,7 +114,7 @@ def test_an_observer_that_raises_is_only_worth_a_warning(caplog: pytest.LogCaptu
         (None, []),
     ],
 )
-def test_the_body_of_a_refusal_may_carry_a_state(body: object, told: Told) -> None:
+def test_error_body_updates_state(body: object, told: Told) -> None:
     recorder = Recorder()
     QueueStateNotifier(recorder, at_once).update_from_body(body)
     assert recorder.told == told
@@ -130,11 +130,11 @@ def logged(
     return [record.getMessage() for record in caplog.records]
 
 
-def test_active_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_active_state_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert logged(caplog, "training", (QueueState.ACTIVE, "fine")) == []
 
 
-def test_the_servers_reason_is_preferred(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_reason_is_preferred(caplog: pytest.LogCaptureFixture) -> None:
     lines = logged(caplog, "training", (QueueState.PAUSED_RATE_LIMIT, "three are enough"))
     assert lines == ["Training of model-1 is paused: three are enough"]
 
@@ -148,7 +148,7 @@ def test_the_servers_reason_is_preferred(caplog: pytest.LogCaptureFixture) -> No
         ("sampling", QueueState.PAUSED_CAPACITY, "short of capacity"),
     ],
 )
-def test_default_reasons_differ(
+def test_default_reason_depends_on_kind(
     caplog: pytest.LogCaptureFixture, kind: str, state: QueueState, words: str
 ) -> None:
     assert words in DEFAULT_REASONS[kind, state]
@@ -156,7 +156,7 @@ def test_default_reasons_differ(
     assert words in line
 
 
-def test_at_most_once_a_minute_for_each_state(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_state_is_logged_once_per_minute(caplog: pytest.LogCaptureFixture) -> None:
     lines = logged(
         caplog,
         "sampling",

@@ -1,4 +1,4 @@
-"""A back-off is only ever extended, and ended by a success that knew of it."""
+"""Back-off after a 429: never shortened, ended by a later success."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Clock:
         return self.now
 
 
-def test_a_fresh_limiter_holds_nobody_back() -> None:
+def test_new_limiter_does_not_delay() -> None:
     limiter = RateLimiter(Clock())
     assert limiter.remaining_seconds() == 0.0
     assert not limiter.is_backing_off()
     assert not limiter.is_recovering(10.0)
 
 
-def test_a_deadline_passes() -> None:
+def test_backoff_expires() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     limiter.back_off(5.0)
@@ -40,7 +40,7 @@ def test_a_deadline_passes() -> None:
     assert limiter.remaining_seconds() == 0.0
 
 
-def test_a_later_shorter_refusal_never_shortens() -> None:
+def test_shorter_backoff_does_not_shorten() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     limiter.back_off(30.0)
@@ -51,7 +51,7 @@ def test_a_later_shorter_refusal_never_shortens() -> None:
     assert limiter.remaining_seconds() == 60.0
 
 
-def test_a_success_that_began_before_the_refusal_proves_nothing() -> None:
+def test_success_started_before_backoff_does_not_end_it() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     started_at = limiter.now()
@@ -64,7 +64,7 @@ def test_a_success_that_began_before_the_refusal_proves_nothing() -> None:
     assert limiter.remaining_seconds() == 4.0
 
 
-def test_a_success_that_began_after_it_ends_the_wait() -> None:
+def test_success_started_after_backoff_ends_it() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     limiter.back_off(5.0)
@@ -85,7 +85,7 @@ def test_earlier_success_does_not_clear_second_refusal() -> None:
     assert limiter.remaining_seconds() == 3.0
 
 
-def test_recovery_lasts_a_while_and_one_success_does_not_end_it() -> None:
+def test_recovery_continues_after_one_success() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     limiter.back_off(2.0)
@@ -111,7 +111,7 @@ STEPS = st.lists(
 
 @quick
 @given(STEPS)
-def test_whatever_happens(steps: list[tuple[str, float, float]]) -> None:
+def test_limiter_invariants_hold(steps: list[tuple[str, float, float]]) -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     last_set = float("-inf")
@@ -145,7 +145,7 @@ def test_whatever_happens(steps: list[tuple[str, float, float]]) -> None:
         (LARGE_PROMPT_BYTES + 1, 9.0, 9.0),
     ],
 )
-def test_the_longer_of_the_servers_word_and_ours(
+def test_backoff_is_max_of_retry_after_and_default(
     num_bytes: int, told: float | None, expected: float
 ) -> None:
     assert rate_limit_backoff(num_bytes, told) == expected

@@ -1,4 +1,4 @@
-"""When to try again, and how long to wait."""
+"""Retry decisions and waits."""
 
 from __future__ import annotations
 
@@ -58,31 +58,31 @@ def wait(
     return wait_before_retry(policy, attempt, elapsed, error, jitter)
 
 
-# --- who is tried again -------------------------------------------------------------------
+# --- what is retried ----------------------------------------------------------------------
 
 
-def test_statuses_are_retried_as_the_judge_says() -> None:
+def test_status_retries_follow_classification() -> None:
     retried = {status for status in range(400, 600) if wait(refused(status)) is not None}
     assert retried == {408, 409, 429, *range(500, 600)}
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 409, 410, 429, 500, 503])
-def test_the_servers_own_word_goes_before_the_status(status: int) -> None:
+def test_should_retry_header_overrides_status(status: int) -> None:
     assert wait(refused(status, should_retry=True)) is not None
     assert wait(refused(status, should_retry=False)) is None
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
-def test_a_category_goes_before_the_status(status: int) -> None:
+def test_category_overrides_status(status: int) -> None:
     assert wait(refused(status, category=RequestErrorCategory.User)) is None
     assert wait(refused(status, category=RequestErrorCategory.Server)) is not None
 
 
-def test_a_conflict_is_retried_only_where_it_may_pass() -> None:
+def test_conflict_is_retried_only_if_policy_allows() -> None:
     final = RetryPolicy(retries_conflict=False)
     assert wait(refused(409)) is not None
     assert wait(refused(409), final) is None
-    # Unless the server says itself that it will pass.
+    # Unless the server asks for a retry.
     assert wait(refused(409, should_retry=True), final) is not None
     assert wait(refused(429), final) is not None
 
@@ -91,44 +91,44 @@ def test_a_conflict_is_retried_only_where_it_may_pass() -> None:
     "error",
     [ConfigError("x"), InvalidInput("x"), APIResponseValidationError(None, None), TinkexError("x")],
 )
-def test_what_cannot_change_is_never_tried_again(error: TinkexError) -> None:
+def test_final_errors_are_not_retried(error: TinkexError) -> None:
     assert wait(error) is None
 
 
-# --- how often ----------------------------------------------------------------------------
+# --- attempts -----------------------------------------------------------------------------
 
 
-def test_a_refusal_is_retried_by_count_however_long_it_takes() -> None:
+def test_rejections_are_limited_by_count() -> None:
     policy = RetryPolicy(max_retries=3, outage_seconds=1.0)
     waits = [wait(refused(500), policy, attempt, elapsed=999.0) for attempt in range(1, 6)]
     assert [value is not None for value in waits] == [True, True, True, False, False]
 
 
-def test_an_outage_is_waited_out_by_time_however_often_it_takes() -> None:
+def test_outages_are_limited_by_time() -> None:
     policy = RetryPolicy(max_retries=1, outage_seconds=100.0)
     for error in (APIConnectionError(), APITimeoutError(), *map(refused, (502, 503, 504))):
         assert wait(error, policy, attempt=500, elapsed=90.0) == 10.0
         assert wait(error, policy, attempt=500, elapsed=90.1) is None
 
 
-def test_a_server_that_never_answered_is_given_up_soon() -> None:
-    # Its own failures count as being away too: nobody waits minutes for a wrong address.
+def test_server_error_before_contact_counts_as_outage() -> None:
+    # A 5xx counts as an outage too: a wrong address is reported soon.
     first = RetryPolicy(max_retries=10, outage_seconds=4.0, has_contact=False)
     for error in (APIConnectionError(), refused(500), refused(503)):
         assert wait(error, first, attempt=1, elapsed=0.0) is not None
         assert wait(error, first, attempt=4, elapsed=3.0) is None
-    # A full queue is an answer: that server exists.
+    # A 429 is a response: that server exists.
     assert wait(refused(429), first, attempt=9, elapsed=50.0) is not None
 
 
-def test_no_retry_means_one_attempt() -> None:
+def test_no_retry_policy() -> None:
     for error in (APIConnectionError(), APITimeoutError(), refused(503), refused(429)):
         assert wait(error, NO_RETRY) is None
     assert wait(refused(429, should_retry=True), NO_RETRY) is None
 
 
-def test_no_time_at_all_still_allows_the_first_attempt() -> None:
-    # The first attempt is not asked about: only what follows a failure is.
+def test_zero_outage_time_allows_no_retry() -> None:
+    # The policy decides only about attempts after a failure.
     assert wait(APIConnectionError(), RetryPolicy(outage_seconds=0.0)) is None
     assert wait(APIConnectionError(), attempt=0) is not None
     assert wait(refused(500), RetryPolicy(max_retries=0), attempt=0) is not None
@@ -148,21 +148,21 @@ def test_no_time_at_all_still_allows_the_first_attempt() -> None:
         (ConfigError("x"), False),
     ],
 )
-def test_who_is_away(error: TinkexError, expected: bool) -> None:
+def test_is_unreachable(error: TinkexError, expected: bool) -> None:
     assert is_unreachable(error) is expected
 
 
-# --- how long -----------------------------------------------------------------------------
+# --- waits --------------------------------------------------------------------------------
 
 
-def test_waits_double_up_to_a_limit() -> None:
+def test_waits_double_up_to_limit() -> None:
     waits = [backoff(POLICY, attempt, jitter=1.0) for attempt in range(1, 9)]
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
 
 
 @quick
 @given(st.integers(0, 100_000), st.floats(0.0, 1.0, exclude_max=True))
-def test_chance_takes_at_most_a_quarter(attempt: int, jitter: float) -> None:
+def test_jitter_reduces_wait_by_at_most_a_quarter(attempt: int, jitter: float) -> None:
     full = backoff(POLICY, attempt, jitter=1.0)
     assert 0.75 * full <= backoff(POLICY, attempt, jitter) <= full <= 10.0
 
@@ -176,7 +176,7 @@ def test_chance_takes_at_most_a_quarter(attempt: int, jitter: float) -> None:
     st.sampled_from([408, 409, 429, 500, 502, 503]),
     st.booleans(),
 )
-def test_no_wait_is_negative_or_shorter_than_told(
+def test_wait_is_at_least_retry_after(
     attempt: int, elapsed: float, jitter: float, told: float | None, status: int, contact: bool
 ) -> None:
     policy = RetryPolicy(has_contact=contact)
@@ -184,18 +184,18 @@ def test_no_wait_is_negative_or_shorter_than_told(
     assert found is None or found >= max(told or 0.0, 0.09)
 
 
-def test_the_longer_of_our_wait_and_the_servers_counts() -> None:
+def test_longer_of_backoff_and_retry_after_is_used() -> None:
     assert wait(refused(429, retry_after_seconds=7.0)) == 7.0
     assert wait(refused(429, retry_after_seconds=0.1), attempt=4) == 4.0
 
 
-def test_a_told_wait_that_does_not_fit_the_outage_ends_it() -> None:
+def test_retry_after_beyond_outage_time_gives_up() -> None:
     policy = RetryPolicy(outage_seconds=20.0)
     assert wait(refused(503, retry_after_seconds=15.0), policy, elapsed=4.0) == 15.0
     assert wait(refused(503, retry_after_seconds=15.0), policy, elapsed=6.0) is None
 
 
-def test_a_policy_cannot_be_changed() -> None:
+def test_policy_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         POLICY.max_retries = 3  # type: ignore[misc]
 
@@ -229,22 +229,22 @@ def test_a_policy_cannot_be_changed() -> None:
         ({"retry-after": "Mon, 01 Jan 2024 00:00:00 +99999999999999"}, None),
     ],
 )
-def test_retry_after(headers: dict[str, str], expected: float | None) -> None:
+def test_parse_retry_after(headers: dict[str, str], expected: float | None) -> None:
     assert parse_retry_after(headers, NOW) == expected
 
 
 @pytest.mark.parametrize(
     ("ahead", "expected"), [(30, 30.0), (60, 60.0), (61, None), (0, None), (-10, None)]
 )
-def test_retry_after_as_a_date(ahead: int, expected: float | None) -> None:
+def test_parse_retry_after_date(ahead: int, expected: float | None) -> None:
     then = NOW + timedelta(seconds=ahead)
     assert parse_retry_after({"retry-after": format_datetime(then, usegmt=True)}, NOW) == expected
-    # The same moment as another zone writes it, and with no zone at all.
+    # The same time in another zone, and without a zone.
     text = then.strftime("%a, %d %b %Y %H:%M:%S ")
     assert parse_retry_after({"retry-after": text + "-0000"}, NOW) == expected
 
 
-def test_a_date_is_measured_by_the_real_clock_unless_told_otherwise() -> None:
+def test_retry_after_date_uses_real_clock_by_default() -> None:
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     found = parse_retry_after({"retry-after": soon})
     assert found is not None
@@ -252,7 +252,7 @@ def test_a_date_is_measured_by_the_real_clock_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("skew_hours", [-2, 28])
-def test_a_date_is_compared_with_the_time_of_the_server_that_sent_it(skew_hours: int) -> None:
+def test_retry_after_date_is_relative_to_server_date(skew_hours: int) -> None:
     theirs = datetime.now(UTC) + timedelta(hours=skew_hours)
     headers = {
         "date": format_datetime(theirs, usegmt=True),
@@ -263,7 +263,7 @@ def test_a_date_is_compared_with_the_time_of_the_server_that_sent_it(skew_hours:
 
 @quick
 @given(st.text(max_size=40), st.text(max_size=20))
-def test_no_header_makes_it_raise(after: str, millis: str) -> None:
+def test_parse_retry_after_never_raises(after: str, millis: str) -> None:
     found = parse_retry_after({"retry-after": after, "retry-after-ms": millis}, NOW)
     assert found is None or 0.0 < found <= MAX_RETRY_AFTER_SECONDS
 
@@ -272,6 +272,6 @@ def test_no_header_makes_it_raise(after: str, millis: str) -> None:
     ("text", "expected"),
     [("true", True), ("True", True), ("false", False), ("FALSE", False), ("", None), ("1", None)],
 )
-def test_should_retry(text: str, expected: bool | None) -> None:
+def test_parse_should_retry(text: str, expected: bool | None) -> None:
     assert parse_should_retry({"x-should-retry": text}) is expected
     assert parse_should_retry({}) is None

@@ -1,4 +1,4 @@
-"""One lane for each server and key: shared by equals, strange to others, without the key."""
+"""Sampling limits: shared per server and key, without storing the key."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def config(url: str = "http://lanes.test", **options: Any) -> Config:
     return Config(base_url=url, **options)
 
 
-def test_equal_server_and_key_share_a_lane() -> None:
+def test_same_server_and_key_share_limits() -> None:
     lane = get_sampling_limits(config(), KEY)
     assert get_sampling_limits(config(), KEY) is lane
-    # The address is compared as it is written in the end.
+    # URLs are compared after normalisation.
     assert get_sampling_limits(config("HTTP://Lanes.Test/"), KEY) is lane
 
 
-def test_another_server_or_key_is_another_lane() -> None:
+def test_other_server_or_key_has_separate_limits() -> None:
     lane = get_sampling_limits(config(), KEY)
     others = [
         get_sampling_limits(config(), "tml-other"),
@@ -43,7 +43,7 @@ def test_another_server_or_key_is_another_lane() -> None:
     assert len({id(each) for each in [lane, *others]}) == 6
 
 
-def test_a_refusal_in_one_lane_delays_no_other() -> None:
+def test_backoff_is_per_server_and_key() -> None:
     one, other = get_sampling_limits(config(), "tml-a"), get_sampling_limits(config(), "tml-b")
     one.limiter.back_off(30.0)
     assert get_sampling_limits(config(), "tml-a").limiter.is_backing_off()
@@ -67,7 +67,7 @@ def test_limits_are_released_when_unused() -> None:
     assert name not in rate_limits._SHARED_LIMITS
 
 
-def test_many_threads_make_one_lane() -> None:
+def test_concurrent_creation_shares_limits() -> None:
     start = Barrier(16)
 
     def make(_: int) -> SamplingLimits:
@@ -79,7 +79,7 @@ def test_many_threads_make_one_lane() -> None:
     assert len({id(lane) for lane in made}) == 1
 
 
-def test_the_servers_limit_is_taken_over() -> None:
+def test_server_limit_is_applied() -> None:
     lane = SamplingLimits()
     assert lane.budget.limit_bytes == 10 * 1024 * 1024
     lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=5))
@@ -92,7 +92,7 @@ async def settle() -> None:
 
 
 async def crowd(lane: SamplingLimits, count: int, num_bytes: int = 1) -> int:
-    """How many of so many submissions get in at once."""
+    """Return how many submissions run concurrently."""
     inside = 0
     done = asyncio.Event()
 
@@ -111,7 +111,7 @@ async def crowd(lane: SamplingLimits, count: int, num_bytes: int = 1) -> int:
     return found
 
 
-def test_bytes_hold_submissions_back() -> None:
+def test_byte_budget_delays_submissions() -> None:
     lane = SamplingLimits()
     lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=100))
     assert asyncio.run(crowd(lane, 7, num_bytes=40)) == 2
@@ -119,12 +119,12 @@ def test_bytes_hold_submissions_back() -> None:
 
 def test_concurrency_ramps_up_after_backoff() -> None:
     lane = SamplingLimits()
-    # A deadline that has just passed: nobody waits, and the crowd is let in slowly.
+    # Just after a back-off: no wait, but limited concurrency.
     lane.limiter.back_off(0.0)
     assert asyncio.run(crowd(lane, 3 * RECOVERY_SLOTS)) == RECOVERY_SLOTS
 
 
-def test_a_deadline_that_moves_is_checked_again_after_sleeping() -> None:
+def test_extended_backoff_is_checked_after_sleeping() -> None:
     async def run() -> float:
         lane = SamplingLimits()
         lane.limiter.back_off(0.02)
@@ -140,7 +140,7 @@ def test_a_deadline_that_moves_is_checked_again_after_sleeping() -> None:
     assert asyncio.run(run()) == 0.0
 
 
-def test_a_submission_that_fails_or_is_cancelled_gives_everything_back() -> None:
+def test_failed_or_cancelled_submission_releases_limits() -> None:
     async def run() -> int:
         lane = SamplingLimits()
         lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))

@@ -1,4 +1,4 @@
-"""When a sample is submitted again."""
+"""When a sample is resubmitted."""
 
 from __future__ import annotations
 
@@ -77,33 +77,33 @@ def wait(
     ],
     ids=lambda value: getattr(value, "message", str(value)),
 )
-def test_what_is_worth_another_submission(error: TinkexError, expected: bool) -> None:
+def test_which_errors_are_resubmitted(error: TinkexError, expected: bool) -> None:
     assert is_worth_retrying(RetryConfig(), error) is expected
     assert (wait(error) is not None) is expected
 
 
 @pytest.mark.parametrize("status", [408, 410, 429, 500, 503])
-def test_the_servers_no_is_known_here_too(status: int) -> None:
+def test_should_retry_false_prevents_resubmission(status: int) -> None:
     assert wait(refused(status, should_retry=False)) is None
 
 
-def test_the_servers_yes_as_well() -> None:
+def test_should_retry_true_allows_resubmission() -> None:
     assert wait(refused(400, should_retry=True)) is not None
 
 
-def test_users_may_name_more_errors() -> None:
+def test_retryable_exceptions_can_be_extended() -> None:
     config = RetryConfig(retryable_exceptions=(APIResponseValidationError,))
     assert wait(APIResponseValidationError(None, None), config) is not None
     assert wait(PromiseExpiredError("x", Answer(410)), config) is None
 
 
-def test_the_switch() -> None:
+def test_retry_logic_can_be_disabled() -> None:
     config = RetryConfig(enable_retry_logic=False)
     for error in (refused(429), refused(503), refused(410), APIConnectionError()):
         assert wait(error, config) is None
 
 
-def test_a_request_that_keeps_failing_is_given_up_by_count() -> None:
+def test_failing_request_is_limited_by_count() -> None:
     server = failed(RequestErrorCategory.Server)
     assert wait(server, attempt=MAX_FAILED_RUNS) is not None
     assert wait(server, attempt=MAX_FAILED_RUNS + 1) is None
@@ -112,24 +112,24 @@ def test_a_request_that_keeps_failing_is_given_up_by_count() -> None:
     assert wait(refused(500), attempt=11) is None
 
 
-def test_a_full_queue_and_an_outage_are_bounded_by_time_only() -> None:
+def test_full_queue_and_outage_are_limited_by_time_only() -> None:
     for error in (refused(429), refused(503), APIConnectionError()):
         assert wait(error, attempt=5000) is not None
 
 
-def test_no_progress_at_all_ends_it_unless_told_to_wait_for_ever() -> None:
+def test_no_progress_gives_up_unless_detection_is_disabled() -> None:
     assert wait(refused(429), stuck=7200.0) is not None
     assert wait(refused(429), stuck=7200.1) is None
     assert wait(refused(429), RetryConfig(progress_timeout=5), stuck=6.0) is None
     assert wait(refused(429), RetryConfig(enable_stuck_detection=False), stuck=1e9) is not None
 
 
-def test_waits_double_up_to_a_limit() -> None:
+def test_waits_double_up_to_limit() -> None:
     waits = [wait(refused(429), attempt=attempt) for attempt in range(1, 8)]
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
-def test_the_servers_wait_counts_if_it_is_longer() -> None:
+def test_longer_retry_after_is_used() -> None:
     assert wait(refused(503, retry_after_seconds=20.0)) == 20.0
     assert wait(refused(503, retry_after_seconds=0.1)) == 0.5
 
@@ -141,7 +141,7 @@ def test_the_servers_wait_counts_if_it_is_longer() -> None:
     st.floats(0.0, 3.0),
     st.floats(0.0, 100.0),
 )
-def test_no_wait_is_negative_or_beyond_its_jitter(
+def test_wait_is_within_jitter_bounds(
     attempt: int, jitter: float, factor: float, base: float
 ) -> None:
     config = RetryConfig(jitter_factor=factor, retry_delay_base=base, retry_delay_max=10.0)
@@ -150,7 +150,7 @@ def test_no_wait_is_negative_or_beyond_its_jitter(
     assert 0.0 <= found <= 10.0 * (1.0 + factor)
 
 
-def test_the_config_is_the_one_users_know() -> None:
+def test_retry_config_fields_match_official_package() -> None:
     config = RetryConfig()
     assert (config.max_connections, config.progress_timeout) == (1000, 7200)
     assert (config.retry_delay_base, config.retry_delay_max) == (0.5, 10.0)

@@ -1,4 +1,4 @@
-"""Usage events: queued from anywhere, counted when acknowledged, without a secret."""
+"""Usage events: queueing, acknowledgement and redaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinkex.wire.endpoints import TELEMETRY, Endpoint
 
 
 class Server:
-    """Takes batches, or refuses them."""
+    """Accepts or rejects batches."""
 
     def __init__(self) -> None:
         self.batches: list[TelemetrySendRequest] = []
@@ -57,7 +57,7 @@ def on_io(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return IO_LOOP.start(work()).result(timeout=60)
 
 
-def test_events_are_sent_in_order_and_counted_when_acknowledged(server: Server) -> None:
+def test_events_are_sent_in_order_and_counted(server: Server) -> None:
     telemetry = reporter(server)
     assert telemetry.log("one", {"n": 1})
     assert telemetry.log("two", severity="WARNING")
@@ -68,18 +68,18 @@ def test_events_are_sent_in_order_and_counted_when_acknowledged(server: Server) 
     assert server.events[0].event_data == {"n": "1"}
     assert telemetry.num_delivered == 2
     assert len({event.event_id for event in server.events}) == 2
-    # The whole batch can be written.
+    # The whole batch can be encoded.
     assert b'"event":"GENERIC_EVENT"' in encode_json(server.batches[0])
 
 
-def test_without_a_session_it_says_so(server: Server) -> None:
+def test_events_without_session_have_sessionless_id(server: Server) -> None:
     telemetry = reporter(server)
     telemetry.log("one")
     on_io(telemetry.flush)
     assert server.batches[0].session_id.startswith("sessionless-")
 
 
-def test_a_session_begins_and_ends(server: Server) -> None:
+def test_session_start_and_end_events(server: Server) -> None:
     telemetry = reporter(server)
 
     async def whole_life() -> None:
@@ -91,12 +91,12 @@ def test_a_session_begins_and_ends(server: Server) -> None:
     assert {batch.session_id for batch in server.batches} == {"s-1"}
 
 
-def test_ending_what_never_began_sends_nothing(server: Server) -> None:
+def test_end_without_begin_sends_nothing(server: Server) -> None:
     on_io(reporter(server).end)
     assert server.num_asked == 0
 
 
-def test_a_failure_leaves_events_queued_for_the_next_flush(server: Server) -> None:
+def test_failed_flush_keeps_events_queued(server: Server) -> None:
     telemetry = reporter(server)
     telemetry.log("one")
     server.refusal = APIConnectionError()
@@ -109,7 +109,7 @@ def test_a_failure_leaves_events_queued_for_the_next_flush(server: Server) -> No
     assert telemetry.num_delivered == 2
 
 
-def test_batches_are_bounded(server: Server) -> None:
+def test_batch_size_is_limited(server: Server) -> None:
     telemetry = reporter(server)
     for number in range(2 * MAX_BATCH_EVENTS + 5):
         telemetry.log(f"e{number}")
@@ -121,7 +121,7 @@ def test_batches_are_bounded(server: Server) -> None:
     ]
 
 
-def test_a_server_that_wants_no_events_is_asked_once(server: Server) -> None:
+def test_404_stops_reporting(server: Server) -> None:
     telemetry = reporter(server)
     telemetry.log("one")
     server.refusal = NotFoundError("no such endpoint")
@@ -133,7 +133,7 @@ def test_a_server_that_wants_no_events_is_asked_once(server: Server) -> None:
     assert telemetry.num_dropped >= 1
 
 
-def test_a_full_queue_drops_and_counts(server: Server) -> None:
+def test_full_queue_drops_and_counts(server: Server) -> None:
     telemetry = reporter(server)
 
     async def fill() -> None:
@@ -144,7 +144,7 @@ def test_a_full_queue_drops_and_counts(server: Server) -> None:
     assert telemetry.num_dropped == 1
 
 
-def test_exceptions_are_told_without_secrets(server: Server) -> None:
+def test_exception_events_are_redacted(server: Server) -> None:
     telemetry = reporter(server)
     try:
         raise ValueError("refused tml-0123456789abcdef and eyJhbGciOiJub25lIn0.e30.x")
@@ -162,7 +162,7 @@ def test_exceptions_are_told_without_secrets(server: Server) -> None:
     assert generic.event_data == {"header": "x-api-key: ***"}
 
 
-def test_a_key_of_an_unusual_form_is_a_secret_too(server: Server) -> None:
+def test_key_without_known_prefix_is_redacted(server: Server) -> None:
     telemetry = reporter(server, "local-key-without-prefix")
     telemetry.log("name", {"text": "sent local-key-without-prefix"})
     telemetry.log_exception(ValueError("sent local-key-without-prefix"))
@@ -170,7 +170,7 @@ def test_a_key_of_an_unusual_form_is_a_secret_too(server: Server) -> None:
     assert b"local-key" not in encode_json(server.batches[0])
 
 
-def test_one_flush_at_a_time(server: Server) -> None:
+def test_flushes_are_serialized(server: Server) -> None:
     telemetry = reporter(server)
     for number in range(10):
         telemetry.log(f"e{number}")
@@ -182,10 +182,8 @@ def test_one_flush_at_a_time(server: Server) -> None:
     assert len(server.events) == telemetry.num_delivered == 10
 
 
-def test_a_slow_server_does_not_hold_up_the_end(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The limit is a constant of the module; there is no other seam.
+def test_slow_server_does_not_delay_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The limit is a module constant, so it is patched.
     monkeypatch.setattr(module, "DRAIN_SECONDS", 0.02)
     telemetry = reporter(server)
 

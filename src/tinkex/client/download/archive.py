@@ -1,4 +1,4 @@
-"""The disk side of a download: safe names, locks, folders that appear atomically, archives."""
+"""Disk side of a download: safe file names, locks, atomic directories, archive extraction."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from tinkex.units import format_bytes
 if sys.platform != "win32":
     import fcntl
 
-#: Called with the bytes done, and the bytes there are or None if nobody knows.
+#: Called with the number of bytes done and the total, or None if the total is unknown.
 ProgressCallback = Callable[[int, int | None], None]
 
-#: What an archive may unpack to without being asked: this, or this many times its own size.
+#: Default limit of the extracted size: the larger of this and this multiple of the archive size.
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 16 * 2**30, 200
-#: How many files and folders an archive may hold.
+#: Maximum number of members of an archive.
 MAX_MEMBERS = 100_000
-#: How much may stand between two files of an archive; a header is far smaller.
+#: Maximum number of bytes between two files of an archive; a normal header is far smaller.
 MAX_HEADER_BYTES = 8 * 2**20
 BLOCK_BYTES = 2**20
 
 _DRIVE_PREFIX = re.compile(r"[A-Za-z]:")
-_UNTRUSTED_HINT = "Do not trust the place this came from."
+_UNTRUSTED_HINT = "Do not trust the source of this file."
 
 
 def safe_relative_path(name: str) -> PurePosixPath:
-    """The path a foreign name stands for; refused unless it stays inside its folder."""
+    """Parse an untrusted file name; raises unless it stays inside its directory."""
     path = PurePosixPath(name)
-    has_odd_letter = any(letter in "\\\x7f" or letter < " " for letter in name)
+    has_bad_character = any(letter in "\\\x7f" or letter < " " for letter in name)
     is_outside = not path.parts or path.is_absolute() or ".." in path.parts
-    if is_outside or has_odd_letter or _DRIVE_PREFIX.match(name):
+    if is_outside or has_bad_character or _DRIVE_PREFIX.match(name):
         raise DownloadError(f"Refused the unsafe file name {name!r}", hint=_UNTRUSTED_HINT)
     return path
 
 
 def check_free_space(directory: Path, num_bytes: int, name: str) -> None:
-    """Refuse a size that is larger than the free space of the directory's disk."""
+    """Raise if a size is larger than the free space of the directory's disk."""
     free = shutil.disk_usage(directory).free
     if num_bytes > free:
         raise DownloadError(
-            f"{name} needs {format_bytes(num_bytes)} of disk space, and {format_bytes(free)} are "
+            f"{name} needs {format_bytes(num_bytes)} of disk space, but {format_bytes(free)} are "
             f"free in {str(directory)!r}",
             hint="Free space or download to another disk; if the size looks wrong, do not trust "
             "this server.",
@@ -59,7 +59,7 @@ def check_free_space(directory: Path, num_bytes: int, name: str) -> None:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold a file or folder for this download alone; refuse if another one holds it."""
+    """Lock a file or directory for this download; raises if another download holds it."""
     if os.name != "posix":
         yield
         return
@@ -77,16 +77,16 @@ def _try_lock(descriptor: int, path: Path) -> bool:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who held it before may have renamed it: then this is not what the path means now.
+        # The previous holder may have renamed it: check that the path is still this file.
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except (BlockingIOError, FileNotFoundError):
         return False
 
 
 def fsync_path(path: Path) -> None:
-    """Push a file or folder to the disk, so that it outlives a power cut."""
+    """Flush a file or directory to disk, so that it survives a power failure."""
     if os.name != "posix" and path.is_dir():
-        return  # only POSIX lets a folder be opened
+        return  # only POSIX can open a directory
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,7 +95,7 @@ def fsync_path(path: Path) -> None:
 
 
 def recover_directory(destination: Path) -> None:
-    """Finish or undo a replacement that was interrupted half-way."""
+    """Finish or undo a replacement that was interrupted."""
     aside = _replaced_path(destination)
     if not aside.exists():
         return
@@ -106,7 +106,7 @@ def recover_directory(destination: Path) -> None:
 
 
 def publish_directory(staging: Path, destination: Path, *, replace: bool = False) -> None:
-    """Give a finished folder its final name; what it replaces is deleted last."""
+    """Rename a complete directory to its final name; the replaced one is deleted last."""
     for path in [*staging.rglob("*"), staging]:
         fsync_path(path)
     aside = _replaced_path(destination)
@@ -133,7 +133,7 @@ def extract_archive(
     progress: ProgressCallback = lambda *_: None,
     on_files: Callable[[int], None] = lambda _: None,
 ) -> Path:
-    """Unpack a tar, or one in gzip or zstd, into a new folder; progress counts the bytes read."""
+    """Extract a tar, tar.gz or tar.zst into a new directory; `progress` counts the bytes read."""
     if os.path.lexists(destination):
         raise InvalidInput(f"{str(destination)!r} exists already")
     staging = destination.with_name(f".{destination.name}.extract-{uuid4().hex[:8]}")
@@ -161,7 +161,7 @@ def extract_archive(
 
 
 class _BoundedReader:
-    """A stream that gives no more than its limit, so that no header can fill the memory."""
+    """A stream that raises beyond a limit, so that no header can exhaust memory."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
@@ -169,23 +169,23 @@ class _BoundedReader:
         self._limit_bytes = MAX_HEADER_BYTES
 
     def allow(self, num_bytes: int) -> None:
-        """Let this much more through, and a header."""
+        """Allow this many more bytes, plus a header."""
         self._limit_bytes = self._done_bytes + num_bytes + MAX_HEADER_BYTES
 
     def read(self, size: int) -> bytes:
-        """Read on, as file objects do."""
+        """Read bytes, like a file object."""
         try:
             block = self._source.read(size)
-        except Exception as error:  # each packer has errors of its own, some loaded late
+        except Exception as error:  # each decompressor raises its own types, some imported late
             raise tarfile.ReadError(str(error) or type(error).__name__) from error
         self._done_bytes += len(block)
         if self._done_bytes > self._limit_bytes:
-            raise tarfile.ReadError("there is too much between two files")
+            raise tarfile.ReadError("too many bytes between two files")
         return block
 
 
 class _StrictTarInfo(tarfile.TarInfo):
-    """A header that refuses the damage which tarfile takes for the end of the archive."""
+    """A header parser that raises for damage which tarfile takes for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -193,12 +193,12 @@ class _StrictTarInfo(tarfile.TarInfo):
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-                raise  # a block of zeros: the end, as it should be
-            raise tarfile.ReadError(f"{error} where a file should begin") from error
+                raise  # a block of zeros: the regular end
+            raise tarfile.ReadError(f"{error} instead of a file header") from error
 
 
 class _TarExtractor:
-    """One archive on its way into a fresh folder."""
+    """Extracts one archive into a new directory."""
 
     def __init__(self, root: Path, max_bytes: int, report: Callable[[int], None]) -> None:
         self._root = root.resolve()
@@ -208,30 +208,30 @@ class _TarExtractor:
         self._seen: set[PurePosixPath] = set()
 
     def run(self, raw: IO[bytes]) -> None:
-        """Unpack everything."""
-        meter = _BoundedReader(_open_decompressed(raw))
-        stream = cast(IO[bytes], meter)  # tarfile asks for nothing but read() in this mode
+        """Extract all members."""
+        reader = _BoundedReader(_open_decompressed(raw))
+        stream = cast(IO[bytes], reader)  # tarfile uses only read() in this mode
         with tarfile.open(None, "r|", stream, BLOCK_BYTES, tarinfo=_StrictTarInfo) as tar:
             for member in tar:
-                meter.allow(member.size)
-                self._unpack(tar, member)
-                meter.allow(0)
-        while meter.read(BLOCK_BYTES):
-            pass  # on to the very end, where gzip and zstd keep their checksums
+                reader.allow(member.size)
+                self._extract(tar, member)
+                reader.allow(0)
+        while reader.read(BLOCK_BYTES):
+            pass  # to the end, where gzip and zstd have their checksums
         self._report(len(self._seen))
         if not self._seen:
-            raise DownloadError("The archive holds no files")
+            raise DownloadError("The archive contains no files")
 
-    def _unpack(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _extract(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         if member.isdir() and not PurePosixPath(member.name).parts:
-            return  # "./", the folder itself
+            return  # "./", the root directory
         target = self._checked_target(member)
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.parent.resolve().is_relative_to(self._root):
-            raise DownloadError(f"Refused {member.name!r}: it leads out of its folder")
+            raise DownloadError(f"Refused {member.name!r}: it is outside the directory")
         source = cast(IO[bytes], tar.extractfile(member))
         with target.open("xb") as file:
             while block := source.read(BLOCK_BYTES):
@@ -242,7 +242,7 @@ class _TarExtractor:
         path = safe_relative_path(member.name)
         is_file = member.type in {tarfile.REGTYPE, tarfile.AREGTYPE} and not member.issparse()
         if not (is_file or member.isdir()) or member.size < 0:
-            reason = "it is neither a file nor a folder"
+            reason = "it is neither a file nor a directory"
             raise DownloadError(f"Refused {member.name!r}: {reason}", hint=_UNTRUSTED_HINT)
         if path in self._seen:
             raise DownloadError(
@@ -254,13 +254,13 @@ class _TarExtractor:
         if self._num_bytes > self._max_bytes or len(self._seen) > MAX_MEMBERS:
             raise DownloadError(
                 f"Refused an archive of more than {self._max_bytes} bytes or {MAX_MEMBERS} files",
-                hint="Raise max_bytes if you trust the place this came from.",
+                hint="Raise max_bytes if you trust the source of this file.",
             )
         return self._root / path
 
 
 def _open_decompressed(raw: IO[bytes]) -> IO[bytes]:
-    """The tar inside, whatever packs it."""
+    """Return a stream of the uncompressed tar."""
     magic = raw.read(4)
     raw.seek(0)
     if magic.startswith(b"\x1f\x8b"):
@@ -268,6 +268,6 @@ def _open_decompressed(raw: IO[bytes]) -> IO[bytes]:
     if magic == b"\x28\xb5\x2f\xfd":
         import zstandard  # noqa: PLC0415 - most archives do not need it
 
-        unpacker = zstandard.ZstdDecompressor()
-        return cast(IO[bytes], unpacker.stream_reader(raw, read_across_frames=True))
+        decompressor = zstandard.ZstdDecompressor()
+        return cast(IO[bytes], decompressor.stream_reader(raw, read_across_frames=True))
     return raw

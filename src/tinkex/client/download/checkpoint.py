@@ -1,4 +1,4 @@
-"""Fetching a checkpoint: its files by signed URLs, or an archive from an older server."""
+"""Download a checkpoint: single files by signed URLs, or an archive from older servers."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
 
 logger = get_logger(__name__)
 
-#: Answers of a server that offers archives instead of single files.
+#: Statuses of a server that offers archives instead of single files.
 FILES_UNSUPPORTED_STATUSES = frozenset({400, 404, 405, 422})
-#: How often, and how long apart, to ask for an archive that is still being built.
+#: Number and interval of requests for an archive that is still being built.
 MAX_ARCHIVE_REQUESTS = 7
 ARCHIVE_WAIT_SECONDS = 30.0
-#: The largest response that names the URL of an archive.
+#: Maximum size of the response that contains the URL of an archive.
 MAX_ARCHIVE_REPLY_BYTES = 2**20
-#: How long before their end URLs are signed anew.
+#: How long before their expiry URLs are renewed.
 URL_RENEWAL_MARGIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadOptions:
-    """How a checkpoint shall arrive."""
+    """Where and how to store a downloaded checkpoint."""
 
     destination: Path
     force: bool = False
-    """Replace what is there, once everything has arrived."""
+    """Replace an existing directory, once the download is complete."""
     progress: ProgressCallback | None = None
-    """Told how many bytes have arrived."""
+    """Called with the number of bytes received."""
     unpack_progress: ProgressCallback | None = None
-    """Told how many files came out of an archive."""
+    """Called with the number of files extracted from an archive."""
     identity: Path | None = None
-    """The file of secret keys that decrypts an encrypted checkpoint; None leaves it encrypted."""
+    """A file of secret keys that decrypts an encrypted checkpoint; None leaves it encrypted."""
 
 
 async def download_checkpoint(holder: Holder, path: TinkerPath, options: DownloadOptions) -> Path:
-    """Fetch a checkpoint into a folder, which appears when everything is there."""
+    """Download a checkpoint into a directory, which is created when it is complete."""
     destination = check_destination(options.destination, force=options.force)
     identities = _read_identities(options)
     await holder.ready()
@@ -77,29 +77,29 @@ async def download_checkpoint(holder: Holder, path: TinkerPath, options: Downloa
     except APIStatusError as error:
         if error.status not in FILES_UNSUPPORTED_STATUSES:
             raise
-        no_files = error
+        files_error = error
     else:
-        links = _SignedUrls(holder, ids, reply)
+        urls = _SignedUrls(holder, ids, reply)
         if identities:
-            return await _fetch_encrypted(links, destination, options, identities)
-        return await _fetch_files(links, destination, options)
+            return await _fetch_encrypted(urls, destination, options, identities)
+        return await _fetch_files(urls, destination, options)
     try:
         url = await _archive_url(holder, ids)
     except APIStatusError as error:
-        # Neither form exists: the first answer says why better than the second.
-        raise (no_files if error.status in FILES_UNSUPPORTED_STATUSES else error) from error
+        # Neither form exists: the first error is more specific.
+        raise (files_error if error.status in FILES_UNSUPPORTED_STATUSES else error) from error
     return await _fetch_archive(holder, url, destination, options)
 
 
 def _read_identities(options: DownloadOptions) -> list[Any]:
-    """The secret keys, read before anything is fetched."""
+    """Read the secret keys."""
     return [] if options.identity is None else read_identities(options.identity)
 
 
 async def download_archive(holder: Holder, path: TinkerPath, options: DownloadOptions) -> Path:
-    """Fetch a checkpoint as the server packs it, into one file."""
+    """Download a checkpoint as one archive file."""
     if options.identity is not None:
-        raise InvalidInput("an archive is kept as it is: an identity decrypts unpacked files only")
+        raise InvalidInput("identity decrypts extracted files only; it cannot decrypt an archive")
     if os.path.lexists(options.destination) and not options.force:
         raise InvalidInput(f"{str(options.destination)!r} exists already")
     await holder.ready()
@@ -121,7 +121,7 @@ def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
 
 
 class _SignedUrls:
-    """The URLs of a checkpoint's files, signed anew before they end."""
+    """The signed URLs of a checkpoint's files, renewed before they expire."""
 
     def __init__(
         self, holder: Holder, ids: Mapping[str, str], reply: ExternalWeightsUrlsResponse
@@ -133,18 +133,18 @@ class _SignedUrls:
 
     def _update(self, reply: ExternalWeightsUrlsResponse) -> None:
         self._reply = reply
-        # Counted from now on, because the wall clock may jump while files arrive.
+        # On the monotonic clock: the wall clock may jump during the download.
         seconds = _as_utc(reply.expires).timestamp() - clock.wall_now() - URL_RENEWAL_MARGIN_SECONDS
         self._renew_at = clock.elapsed() + seconds
 
     @property
     def max_unsized_bytes(self) -> int:
-        """The client's limit on files of undeclared size."""
+        """The client's limit for files of undeclared size."""
         return self._holder.config.max_unsized_download_bytes
 
     @property
     def names(self) -> list[str]:
-        """The files."""
+        """The names of the files."""
         return list(self._reply.urls)
 
     @asynccontextmanager
@@ -161,7 +161,7 @@ class _SignedUrls:
                     await self._holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=self._ids)
                 )
         if name not in self._reply.urls:
-            raise DownloadError(f"The server does not offer {name!r} any more")
+            raise DownloadError(f"The server no longer offers {name!r}")
         return self._reply.urls[name]
 
 
@@ -186,16 +186,16 @@ async def _fetch_files(urls: _SignedUrls, destination: Path, options: DownloadOp
 async def _fetch_encrypted(
     urls: _SignedUrls, destination: Path, options: DownloadOptions, identities: list[Any]
 ) -> Path:
-    """Fetch encrypted files into a hidden folder, decrypt and verify them, then rename it."""
+    """Download encrypted files into a hidden directory, decrypt and verify them, then rename it."""
     if not any(name.endswith(ENCRYPTED_SUFFIX) for name in urls.names):
-        raise InvalidInput("an identity was given, and the checkpoint has no encrypted file")
+        raise InvalidInput("an identity was given, but the checkpoint is not encrypted")
     encrypted = destination.with_name(f".{destination.name}.encrypted")
     await _fetch_files(urls, encrypted, replace(options, force=True))
     try:
         await asyncio.to_thread(_decrypt, encrypted, identities)
         await asyncio.to_thread(publish_directory, encrypted, destination, replace=options.force)
     except OSError as error:
-        text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
+        text = f"Cannot write {str(destination)!r}: {error.strerror or error}"
         raise DownloadError(text) from error
     finally:
         await asyncio.to_thread(shutil.rmtree, encrypted, ignore_errors=True)
@@ -206,7 +206,7 @@ def _decrypt(folder: Path, identities: list[Any]) -> None:
     try:
         decrypt_directory(folder, identities)
     except CheckpointError as error:
-        text = f"The checkpoint could not be decrypted: {error.message}"
+        text = f"Cannot decrypt the checkpoint: {error.message}"
         raise DownloadError(text, hint=error.hint) from error
 
 
@@ -216,14 +216,14 @@ def _decrypt(folder: Path, identities: list[Any]) -> None:
 async def _fetch_archive(
     holder: Holder, url: str, destination: Path, options: DownloadOptions
 ) -> Path:
-    """Fetch, unpack and check where nobody looks; one download at a time for each place."""
+    """Download, extract and verify in a staging directory, locked against other downloads."""
     staging = staging_path(destination)
     try:
         staging.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(staging):
             await _download_and_unpack(holder, url, destination, options)
     except OSError as error:
-        text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
+        text = f"Cannot write {str(destination)!r}: {error.strerror or error}"
         raise DownloadError(text) from error
     return destination
 
@@ -241,14 +241,14 @@ async def _download_and_unpack(
             progress=options.progress,
             max_unsized_bytes=holder.config.max_unsized_download_bytes,
         )
-        # Left behind by a process that died between unpacking and renaming.
+        # Left behind by a process that was killed between extracting and renaming.
         await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
         await _unpack(archive, fresh, options.unpack_progress or (lambda *_: None))
         await asyncio.to_thread(_verify_manifest, fresh)
         if identities := _read_identities(options):
             await asyncio.to_thread(_decrypt, fresh, identities)
         await asyncio.to_thread(publish_directory, fresh, destination, replace=options.force)
-        # Also parts of single files, if an earlier try was of that kind.
+        # Includes partial files of an earlier attempt to download single files.
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
     finally:
         with suppress(FileNotFoundError):
@@ -258,30 +258,31 @@ async def _download_and_unpack(
 
 
 async def _unpack(archive: Path, fresh: Path, report: ProgressCallback) -> None:
-    """Unpack in a thread that ends soon when this is cancelled: it may be gigabytes."""
-    is_stopped = threading.Event()
+    """Extract in a thread that stops soon after a cancellation: archives have gigabytes."""
+    is_cancelled = threading.Event()
     num_files = 0
 
-    def tell(done: int) -> None:
+    def on_files(done: int) -> None:
         nonlocal num_files
-        if is_stopped.is_set():
-            raise DownloadError("Unpacking was stopped")
+        if is_cancelled.is_set():
+            raise DownloadError("The extraction was cancelled")
         num_files = done
         report(done, None)
 
-    unpacking = asyncio.to_thread(extract_archive, archive, fresh, on_files=tell)
-    work = asyncio.ensure_future(unpacking)
+    work = asyncio.ensure_future(
+        asyncio.to_thread(extract_archive, archive, fresh, on_files=on_files)
+    )
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        is_stopped.set()
+        is_cancelled.set()
         await asyncio.gather(work, return_exceptions=True)
         raise
     report(num_files, num_files)
 
 
 def _verify_manifest(folder: Path) -> None:
-    """Check files against the list that came with them, if there is one."""
+    """Check files against their manifest, if there is one."""
     try:
         read_manifest(folder)
     except CheckpointError:
@@ -289,16 +290,16 @@ def _verify_manifest(folder: Path) -> None:
     try:
         check_manifest(folder)
     except CheckpointError as error:
-        raise DownloadError(f"The archive is not what was packed: {error.message}") from error
+        raise DownloadError(f"The archive does not match its manifest: {error.message}") from error
 
 
 def _remove_if_empty(staging: Path) -> None:
-    with suppress(OSError):  # parts are in it, for the next try
+    with suppress(OSError):  # it contains partial files for the next attempt
         staging.rmdir()
 
 
 async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
-    """Where the archive is: in a JSON answer, behind a redirect, or the endpoint itself."""
+    """Return the archive's URL: from a JSON response, or the (redirecting) endpoint itself."""
     url = holder.config.base_url + CHECKPOINT_ARCHIVE.url_path(**ids)
     for attempt in range(1, MAX_ARCHIVE_REQUESTS + 1):
         headers = await holder.transport.headers_for(url)
@@ -309,9 +310,9 @@ async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
             if stream.status != 503 or attempt == MAX_ARCHIVE_REQUESTS:
                 raise error
             wait = parse_retry_after(stream.headers) or ARCHIVE_WAIT_SECONDS
-        logger.info("The archive is being built; asking again in %.0f s", wait)
+        logger.info("The archive is being built; retrying in %.0f s", wait)
         await asyncio.sleep(wait)
-    raise AssertionError("unreachable: the last try returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 async def _parse_archive_url(holder: Holder, stream: HttpStream) -> str | None:
@@ -325,7 +326,7 @@ async def _parse_archive_url(holder: Holder, stream: HttpStream) -> str | None:
 def _authenticated_fetch(
     holder: Holder,
 ) -> Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[HttpStream]]:
-    """A GET that carries the credential to our server, and to nobody else."""
+    """Return a GET function that sends the credential to this client's server only."""
     timeout = holder.config.timeout_seconds
 
     def fetch(url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[HttpStream]:

@@ -1,4 +1,4 @@
-"""Downloads: streamed, resumed after a break, checked, and visible only when complete."""
+"""Download files and directories: resumable, verified, visible only when complete."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ async def download_file(  # noqa: PLR0913 - each of these is for the caller to d
     sleep: Sleep = asyncio.sleep,
     max_unsized_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES,
 ) -> Path:
-    """Fetch one file, resuming an earlier attempt; it gets its name when complete.
+    """Download one file, resuming an earlier attempt; it gets its final name when complete.
 
-    `retries` counts consecutive failures without progress. `max_unsized_bytes` limits a file whose
-    size is not declared by the response or the caller.
+    `retries` limits consecutive failures without progress. `max_unsized_bytes` limits a file whose
+    size is declared neither by the response nor by the caller.
     """
     destination = Path(destination)
     if destination.is_dir():
-        raise InvalidInput(f"{str(destination)!r} is a folder, not a place for a file")
+        raise InvalidInput(f"{str(destination)!r} is a directory, not a file")
     part = PartialFile(destination, FileDigest(num_bytes=expected_bytes, sha256=expected_sha256))
     budget = DiskBudget(max_unsized_bytes)
     transfer = FileTransfer(fetch, url, part, progress or (lambda *_: None), budget)
@@ -78,10 +78,10 @@ async def download_directory(  # noqa: PLR0913 - each of these is for the caller
     sleep: Sleep = asyncio.sleep,
     max_unsized_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES,
 ) -> Path:
-    """Fetch files (path -> URL) into a new folder, which appears when all of them are there.
+    """Download files (path -> URL) into a new directory, which is created when all are complete.
 
-    After a failure the parts stay in `.<name>.partial`, and the next call resumes them.
-    `max_unsized_bytes` limits the files of undeclared size, counted together.
+    After a failure the partial files stay in `.<name>.partial`, and the next call resumes them.
+    `max_unsized_bytes` limits the total size of files of undeclared size.
     """
     if concurrency < 1:
         raise InvalidInput(f"concurrency must be at least 1, got {concurrency}")
@@ -91,7 +91,7 @@ async def download_directory(  # noqa: PLR0913 - each of these is for the caller
     sizes, digests = sizes or {}, digests or {}
     expected = {n: FileDigest(num_bytes=sizes.get(n), sha256=digests.get(n)) for n in files}
     report = partial(_report_total_progress, expected, {}, progress or (lambda *_: None))
-    gate = asyncio.Semaphore(concurrency)
+    semaphore = asyncio.Semaphore(concurrency)
     budget = DiskBudget(max_unsized_bytes)
 
     async def fetch_one(name: str) -> None:
@@ -100,7 +100,7 @@ async def download_directory(  # noqa: PLR0913 - each of these is for the caller
         transfer = FileTransfer(
             fetch, files[name], part, partial(report, name), budget, max_bytes=max_bytes
         )
-        async with gate:
+        async with semaphore:
             await transfer.complete(part.sync, retries, sleep)
 
     await run_disk_call(staging, partial(staging.mkdir, parents=True, exist_ok=True))
@@ -117,47 +117,49 @@ async def download_directory(  # noqa: PLR0913 - each of these is for the caller
 
 def _check_names(files: Mapping[str, str]) -> None:
     if not files:
-        raise InvalidInput(f"There is nothing to download in {files!r}")
+        raise InvalidInput(f"No files to download: {files!r}")
     if len(files) > MAX_MEMBERS:
-        raise DownloadError(f"The server lists {len(files):,} files, at most {MAX_MEMBERS:,}")
+        raise DownloadError(
+            f"The server lists {len(files):,} files; at most {MAX_MEMBERS:,} are accepted"
+        )
     paths = {name: safe_relative_path(name) for name in files}
     for name, path in paths.items():
         is_temporary = name.endswith((PART_SUFFIX, INFO_SUFFIX))
         is_below_file = any(str(up) in files for up in path.parents)
         if is_temporary or is_below_file or str(path) != name:
-            raise DownloadError(f"Refused the file name {name!r}: it would clash with another")
+            raise DownloadError(f"Refused the file name {name!r}: it conflicts with another file")
 
 
 def staging_path(destination: Path) -> Path:
-    """Where a folder is kept until it is complete."""
+    """Return the path of an incomplete directory."""
     return destination.with_name(f".{destination.name}.partial")
 
 
 def check_destination(destination: Path, *, force: bool) -> Path:
-    """The place for a folder, if it may be written; an interrupted replacement is undone first."""
+    """Check that a directory can be created here, after undoing an interrupted replacement."""
     if destination.name in {"", ".."}:
         destination = destination.resolve()
     recover_directory(destination)
     if not os.path.lexists(destination):
         return destination
     if not force:
-        hint = "With force it is replaced, once everything has arrived."
+        hint = "With force it is replaced once the download is complete."
         raise InvalidInput(f"{str(destination)!r} exists already", hint=hint)
     if destination.is_symlink() or not destination.is_dir() or not destination.name:
-        raise InvalidInput(f"{str(destination)!r} is not a folder that can be replaced")
+        raise InvalidInput(f"{str(destination)!r} is not a directory that can be replaced")
     return destination
 
 
 def _remove_stale_files(staging: Path, names: Mapping[str, str]) -> None:
-    """Of what an earlier call has left, keep the parts of these files and nothing else."""
+    """Delete everything from an earlier call except the partial files of these names."""
     parts = {name + suffix for name in names for suffix in (PART_SUFFIX, INFO_SUFFIX)}
     for path in sorted(staging.rglob("*"), reverse=True):
         name = path.relative_to(staging).as_posix()
         if path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # not empty, so something in it is kept
+            with suppress(OSError):  # not empty
                 path.rmdir()
         elif name in names:
-            # Complete, but its folder was not; the notes still tell whether it is up to date.
+            # A complete file of an incomplete directory; its resume info is still valid.
             path.replace(path.with_name(path.name + PART_SUFFIX))
         elif name not in parts:
             path.unlink()
@@ -166,7 +168,7 @@ def _remove_stale_files(staging: Path, names: Mapping[str, str]) -> None:
 def _publish_parts(
     staging: Path, names: Mapping[str, str], destination: Path, replace: bool
 ) -> None:
-    """Turn a folder of complete parts into the destination."""
+    """Rename complete partial files and publish their directory."""
     for name in names:
         (staging / (name + PART_SUFFIX)).replace(staging / name)
     for name in names:
@@ -179,28 +181,28 @@ class _ManifestFiles(msgspec.Struct, frozen=True):
 
 
 def _apply_manifest(path: Path, expected: dict[str, FileDigest]) -> None:
-    """Expect what the manifest says; it must not contradict what was known."""
+    """Add sizes and digests of the manifest; raises if they contradict known ones."""
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=_ManifestFiles)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        logger.warning("%s is not a list of files; nothing is checked against it", MANIFEST_NAME)
+        logger.warning("%s is not a valid manifest; files are not verified", MANIFEST_NAME)
         return
-    for name, told in manifest.files.items():
+    for name, listed in manifest.files.items():
         if name not in expected:
             raise DownloadError(f"{MANIFEST_NAME} lists {name!r}, which the server does not offer")
         known = expected[name]
-        if not known.is_consistent_with(told):
+        if not known.is_consistent_with(listed):
             raise DownloadError(
-                f"{MANIFEST_NAME} and the server disagree: {name!r} is {told}, {known}"
+                f"{MANIFEST_NAME} and the server disagree: {name!r} is {listed}, {known}"
             )
         expected[name] = FileDigest(
-            num_bytes=known.num_bytes if told.num_bytes is None else told.num_bytes,
-            sha256=told.sha256 or known.sha256,
+            num_bytes=known.num_bytes if listed.num_bytes is None else listed.num_bytes,
+            sha256=listed.sha256 or known.sha256,
         )
 
 
 def _check_declared_sizes(staging: Path, expected: Mapping[str, FileDigest]) -> None:
-    """Refuse declared sizes that are more than the disk can hold, before any file is fetched."""
+    """Raise if the declared sizes exceed the free disk space, before any file is downloaded."""
     num_bytes = sum(row.num_bytes or 0 for row in expected.values())
     parts = (staging / (name + PART_SUFFIX) for name in expected)
     num_bytes -= sum(part.stat().st_size for part in parts if part.is_file())
@@ -215,7 +217,7 @@ def _report_total_progress(
     done: int,
     total: int | None,
 ) -> None:
-    """Turn one file's progress into that of all files."""
+    """Report the progress of all files after a change of one."""
     seen[name] = (done, total)
     totals = [seen[n][1] if n in seen else row.num_bytes for n, row in expected.items()]
     known = [total for total in totals if total is not None]
@@ -224,12 +226,12 @@ def _report_total_progress(
 
 
 async def _run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    failed: Exception | None = None
+    first_error: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            for job in coroutines:
-                group.create_task(job)
-    except ExceptionGroup as failures:
-        failed = failures.exceptions[0]
-    if failed is not None:
-        raise failed
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except ExceptionGroup as errors:
+        first_error = errors.exceptions[0]
+    if first_error is not None:
+        raise first_error

@@ -1,4 +1,4 @@
-"""A file that is being downloaded: the bytes so far, and what is needed to resume."""
+"""A partially downloaded file with its resume information, and the disk budget of a download."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tinkex.units import format_bytes
 
 #: Suffixes of the incomplete file and of its resume information.
 PART_SUFFIX, INFO_SUFFIX = ".part", ".part.json"
-#: A size in bytes; no file has more digits, and Python refuses to read thousands of them.
+#: A size in bytes, with a bounded number of digits.
 _SIZE_PATTERN = re.compile(r"[0-9]{1,18}")
 
 
 class FileDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a file before it is fetched; also an entry of a manifest."""
+    """Known size and digest of a file before its download; also an entry of a manifest."""
 
     num_bytes: int | None = msgspec.field(default=None, name="size")
     sha256: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_bytes is not None and not 0 <= self.num_bytes < 2**63:
-            raise InvalidInput(f"A file cannot have {self.num_bytes} bytes")
+            raise InvalidInput(f"Invalid file size: {self.num_bytes} bytes")
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.sha256):
-            raise InvalidInput(f"A sha256 digest has 64 hexadecimal digits, got {self.sha256!r}")
+            raise InvalidInput(f"sha256 must have 64 hexadecimal digits, got {self.sha256!r}")
 
     def is_consistent_with(self, other: FileDigest) -> bool:
-        """True unless both know something and it is not the same."""
+        """True unless a size or digest is known to both and differs."""
         mine, theirs = (row.sha256 and row.sha256.lower() for row in (self, other))
         return _is_compatible(self.num_bytes, other.num_bytes) and _is_compatible(mine, theirs)
 
@@ -54,7 +54,7 @@ class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def validator(self) -> str | None:
-        """What If-Range may carry: a strong etag, else the date."""
+        """The value for If-Range: a strong etag, else the date."""
         is_strong = self.etag is not None and not self.etag.startswith("W/")
         return self.etag if is_strong else self.last_modified
 
@@ -62,7 +62,7 @@ class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
     def from_headers(cls, headers: Mapping[str, str]) -> ResumeInfo:
         """Read the headers of a response with status 200."""
         if headers.get("content-encoding", "identity") != "identity":
-            return cls()  # lengths and ranges would count other bytes than the ones we see
+            return cls()  # lengths and ranges would refer to the encoded bytes
         length = headers.get("content-length", "")
         return cls(
             etag=headers.get("etag"),
@@ -135,7 +135,7 @@ class PartialFile:
         return self.expected.num_bytes if declared is None else declared
 
     def resume_headers(self) -> dict[str, str]:
-        """Headers that ask for the remaining bytes, if another file would be noticed."""
+        """Return headers that request the remaining bytes, if a changed file would be detected."""
         validator = self.info.validator
         if not self.num_bytes or (validator is None and self.expected.sha256 is None):
             return {}
@@ -176,7 +176,7 @@ class DiskBudget:
         self._unsized_bytes: dict[Path, int] = {}
 
     def reserve(self, part: PartialFile) -> None:
-        """Count the bytes that a file still needs; refuse a declared size the disk cannot hold."""
+        """Reserve the missing bytes of a file; raises if they exceed the free disk space."""
         self.release(part)
         if part.total_bytes is None:
             self._unsized_bytes[part.path] = part.num_bytes
@@ -186,7 +186,7 @@ class DiskBudget:
         check_free_space(part.path.parent, sum(self._missing_bytes.values()), part.final.name)
 
     def admit(self, part: PartialFile, num_bytes: int) -> None:
-        """Count a block that is about to be written; refuse it beyond the limits."""
+        """Count a block that is about to be written; raises beyond the limits."""
         after = part.num_bytes + num_bytes
         if part.total_bytes is not None:
             self._missing_bytes[part.path] = max(0, part.total_bytes - after)
@@ -196,7 +196,7 @@ class DiskBudget:
         if received > self._max_unsized_bytes:
             raise DownloadError(
                 f"Stopped {part.final.name}: {received:,} bytes arrived without a declared size, "
-                f"and at most {self._max_unsized_bytes:,} are accepted",
+                f"but at most {self._max_unsized_bytes:,} are accepted",
                 hint="If you trust this server, raise max_unsized_download_bytes "
                 "(TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES) and download again.",
             )
@@ -204,10 +204,10 @@ class DiskBudget:
         if disk.free - num_bytes < min(MAX_RESERVE_BYTES, RESERVE_SHARE * disk.total):
             raise DownloadError(
                 f"Stopped {part.final.name}: {received:,} bytes arrived without a declared size, "
-                f"and only {format_bytes(disk.free)} are free in {str(part.path.parent)!r}",
+                f"but only {format_bytes(disk.free)} are free in {str(part.path.parent)!r}",
                 hint="Free space or download to another disk, if you trust this server.",
             )
 
     def release(self, part: PartialFile) -> None:
-        """Forget the missing bytes of a file that is complete or given up."""
+        """Release the missing bytes of a file that is complete or abandoned."""
         self._missing_bytes.pop(part.path, None)

@@ -1,4 +1,4 @@
-"""The transfer of one file: requests with resume and retries, until the file is complete."""
+"""Transfer one file: requests with resume and retries until the file is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Sleep = Callable[[float], Awaitable[object]]
 
 
 class ResponseStream(Protocol):
-    """An answer whose body has not been read yet; header names are in lower case."""
+    """A response whose body has not been read yet; header names are in lower case."""
 
     @property
     def status(self) -> int: ...
@@ -32,12 +32,12 @@ class ResponseStream(Protocol):
     def chunks(self) -> AsyncIterator[bytes | bytearray | memoryview]: ...
 
 
-#: GETs a URL with headers. When a line breaks: a retryable TinkexError, an OSError or an EOFError.
+#: GETs a URL. Raises a retryable TinkexError, OSError or EOFError if the connection is lost.
 Fetch = Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[ResponseStream]]
 
 
 class _TransferInterrupted(DownloadError):
-    """This attempt failed; the next may not."""
+    """A failed attempt that may be retried."""
 
     verdict = FailureClass(is_user_error=False, is_retryable=True)
     retry_after_seconds: float | None = None
@@ -49,7 +49,7 @@ async def run_disk_call(path: Path, call: Callable[..., None], *args: object) ->
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        # A thread cannot be stopped, and the file must stay open until it is done.
+        # A thread cannot be cancelled, and the file must stay open until it ends.
         await asyncio.gather(work, return_exceptions=True)
         raise
     except OSError as error:
@@ -58,7 +58,7 @@ async def run_disk_call(path: Path, call: Callable[..., None], *args: object) ->
 
 
 class FileTransfer:
-    """Downloads one URL into a partial file, and resumes after a broken connection."""
+    """Downloads one URL into a partial file and resumes after a lost connection."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class FileTransfer:
         self._was_resumed = False
 
     async def complete(self, finish: Callable[[], None], retries: int, sleep: Sleep) -> None:
-        """Fetch until the part is complete and checked, then finish it; or give up."""
+        """Download and verify the file, then call `finish`; raises if retries run out."""
         try:
             await run_disk_call(self._part.path, self._part.open)
             if not self._is_complete():
@@ -103,11 +103,11 @@ class FileTransfer:
                 failures += 1
                 if failures > retries:
                     raise self._final_error(error) from error
-                told = getattr(error, "retry_after_seconds", None) or 0.0
-            await sleep(max(told, backoff(_BACKOFF_POLICY, failures, random.random())))
+                retry_after = getattr(error, "retry_after_seconds", None) or 0.0
+            await sleep(max(retry_after, backoff(_BACKOFF_POLICY, failures, random.random())))
 
     def _is_complete(self) -> bool:
-        """True if what an earlier try left needs no question to the server."""
+        """True if an earlier attempt completed the file, so that no request is needed."""
         part, expected = self._part, self._part.expected
         if expected.sha256 is None or expected.num_bytes != part.num_bytes:
             return False
@@ -115,10 +115,10 @@ class FileTransfer:
         return part.has_expected_digest
 
     async def _attempt(self) -> None:
-        asked = self._part.resume_headers()
-        headers = {"accept-encoding": "identity"} | asked
+        resume_headers = self._part.resume_headers()
+        headers = {"accept-encoding": "identity"} | resume_headers
         async with self._fetch(self._url, headers) as response:
-            has_body = await self._start_body(response, is_resuming=bool(asked))
+            has_body = await self._start_body(response, is_resuming=bool(resume_headers))
             self._check_max(max(self._part.num_bytes, self._part.total_bytes or 0))
             self._budget.reserve(self._part)
             self._report(self._part.num_bytes, self._part.total_bytes)
@@ -127,7 +127,7 @@ class FileTransfer:
         await self._check_complete()
 
     async def _start_body(self, response: ResponseStream, *, is_resuming: bool) -> bool:
-        """Judge the answer and get the part ready; False if the part is complete already."""
+        """Check the response and prepare the file; False if the file is already complete."""
         part, headers = self._part, response.headers
         if response.status == 200:
             self._check_declared_size(ResumeInfo.from_headers(headers).num_bytes)
@@ -139,10 +139,10 @@ class FileTransfer:
         self._was_resumed = True
         start, total = _content_range(headers.get("content-range", ""))
         if response.status == 416:
-            fits = part.num_bytes == (part.total_bytes if total is None else total)
+            is_same = part.num_bytes == (part.total_bytes if total is None else total)
         else:
-            fits = start == part.num_bytes and part.info.is_same_file(headers, total)
-        if not fits:
+            is_same = start == part.num_bytes and part.info.is_same_file(headers, total)
+        if not is_same:
             await self._restart(ResumeInfo())
             raise _TransferInterrupted("the file on the server has changed")
         self._check_declared_size(total)
@@ -159,10 +159,9 @@ class FileTransfer:
     def _check_max(self, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise DownloadError(
-                f"{self._part.final.name} has at least {num_bytes:,} bytes, and at most "
+                f"{self._part.final.name} has at least {num_bytes:,} bytes; at most "
                 f"{self._max_bytes:,} are accepted",
-                hint="No checkpoint needs a file of this name to be larger: do not trust this "
-                "server.",
+                hint="No checkpoint needs a larger file of this name: do not trust this server.",
             )
 
     def _status_error(self, response: ResponseStream) -> DownloadError:
@@ -171,9 +170,9 @@ class FileTransfer:
             response.status, should_retry=parse_should_retry(response.headers)
         )
         if verdict.is_retryable:
-            broken = _TransferInterrupted(text)
-            broken.retry_after_seconds = parse_retry_after(response.headers)
-            return broken
+            interrupted = _TransferInterrupted(text)
+            interrupted.retry_after_seconds = parse_retry_after(response.headers)
+            return interrupted
         error = DownloadError(f"Cannot download {self._part.final.name}: {text}")
         error.status, error.verdict = response.status, verdict
         return error
@@ -187,7 +186,7 @@ class FileTransfer:
                     full, buffer = buffer, bytearray()
                     await self._append(full)
         finally:
-            # Also when the line broke: what has arrived need not be sent again.
+            # Also after a lost connection: received bytes need not be sent again.
             if buffer:
                 await self._append(buffer)
 
@@ -196,12 +195,12 @@ class FileTransfer:
         total = part.total_bytes
         if total is not None and part.num_bytes + len(block) > total:
             await self._restart(ResumeInfo())
-            raise _TransferInterrupted(f"more than the announced {total} bytes arrived")
+            raise _TransferInterrupted(f"the server sent more than the declared {total} bytes")
         try:
             self._check_max(part.num_bytes + len(block))
             self._budget.admit(part, len(block))
         except DownloadError:
-            # Keep nothing: an endless response must not leave its bytes on the disk.
+            # Discard the bytes: an endless response must not fill the disk.
             await self._restart(ResumeInfo())
             raise
         await run_disk_call(part.path, part.append, block)
@@ -210,13 +209,13 @@ class FileTransfer:
     async def _check_complete(self) -> None:
         part = self._part
         if part.total_bytes is not None and part.num_bytes < part.total_bytes:
-            raise _TransferInterrupted("the line went dead")
+            raise _TransferInterrupted("the connection was closed early")
         if part.has_expected_digest:
             return
         await self._restart(ResumeInfo())
         if self._was_resumed:
-            # The pieces may be of different files; a fresh copy will tell.
-            raise _TransferInterrupted("the pieces do not fit together")
+            # The file may have changed between attempts; download it again from the start.
+            raise _TransferInterrupted("the resumed file has the wrong digest")
         raise DownloadError(f"{part.final.name} does not have the sha256 {part.expected.sha256}")
 
     def _final_error(self, error: Exception) -> DownloadError:
@@ -229,7 +228,7 @@ class FileTransfer:
 
 
 def _content_range(text: str) -> tuple[int | None, int | None]:
-    """The start and the total of a Content-Range header, None where it does not say."""
+    """Parse start and total of a Content-Range header; None where missing."""
     match = _CONTENT_RANGE.fullmatch(text.strip())
     start, total = match.groups() if match else (None, "*")
     return int(start) if start else None, None if total == "*" else int(total)

@@ -208,7 +208,7 @@ def test_a_place_that_cannot_be_written_is_said(
     (place / "file").write_text("in the way")
     failed = tinkex("checkpoint", "download", seeded.training, "-o", str(place / "file"))
     assert failed.exit_code == 1
-    assert "could not be put in place: Not a directory" in failed.err
+    assert "file': Not a directory" in failed.err
 
 
 # --- what is there already -------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_link_is_not_replaced(seeded: SeededServer, tinkex: RunCli, place: Pat
     folder_of(place, seeded.training).symlink_to(place.parent / "elsewhere")
     failed = tinkex("checkpoint", "download", seeded.training, "-o", str(place), "--force")
     assert failed.exit_code == 1
-    assert "not a folder that can be replaced" in failed.err
+    assert "not a directory that can be replaced" in failed.err
 
 
 @pytest.mark.parametrize("kind", ["files", "archive"])

@@ -183,9 +183,9 @@ def test_an_identity_that_does_not_fit_leaves_nothing(
     with pytest.raises(DownloadError, match=r"could not be decrypted: '.*\.age' cannot") as caught:
         rest.download_checkpoint(exported["locked"], tmp_path / "out", identity=stranger).result()
     assert "one of the recipients" in (caught.value.hint or "")
-    with pytest.raises(InvalidInput, match="has no encrypted file"):
+    with pytest.raises(InvalidInput, match="the checkpoint is not encrypted"):
         rest.download_checkpoint(exported["plain"], tmp_path / "out", identity=stranger).result()
-    with pytest.raises(InvalidInput, match="an archive is kept as it is"):
+    with pytest.raises(InvalidInput, match="cannot decrypt an archive"):
         rest.download_checkpoint(
             exported["locked"], tmp_path / "out", identity=stranger, extract=False
         ).result()

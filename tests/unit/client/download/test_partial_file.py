@@ -1,4 +1,4 @@
-"""Partial files: expected digests, resume information, and what stays on disk."""
+"""Partial files: expected digests, resume information, files left on disk."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tinkex.errors import InvalidInput
 
 
 @pytest.mark.parametrize("digest", ["", "abc", "g" * 64, "0" * 63])
-def test_a_digest_has_a_shape(digest: str) -> None:
+def test_invalid_digest_is_rejected(digest: str) -> None:
     with pytest.raises(InvalidInput, match=repr(digest)):
         FileDigest(sha256=digest)
     with pytest.raises(InvalidInput, match="-1"):
         FileDigest(num_bytes=-1)
-    with pytest.raises(InvalidInput, match="A file cannot have"):
+    with pytest.raises(InvalidInput, match="Invalid file size"):
         FileDigest(num_bytes=10**400)
 
 
@@ -30,7 +30,7 @@ def test_a_digest_has_a_shape(digest: str) -> None:
         (FileDigest(sha256="a" * 64), FileDigest(sha256="b" * 64), False),
     ],
 )
-def test_agreement(one: FileDigest, other: FileDigest, agrees: bool) -> None:
+def test_digest_consistency(one: FileDigest, other: FileDigest, agrees: bool) -> None:
     assert one.is_consistent_with(other) is other.is_consistent_with(one) is agrees
 
 
@@ -47,12 +47,14 @@ def test_agreement(one: FileDigest, other: FileDigest, agrees: bool) -> None:
         ({}, None, None),
     ],
 )
-def test_resume_info(headers: dict[str, str], validator: str | None, num_bytes: int | None) -> None:
+def test_resume_info_from_headers(
+    headers: dict[str, str], validator: str | None, num_bytes: int | None
+) -> None:
     info = ResumeInfo.from_headers(headers)
     assert (info.validator, info.num_bytes) == (validator, num_bytes)
 
 
-def test_an_empty_partial_file_is_deleted(tmp_path: Path) -> None:
+def test_empty_partial_file_is_deleted(tmp_path: Path) -> None:
     part = PartialFile(tmp_path / "sub" / "x", FileDigest())
     part.open()
     part.restart(ResumeInfo(etag='"a"'))

@@ -1,4 +1,4 @@
-"""Archives: unpacked whole or not at all, and never outside their folder."""
+"""Archive extraction: atomic, and never outside its directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILES = {
 
 
 class Disk(NamedTuple):
-    """What `shutil.disk_usage` returns, as far as it is read."""
+    """The part of `shutil.disk_usage` that is used."""
 
     total: int
     free: int
@@ -84,7 +84,7 @@ def zstd_frames(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [same, gzip.compress, zstandard.compress, zstd_frames])
-def test_unpacks(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_extract_archive(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     seen: list[tuple[int, int | None]] = []
     data = pack(plain_tar())
     out = unpack(tmp_path, data, progress=lambda done, total: seen.append((done, total)))
@@ -95,7 +95,7 @@ def test_unpacks(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.tar", "out"}
 
 
-def test_files_are_counted_as_they_come_out(tmp_path: Path) -> None:
+def test_extracted_files_are_counted(tmp_path: Path) -> None:
     counts: list[int] = []
     unpack(tmp_path, plain_tar(), told_files=counts.append)
     assert counts == sorted(counts)
@@ -103,7 +103,7 @@ def test_files_are_counted_as_they_come_out(tmp_path: Path) -> None:
     assert counts[-1] == len(FILES)
 
 
-def test_folders_and_a_leading_dot(tmp_path: Path) -> None:
+def test_directories_and_leading_dot(tmp_path: Path) -> None:
     folder = {"type": tarfile.DIRTYPE}
     data = make_tar(
         member("./", **folder),
@@ -120,20 +120,20 @@ def test_folders_and_a_leading_dot(tmp_path: Path) -> None:
     "name",
     ["/etc/passwd", "../up", "a/../../up", "..", "C:/x", "c:x", "a\\..\\b", "a\nb", "//x", "a\x7f"],
 )
-def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
+def test_unsafe_names_are_rejected(tmp_path: Path, name: str) -> None:
     data = make_tar(member("fine", b"x"), member(name, b"x"))
     error = assert_refused(tmp_path, data, "unsafe file name")
     assert repr(name) in error.message
 
 
 @pytest.mark.parametrize("name", ["", ".", "./", "a\0b", "/", "a/..", "..\\x"])
-def test_unsafe_paths_are_refused(name: str) -> None:
+def test_unsafe_paths_are_rejected(name: str) -> None:
     with pytest.raises(DownloadError, match="unsafe"):
         safe_relative_path(name)
 
 
 @pytest.mark.parametrize(("name", "path"), [("a", "a"), ("a/b..c", "a/b..c"), ("./a//b", "a/b")])
-def test_safe_paths(name: str, path: str) -> None:
+def test_safe_paths_are_accepted(name: str, path: str) -> None:
     assert str(safe_relative_path(name)) == path
 
 
@@ -149,12 +149,12 @@ def test_safe_paths(name: str, path: str) -> None:
         b"Z",
     ],
 )
-def test_only_files_and_folders(tmp_path: Path, kind: bytes) -> None:
+def test_special_files_are_rejected(tmp_path: Path, kind: bytes) -> None:
     data = make_tar(member("fine", b"x"), member("odd", type=kind, linkname="fine"))
-    assert_refused(tmp_path, data, "'odd': it is neither a file nor a folder")
+    assert_refused(tmp_path, data, "'odd': it is neither a file nor a directory")
 
 
-def test_a_link_cannot_be_written_through(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     data = make_tar(
@@ -165,42 +165,42 @@ def test_a_link_cannot_be_written_through(tmp_path: Path) -> None:
     assert not list(outside.iterdir())
 
 
-def test_sparse_files_are_refused(tmp_path: Path) -> None:
+def test_sparse_files_are_rejected(tmp_path: Path) -> None:
     info, data = member("sparse", b"0" * 512)
     info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999"}
-    assert_refused(tmp_path, make_tar((info, data)), "neither a file nor a folder")
+    assert_refused(tmp_path, make_tar((info, data)), "neither a file nor a directory")
 
 
 @pytest.mark.parametrize("again", ["a/b", "./a/b", "a//b"])
-def test_a_name_may_occur_once(tmp_path: Path, again: str) -> None:
+def test_duplicate_name_is_rejected(tmp_path: Path, again: str) -> None:
     data = make_tar(member("a/b", b"x"), member(again, b"y"))
     assert_refused(tmp_path, data, "the name occurs twice")
 
 
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+def test_file_used_as_directory_is_rejected(tmp_path: Path) -> None:
     assert_refused(tmp_path, make_tar(member("a", b"x"), member("a/b", b"y")), "Cannot unpack")
 
 
-def test_a_bomb_is_refused_before_it_is_written(tmp_path: Path) -> None:
+def test_oversized_archive_is_rejected_before_writing(tmp_path: Path) -> None:
     data = gzip.compress(make_tar(member("zeros", bytes(5_000_000))))
     assert len(data) < 10_000
     assert_refused(tmp_path, data, "more than 1000000 bytes", max_bytes=1_000_000)
     assert unpack(tmp_path, data, max_bytes=5_000_000).is_dir()
 
 
-def test_a_bomb_in_a_header_is_refused(tmp_path: Path) -> None:
+def test_oversized_header_is_rejected(tmp_path: Path) -> None:
     info, data = member("x", b"x")
     info.pax_headers = {"comment": "c" * 20_000_000}
     packed = gzip.compress(make_tar((info, data)), compresslevel=1)
-    assert_refused(tmp_path, packed, "too much between two files")
+    assert_refused(tmp_path, packed, "too many bytes between two files")
 
 
-def test_a_bomb_after_the_end_is_refused(tmp_path: Path) -> None:
+def test_oversized_trailer_is_rejected(tmp_path: Path) -> None:
     packed = gzip.compress(plain_tar() + bytes(40_000_000), compresslevel=1)
-    assert_refused(tmp_path, packed, "too much between two files")
+    assert_refused(tmp_path, packed, "too many bytes between two files")
 
 
-def test_a_member_larger_than_the_free_disk_is_refused(
+def test_member_larger_than_free_space_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(total=10**9, free=1_000_000)
@@ -208,13 +208,13 @@ def test_a_member_larger_than_the_free_disk_is_refused(
     assert_refused(tmp_path, plain_tar(), r"weights/model\.bin needs 2\.3 MB of disk space")
 
 
-def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_members_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "MAX_MEMBERS", 2)
     assert_refused(tmp_path, plain_tar(), "or 2 files")
 
 
 @pytest.mark.parametrize("pack", [same, gzip.compress, zstandard.compress])
-def test_a_short_archive_is_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_truncated_tar_is_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     whole = plain_tar()
     end_of_last_file = len(whole.rstrip(b"\0")) // 512 * 512 + 512
     for cut in (0, 100, 512, 1024, 1500, len(whole) // 2, end_of_last_file):
@@ -222,43 +222,43 @@ def test_a_short_archive_is_damaged(tmp_path: Path, pack: Callable[[bytes], byte
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
-def test_a_cut_in_the_packing_is_damage(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_truncated_compression_is_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     packed = pack(plain_tar())
     for cut in (20, len(packed) // 2):
         assert_refused(tmp_path, packed[:cut], "is damaged or not a tar archive")
 
 
-def test_a_wrong_checksum_is_damage(tmp_path: Path) -> None:
+def test_wrong_checksum_is_damaged(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(plain_tar()))
     packed[-8] ^= 1
     assert_refused(tmp_path, bytes(packed), "is damaged.*CRC")
 
 
-def test_garbage_between_files_is_damage(tmp_path: Path) -> None:
+def test_garbage_between_files_is_damaged(tmp_path: Path) -> None:
     data = bytearray(make_tar(member("a", b"x"), member("b", b"y")))
     data[1024 + 150] ^= 1
-    assert_refused(tmp_path, bytes(data), "bad checksum where a file should begin")
+    assert_refused(tmp_path, bytes(data), "bad checksum instead of a file header")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"<html>" * 1000, bytes(10240)])
-def test_what_is_no_archive(tmp_path: Path, data: bytes) -> None:
-    assert_refused(tmp_path, data, "not a tar archive|holds no files")
+def test_non_archive_is_rejected(tmp_path: Path, data: bytes) -> None:
+    assert_refused(tmp_path, data, "not a tar archive|contains no files")
 
 
-def test_a_missing_archive(tmp_path: Path) -> None:
+def test_missing_archive_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"Cannot unpack gone\.tar: No such file"):
         extract_archive(tmp_path / "gone.tar", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_destination_is_refused(tmp_path: Path) -> None:
+def test_existing_destination_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(InvalidInput, match="exists already"):
         unpack(tmp_path, plain_tar())
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_an_interrupted_unpacking_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_extraction_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(_done: int, _total: int | None) -> None:
         raise KeyboardInterrupt
 
@@ -273,7 +273,7 @@ def make_folder(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+def test_directory_is_replaced_atomically(tmp_path: Path) -> None:
     new, out = make_folder(tmp_path / "new", "new"), make_folder(tmp_path / "out", "old")
     with pytest.raises(OSError, match="not empty"):
         publish_directory(new, out)
@@ -283,14 +283,14 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_failed_replacement_brings_the_old_folder_back(tmp_path: Path) -> None:
+def test_failed_replacement_restores_old_directory(tmp_path: Path) -> None:
     out = make_folder(tmp_path / "out", "old")
     with pytest.raises(OSError, match="No such file"):
         publish_directory(tmp_path / "gone", out, replace=True)
     assert (out / "file").read_text() == "old"
 
 
-def test_an_interrupted_replacement_is_recovered(tmp_path: Path) -> None:
+def test_interrupted_replacement_is_recovered(tmp_path: Path) -> None:
     out, aside = tmp_path / "out", make_folder(tmp_path / ".out.replaced", "old")
     recover_directory(out)
     assert (out / "file").read_text() == "old"
@@ -301,7 +301,7 @@ def test_an_interrupted_replacement_is_recovered(tmp_path: Path) -> None:
     recover_directory(out)
 
 
-def test_a_path_is_held_once(tmp_path: Path) -> None:
+def test_exclusive_lock_is_exclusive(tmp_path: Path) -> None:
     with exclusive_lock(tmp_path):
         with pytest.raises(DownloadError, match="Another download"), exclusive_lock(tmp_path):
             pass
