@@ -257,5 +257,5 @@ def test_optimizer_is_sent_only_if_set(server: StubServer, service: ServiceClien
     """Servers before 0.36 reject the field; without it, all use AdamW."""
     service.create_lora_training_client(BASE_MODEL)
     service.create_lora_training_client(BASE_MODEL, optimizer=tinkex.DimuonOptimizerConfig())
-    asked = [call.message.get("optimizer_config") for call in server.calls("create_model")]
-    assert asked == [None, {"type": "dimuon", "version": 1}]
+    sent = [call.message.get("optimizer_config") for call in server.calls("create_model")]
+    assert sent == [None, {"type": "dimuon", "version": 1}]

@@ -56,13 +56,13 @@ def test_optim_step_does_not_overtake_custom_loss_backward(
 ) -> None:
     """The call itself does not wait for the forward pass."""
     pytest.importorskip("torch")
-    held = Fault(delay_seconds=2.0)
+    delayed = Fault(delay_seconds=2.0)
     kind = "x-tinker-request-type"
-    server.inject("retrieve_future", held, match=lambda call: call.headers[kind] == "Forward")
+    server.inject("retrieve_future", delayed, match=lambda call: call.headers[kind] == "Forward")
     called_at = time.monotonic()
     client.forward_backward_custom([datum()], lambda _, rows: (-rows[0].sum(), {}))
     stepped = client.optim_step(ADAM)
-    assert time.monotonic() - called_at < held.delay_seconds
+    assert time.monotonic() - called_at < delayed.delay_seconds
     assert stepped.result(TIMEOUT_SECONDS).metrics["grad_norm"] > 0.0
     kinds = [(number, kind) for _, number, kind in server.executed]
     assert kinds == [(1, "forward"), (2, "forward_backward"), (3, "optim_step")]
@@ -83,8 +83,8 @@ def test_sample_returns_immediately_while_io_thread_is_busy(
     assert not any(future.done() for future in futures)
     gate.set()
     assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
-    asked = {call.endpoint for call in server.calls()[before:]} - {"session_heartbeat"}
-    assert asked == {"asample", "retrieve_future"}
+    endpoints = {call.endpoint for call in server.calls()[before:]} - {"session_heartbeat"}
+    assert endpoints == {"asample", "retrieve_future"}
     assert len(server.calls("asample")) == 100
 
 
@@ -94,17 +94,17 @@ def test_batches_are_encoded_and_decoded_off_the_io_thread(
     """A batch is encoded by its caller, a large result is decoded on a separate thread."""
     seen: list[str] = []
 
-    def note_thread(place: ModuleType, name: str) -> None:
-        work = getattr(place, name)
+    def record_threads(module: ModuleType, name: str) -> None:
+        work = getattr(module, name)
 
-        def noted(*args: Any) -> Any:
+        def record_thread(*args: Any) -> Any:
             seen.append(threading.current_thread().name)
             return work(*args)
 
-        monkeypatch.setattr(place, name, noted)
+        monkeypatch.setattr(module, name, record_thread)
 
-    note_thread(remote_model, "encode_forward_backward_request")
-    note_thread(polling, "decode_result")
+    record_threads(remote_model, "encode_forward_backward_request")
+    record_threads(polling, "decode_result")
     output = client.forward([datum([1] * 2000)] * 50, "cross_entropy").result(TIMEOUT_SECONDS)
     assert (
         sum(row["logprobs"].nbytes for row in output.loss_fn_outputs)
@@ -155,13 +155,13 @@ def test_session_messages_are_logged(
     server: StubServer, service: ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    said = {"info_message": "hello", "warning_message": "old SDK", "error_message": "no funds"}
-    server.inject("create_session", Fault(status=200, body={"session_id": "s", **said}))
+    messages = {"info_message": "hello", "warning_message": "old SDK", "error_message": "no funds"}
+    server.inject("create_session", Fault(status=200, body={"session_id": "s", **messages}))
     with pytest.raises(tinkex.NotFoundError):  # the session does not exist
         service.create_lora_training_client(BASE_MODEL)
-    heard = [(record.levelname, record.getMessage()) for record in caplog.records]
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
     for level, text in (("INFO", "hello"), ("WARNING", "old SDK"), ("ERROR", "no funds")):
-        assert (level, f"Message from the server: {text}") in heard
+        assert (level, f"Message from the server: {text}") in logged
 
 
 def test_clients_of_one_service_read_flags_once(server: StubServer, service: ServiceClient) -> None:

@@ -47,7 +47,7 @@ class FileServer:
     etag: str | None = '"v1"'
     last_modified: str | None = None
     faults: list[ResponseFault] = field(default_factory=list)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
     num_open: int = 0
     max_open: int = 0
@@ -69,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         file_server, name = self.file_server, self.path.lstrip("/").partition("?")[0]
         with file_server.lock:
-            file_server.asked.append((name, self.headers["Range"]))
+            file_server.requests.append((name, self.headers["Range"]))
             act = file_server.faults.pop(0) if file_server.faults else ResponseFault()
             file_server.num_open += 1
             file_server.max_open = max(file_server.max_open, file_server.num_open)
@@ -171,7 +171,7 @@ class Waits:
 
 
 def ranges(file_server: FileServer) -> list[str | None]:
-    return [wanted for _, wanted in file_server.asked]
+    return [wanted for _, wanted in file_server.requests]
 
 
 async def get(file_server: FileServer, folder: Path, **options: Any) -> Path:
@@ -332,7 +332,7 @@ async def test_complete_file_with_known_digest_needs_no_request(
 ) -> None:
     (tmp_path / "model.bin.part").write_bytes(DATA)
     await get(file_server, tmp_path, expected_bytes=len(DATA), expected_sha256=DIGEST)
-    assert file_server.asked == []
+    assert file_server.requests == []
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
@@ -367,7 +367,7 @@ async def test_busy_server_exhausts_retries(file_server: FileServer, tmp_path: P
     file_server.faults = [ResponseFault(status=503)] * 10
     with pytest.raises(DownloadError, match=r"model\.bin stopped at 0 of \? bytes: .*answered 503"):
         await get(file_server, tmp_path, retries=3, sleep=waits)
-    assert len(file_server.asked) == 4
+    assert len(file_server.requests) == 4
     assert len(waits.seconds) == 3
     assert_only(tmp_path)
 
@@ -381,7 +381,7 @@ async def test_client_error_is_final(file_server: FileServer, tmp_path: Path, st
     assert caught.value.status == status
     assert caught.value.is_user_error
     assert file_server.url not in str(caught.value), "a signed URL is a secret"
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
     assert_only(tmp_path)
 
 
@@ -390,7 +390,7 @@ async def test_should_retry_false_is_final(file_server: FileServer, tmp_path: Pa
     file_server.faults = [ResponseFault(status=503, headers={"x-should-retry": "false"})]
     with pytest.raises(DownloadError, match="503"):
         await get(file_server, tmp_path)
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
 
 
 @pytest.mark.asyncio
@@ -398,7 +398,7 @@ async def test_short_file_error_shows_both_sizes(file_server: FileServer, tmp_pa
     file_server.faults = [ResponseFault(cut=500, ignores_range=True)] * 20
     with pytest.raises(DownloadError, match="stopped at 500 of 5020000 bytes: The download was"):
         await get(file_server, tmp_path)
-    assert len(file_server.asked) == 6, "the first try and five more"
+    assert len(file_server.requests) == 6, "the first try and five more"
     assert_only(tmp_path, "model.bin.part", "model.bin.part.json")
     await get(file_server, tmp_path, retries=20)
     assert (tmp_path / "model.bin").read_bytes() == DATA
@@ -408,7 +408,7 @@ async def test_short_file_error_shows_both_sizes(file_server: FileServer, tmp_pa
 async def test_progress_resets_retries(file_server: FileServer, tmp_path: Path) -> None:
     file_server.faults = [ResponseFault(cut=300_000)] * 16
     await get(file_server, tmp_path, retries=1, expected_sha256=DIGEST)
-    assert len(file_server.asked) == 17
+    assert len(file_server.requests) == 17
 
 
 @pytest.mark.asyncio
@@ -417,7 +417,7 @@ async def test_wrong_declared_size_is_rejected_before_body(
 ) -> None:
     with pytest.raises(DownloadError, match=r"model\.bin has 5020000 bytes on the server.* 77"):
         await get(file_server, tmp_path, expected_bytes=77)
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
     assert_only(tmp_path)
 
 
@@ -436,7 +436,7 @@ async def test_undeclared_size_is_checked(file_server: FileServer, tmp_path: Pat
 async def test_wrong_digest_leaves_no_file(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=f"model.bin does not have the sha256 {'0' * 64}"):
         await get(file_server, tmp_path, expected_sha256="0" * 64)
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
     assert_only(tmp_path)
 
 
@@ -446,7 +446,7 @@ async def test_invalid_arguments_are_rejected(file_server: FileServer, tmp_path:
         await download_file(fetch, f"{file_server.url}/model.bin", tmp_path)
     with pytest.raises(InvalidInput, match="64 hexadecimal"):
         await get(file_server, tmp_path, expected_sha256="abc")
-    assert file_server.asked == []
+    assert file_server.requests == []
 
 
 class FakeStream:
@@ -509,11 +509,11 @@ async def test_killed_download_is_resumed(file_server: FileServer, tmp_path: Pat
 
     with pytest.raises(KilledError):
         await get(file_server, tmp_path, progress=kill)
-    kept = (tmp_path / "model.bin.part").stat().st_size
-    assert 2_000_000 < kept < len(DATA)
+    partial = (tmp_path / "model.bin.part").stat().st_size
+    assert 2_000_000 < partial < len(DATA)
     assert not (tmp_path / "model.bin").exists()
     await get(file_server, tmp_path)
-    assert ranges(file_server) == [None, f"bytes={kept}-"]
+    assert ranges(file_server) == [None, f"bytes={partial}-"]
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
@@ -616,7 +616,7 @@ async def test_download_directory(
     assert seen[-1] == (whole, whole)
     assert file_server.max_open <= 4
     if has_manifest:
-        assert file_server.asked[0] == ("manifest.json", None)
+        assert file_server.requests[0] == ("manifest.json", None)
 
 
 @pytest.mark.asyncio
@@ -643,7 +643,7 @@ async def test_sizes_and_digests_are_checked(file_server: FileServer, tmp_path: 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("told", "offered", "problem"),
+    ("listed", "offered", "problem"),
     [
         ({"a": b"right"}, {"a": b"wrong"}, "a does not have the sha256"),
         ({"a": b"right"}, {"a": b"too long"}, "a has 8 bytes on the server, expected 5"),
@@ -653,11 +653,11 @@ async def test_sizes_and_digests_are_checked(file_server: FileServer, tmp_path: 
 async def test_manifest_sizes_and_digests_are_enforced(
     file_server: FileServer,
     tmp_path: Path,
-    told: dict[str, bytes],
+    listed: dict[str, bytes],
     offered: dict[str, bytes],
     problem: str,
 ) -> None:
-    file_server.files = offered | {"manifest.json": manifest(told)}
+    file_server.files = offered | {"manifest.json": manifest(listed)}
     with pytest.raises(DownloadError, match=problem):
         await get_tree(file_server, tmp_path)
     assert not (tmp_path / "out").exists()
@@ -689,7 +689,7 @@ async def test_existing_directory_is_rejected_before_any_request(
     with pytest.raises(InvalidInput, match="exists already") as caught:
         await get_tree(file_server, tmp_path)
     assert "force" in str(caught.value.hint)
-    assert file_server.asked == []
+    assert file_server.requests == []
     assert_only(tmp_path, "out")
 
 
@@ -719,7 +719,7 @@ async def test_force_replaces_directories_only(file_server: FileServer, tmp_path
     (tmp_path / "out").symlink_to(tmp_path / "real")
     with pytest.raises(InvalidInput, match="not a directory that can be replaced"):
         await get_tree(file_server, tmp_path, force=True)
-    assert file_server.asked == []
+    assert file_server.requests == []
 
 
 @pytest.mark.asyncio
@@ -741,15 +741,15 @@ async def test_later_call_resumes_partial_files(file_server: FileServer, tmp_pat
     with pytest.raises(DownloadError, match=r"state\.bin: the server answered 404"):
         await download_directory(fetch, urls, tmp_path / "out", concurrency=1)
     assert_only(tmp_path, ".out.partial")
-    kept = contents(tmp_path / ".out.partial")
-    assert kept["adapter_model.bin.part"] == DATA
+    partial = contents(tmp_path / ".out.partial")
+    assert partial["adapter_model.bin.part"] == DATA
     file_server.files["optimizer/state.bin"] = TREE["optimizer/state.bin"]
-    file_server.asked.clear()
+    file_server.requests.clear()
     await download_directory(fetch, urls, tmp_path / "out", concurrency=1)
     assert contents(tmp_path / "out") == TREE
     assert_only(tmp_path, "out")
-    assert ("adapter_model.bin", "bytes=5020000-") in file_server.asked
-    assert ("adapter_model.bin", None) not in file_server.asked
+    assert ("adapter_model.bin", "bytes=5020000-") in file_server.requests
+    assert ("adapter_model.bin", None) not in file_server.requests
 
 
 @pytest.mark.asyncio
@@ -781,7 +781,7 @@ async def test_crash_before_last_rename_needs_no_download(
     await get_tree(
         file_server, tmp_path, sizes={"model.bin": len(DATA)}, digests={"model.bin": DIGEST}
     )
-    assert file_server.asked == []
+    assert file_server.requests == []
     assert contents(tmp_path / "out") == {"model.bin": DATA}
 
 
@@ -795,7 +795,7 @@ async def test_unsafe_names_are_rejected_before_any_request(
     files = {"fine": f"{file_server.url}/model.bin", name: f"{file_server.url}/model.bin"}
     with pytest.raises(DownloadError, match=re.escape(repr(name))):
         await download_directory(fetch, files, tmp_path / "out")
-    assert file_server.asked == []
+    assert file_server.requests == []
     assert_only(tmp_path)
 
 
@@ -807,7 +807,7 @@ async def test_file_cannot_be_a_directory(file_server: FileServer, tmp_path: Pat
         )
     with pytest.raises(InvalidInput, match="No files to download"):
         await download_directory(fetch, {}, tmp_path / "out")
-    assert file_server.asked == []
+    assert file_server.requests == []
 
 
 @pytest.mark.asyncio
@@ -830,4 +830,4 @@ async def test_dot_means_current_directory(
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InvalidInput, match="here' exists already"):
         await download_directory(fetch, file_server.urls(), Path())
-    assert file_server.asked == []
+    assert file_server.requests == []

@@ -46,7 +46,7 @@ class Server:
     replies: dict[str, Reply] = field(default_factory=dict)
     url: str = ""
     num_sent: int = 0
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def urls(self) -> dict[str, str]:
         return {name: f"{self.url}/{name}" for name in self.replies}
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.lstrip("/")
-        self.server_state.asked.append(name)
+        self.server_state.requests.append(name)
         reply = self.server_state.replies[name]
         self.send_response(reply.status)
         is_sized = not reply.is_endless and "Content-Length" not in reply.headers
@@ -149,7 +149,7 @@ async def test_endless_file_is_stopped_and_deleted(server: Server, tmp_path: Pat
     assert "bytes arrived without a declared size" in caught.value.message
     assert "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES" in (caught.value.hint or "")
     assert left_on_disk(tmp_path) == 0
-    assert server.asked == ["model.bin"], "a refused download is not retried"
+    assert server.requests == ["model.bin"], "a refused download is not retried"
 
 
 @pytest.mark.asyncio
@@ -214,7 +214,7 @@ async def test_declared_size_beyond_free_space_is_rejected_up_front(
     with pytest.raises(DownloadError, match=r"model\.bin needs 100 PB of disk space, but .* free"):
         await get(server, tmp_path)
     assert left_on_disk(tmp_path) == 0
-    assert server.asked == ["model.bin"]
+    assert server.requests == ["model.bin"]
 
 
 @pytest.mark.asyncio
@@ -226,7 +226,7 @@ async def test_declared_sizes_are_summed(
     sizes = dict.fromkeys(server.replies, 1000)
     with pytest.raises(DownloadError, match=r"The download needs 4\.0 kB of disk space"):
         await get_tree(server, tmp_path, sizes=sizes)
-    assert server.asked == []
+    assert server.requests == []
 
 
 def manifest_of(size: int) -> bytes:
@@ -244,7 +244,7 @@ async def test_excessive_manifest_size_is_rejected_before_download(
     }
     with pytest.raises(DownloadError, match="The download needs 100 PB of disk space"):
         await get_tree(server, tmp_path, max_unsized_bytes=3_000_000)
-    assert server.asked == ["manifest.json"]
+    assert server.requests == ["manifest.json"]
 
 
 @pytest.mark.asyncio
@@ -278,7 +278,7 @@ async def test_manifest_size_is_limited(
     server.replies = {"manifest.json": body, "model.bin": Reply(b"x")}
     with pytest.raises(DownloadError, match=r"manifest\.json has at least .* at most 1,048,576"):
         await get_tree(server, tmp_path)
-    assert server.asked == ["manifest.json"]
+    assert server.requests == ["manifest.json"]
     assert server.num_sent < ENDLESS_BYTES
     assert manifest_module.MAX_MANIFEST_BYTES > 10 * MB
 

@@ -188,8 +188,8 @@ def test_invalid_response_is_typed_error(
     service = connect(server)
     server.inject(endpoint, NONSENSE[name], times=None)
     is_page = (name, endpoint) == ("html", "create_session")
-    said = "is not a Tinker server" if is_page else endpoint
-    with pytest.raises(APIResponseValidationError, match=said) as caught:
+    message = "is not a Tinker server" if is_page else endpoint
+    with pytest.raises(APIResponseValidationError, match=message) as caught:
         service.create_lora_training_client(BASE_MODEL).optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert "\n" not in str(caught.value)
     assert len(server.calls(endpoint)) == 1

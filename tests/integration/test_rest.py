@@ -37,7 +37,7 @@ from tinkex.testing import Fault, StubServer
 FOREIGN = "tml-foreign"
 
 
-class Scene(NamedTuple):
+class SeededServer(NamedTuple):
     """A server with a training run, checkpoints and a sampler."""
 
     server: StubServer
@@ -57,7 +57,7 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture
-def scene(serve: Serve, connect: Connect) -> Scene:
+def seeded(serve: Serve, connect: Connect) -> SeededServer:
     server = serve(api_keys={KEY, FOREIGN})
     service = connect(server, project_id="p-1", user_metadata={"team": "red"}, display_name="s")
     client = service.create_lora_training_client(BASE_MODEL, rank=4, user_metadata={"n": "1"})
@@ -71,12 +71,12 @@ def scene(serve: Serve, connect: Connect) -> Scene:
     rest = RestClient(base_url=server.url, api_key=KEY)
     admin = AdminClient(base_url=server.url, api_key=KEY)
     (session_id,) = server.sessions
-    return Scene(
+    return SeededServer(
         server, service, client, rest, admin, *paths, session_id, sampler.sampling_session_id
     )
 
 
-def both(owner: Any, name: str, *args: Any, **options: Any) -> Any:
+def call_both(owner: Any, name: str, *args: Any, **options: Any) -> Any:
     """Call a method and its async version; the results must be equal."""
     now = getattr(owner, name)(*args, **options)
     assert isinstance(now, APIFuture)
@@ -105,189 +105,189 @@ def test_every_method_has_async_version_or_returns_future() -> None:
 # --- reading ----------------------------------------------------------------------------------
 
 
-def test_training_runs(scene: Scene) -> None:
-    run = both(scene.rest, "get_training_run", scene.run_id)
-    assert (run.training_run_id, run.base_model, run.lora_rank) == (scene.run_id, BASE_MODEL, 4)
-    assert run.last_checkpoint.tinker_path == scene.training
-    assert run.last_sampler_checkpoint.tinker_path == scene.sampler
+def test_training_runs(seeded: SeededServer) -> None:
+    run = call_both(seeded.rest, "get_training_run", seeded.run_id)
+    assert (run.training_run_id, run.base_model, run.lora_rank) == (seeded.run_id, BASE_MODEL, 4)
+    assert run.last_checkpoint.tinker_path == seeded.training
+    assert run.last_sampler_checkpoint.tinker_path == seeded.sampler
     assert run.user_metadata == {"n": "1"}
-    assert both(scene.rest, "get_training_run_by_tinker_path", scene.sampler) == run
-    page = both(scene.rest, "list_training_runs", 1, 0, project_id="p-1")
+    assert call_both(seeded.rest, "get_training_run_by_tinker_path", seeded.sampler) == run
+    page = call_both(seeded.rest, "list_training_runs", 1, 0, project_id="p-1")
     assert page.training_runs == [run]
     assert (page.cursor.limit, page.cursor.total_count) == (1, 1)
-    assert both(scene.rest, "list_training_runs", project_id="p-2").training_runs == []
-    query = scene.server.calls("list_training_runs")[0].query
+    assert call_both(seeded.rest, "list_training_runs", project_id="p-2").training_runs == []
+    query = seeded.server.calls("list_training_runs")[0].query
     assert query == {"limit": "1", "offset": "0", "access_scope": "owned", "project_id": "p-1"}
 
 
-def test_checkpoints(scene: Scene) -> None:
-    found = both(scene.rest, "list_checkpoints", scene.run_id).checkpoints
+def test_checkpoints(seeded: SeededServer) -> None:
+    found = call_both(seeded.rest, "list_checkpoints", seeded.run_id).checkpoints
     assert {checkpoint.tinker_path for checkpoint in found} == {
-        scene.training,
-        scene.sampler,
-        scene.external,
+        seeded.training,
+        seeded.sampler,
+        seeded.external,
     }
     kinds = {checkpoint.tinker_path: checkpoint.checkpoint_type for checkpoint in found}
-    assert kinds[scene.external] == "external"
+    assert kinds[seeded.external] == "external"
     pages = [
-        both(scene.rest, "list_user_checkpoints", limit=2, offset=offset).checkpoints
+        call_both(seeded.rest, "list_user_checkpoints", limit=2, offset=offset).checkpoints
         for offset in (0, 2)
     ]
     assert [len(page) for page in pages] == [2, 1]
     assert sorted(c.tinker_path for page in pages for c in page) == sorted(kinds)
-    info = both(scene.rest, "get_weights_info_by_tinker_path", scene.training)
+    info = call_both(seeded.rest, "get_weights_info_by_tinker_path", seeded.training)
     assert (info.base_model, info.is_lora, info.lora_rank) == (BASE_MODEL, True, 4)
-    urls = both_urls(scene)
+    urls = call_both_for_urls(seeded)
     assert "adapter_config.json" in urls
 
 
-def both_urls(scene: Scene) -> dict[str, str]:
+def call_both_for_urls(seeded: SeededServer) -> dict[str, str]:
     """The URLs are equal; their expiry is not."""
-    first = scene.rest.get_external_weights_urls(scene.external).result(TIMEOUT_SECONDS)
-    second = asyncio.run(scene.rest.get_external_weights_urls_async(scene.external))
+    first = seeded.rest.get_external_weights_urls(seeded.external).result(TIMEOUT_SECONDS)
+    second = asyncio.run(seeded.rest.get_external_weights_urls_async(seeded.external))
     assert first.urls == second.urls
     assert first.expires > datetime.now(UTC)
     return first.urls
 
 
-def test_sessions_and_samplers(scene: Scene) -> None:
-    assert both(scene.rest, "list_sessions", limit=5).sessions == [scene.session_id]
-    session = both(scene.rest, "get_session", scene.session_id)
-    assert session.training_run_ids == [scene.run_id]
-    assert session.sampler_ids == [scene.sampler_id]
+def test_sessions_and_samplers(seeded: SeededServer) -> None:
+    assert call_both(seeded.rest, "list_sessions", limit=5).sessions == [seeded.session_id]
+    session = call_both(seeded.rest, "get_session", seeded.session_id)
+    assert session.training_run_ids == [seeded.run_id]
+    assert session.sampler_ids == [seeded.sampler_id]
     assert (session.display_name, session.user_metadata) == ("s", {"team": "red"})
-    assert both(scene.rest, "get_sampler", scene.sampler_id).base_model == BASE_MODEL
+    assert call_both(seeded.rest, "get_sampler", seeded.sampler_id).base_model == BASE_MODEL
 
 
-def test_session_search(scene: Scene, connect: Connect) -> None:
-    other = connect(scene.server, display_name="other run")
+def test_session_search(seeded: SeededServer, connect: Connect) -> None:
+    other = connect(seeded.server, display_name="other run")
     other.create_lora_training_client(BASE_MODEL)
     other.close().result(TIMEOUT_SECONDS)
     request = types.SessionSearchRequest(owner=types.OwnSearchOwner(), limit=1)
     with pytest.warns(ExperimentalWarning):
-        first = both(scene.rest, "search_sessions", request)
+        first = call_both(seeded.rest, "search_sessions", request)
     assert [session.display_name for session in first.sessions] == ["other run"]
     assert first.sessions[0].status.reason.type == "success"
     with pytest.warns(ExperimentalWarning):
-        second = scene.rest.search_sessions(
+        second = seeded.rest.search_sessions(
             request.model_copy(update={"cursor": first.next_cursor})
         )
     (found,) = second.result(TIMEOUT_SECONDS).sessions
-    assert (found.session_id, found.checkpoints_count) == (scene.session_id, 3)
+    assert (found.session_id, found.checkpoints_count) == (seeded.session_id, 3)
     assert found.status.type == "active"
 
 
-def test_trace_export_is_awaited(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_export_is_awaited(seeded: SeededServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinkex.client.rest.TRACE_POLL_SECONDS", 0.01)
-    url = both(scene.rest, "export_session_trace", scene.session_id)
-    assert scene.session_id in url
-    assert len(scene.server.calls("export_session_trace")) == 3  # pending, ready, ready
-    scene.server.inject(
+    url = call_both(seeded.rest, "export_session_trace", seeded.session_id)
+    assert seeded.session_id in url
+    assert len(seeded.server.calls("export_session_trace")) == 3  # pending, ready, ready
+    seeded.server.inject(
         "export_session_trace", Fault(status=200, body={"status": "failed", "error": "too old"})
     )
     with pytest.raises(APIResponseValidationError, match="too old"):
-        scene.rest.export_session_trace(scene.session_id).result(TIMEOUT_SECONDS)
+        seeded.rest.export_session_trace(seeded.session_id).result(TIMEOUT_SECONDS)
 
 
 # --- changing ---------------------------------------------------------------------------------
 
 
-def is_public(scene: Scene, path: str) -> bool:
-    found = scene.rest.list_checkpoints(scene.run_id).result(TIMEOUT_SECONDS).checkpoints
+def is_public(seeded: SeededServer, path: str) -> bool:
+    found = seeded.rest.list_checkpoints(seeded.run_id).result(TIMEOUT_SECONDS).checkpoints
     return next(checkpoint.public for checkpoint in found if checkpoint.tinker_path == path)
 
 
-def test_publish_and_unpublish(scene: Scene) -> None:
+def test_publish_and_unpublish(seeded: SeededServer) -> None:
     assert (
-        scene.rest.publish_checkpoint_from_tinker_path(scene.training).result(TIMEOUT_SECONDS)
+        seeded.rest.publish_checkpoint_from_tinker_path(seeded.training).result(TIMEOUT_SECONDS)
         is None
     )
-    assert is_public(scene, scene.training)
-    scene.rest.unpublish_checkpoint_from_tinker_path(scene.training).result(TIMEOUT_SECONDS)
-    asyncio.run(scene.rest.publish_checkpoint_from_tinker_path_async(scene.sampler))
-    assert (is_public(scene, scene.training), is_public(scene, scene.sampler)) == (False, True)
-    asyncio.run(scene.rest.unpublish_checkpoint_from_tinker_path_async(scene.sampler))
-    assert not is_public(scene, scene.sampler)
+    assert is_public(seeded, seeded.training)
+    seeded.rest.unpublish_checkpoint_from_tinker_path(seeded.training).result(TIMEOUT_SECONDS)
+    asyncio.run(seeded.rest.publish_checkpoint_from_tinker_path_async(seeded.sampler))
+    assert (is_public(seeded, seeded.training), is_public(seeded, seeded.sampler)) == (False, True)
+    asyncio.run(seeded.rest.unpublish_checkpoint_from_tinker_path_async(seeded.sampler))
+    assert not is_public(seeded, seeded.sampler)
 
 
-def test_set_checkpoint_ttl(scene: Scene) -> None:
-    scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, 3600).result(TIMEOUT_SECONDS)
-    asyncio.run(scene.rest.set_checkpoint_ttl_from_tinker_path_async(scene.training, None))
-    bodies = [call.body for call in scene.server.calls("set_checkpoint_ttl")]
+def test_set_checkpoint_ttl(seeded: SeededServer) -> None:
+    seeded.rest.set_checkpoint_ttl_from_tinker_path(seeded.training, 3600).result(TIMEOUT_SECONDS)
+    asyncio.run(seeded.rest.set_checkpoint_ttl_from_tinker_path_async(seeded.training, None))
+    bodies = [call.body for call in seeded.server.calls("set_checkpoint_ttl")]
     # The only request in which null is sent.
     assert bodies == [b'{"ttl_seconds":3600}', b'{"ttl_seconds":null}']
-    found = scene.rest.list_checkpoints(scene.run_id).result(TIMEOUT_SECONDS).checkpoints
+    found = seeded.rest.list_checkpoints(seeded.run_id).result(TIMEOUT_SECONDS).checkpoints
     assert all(checkpoint.expires_at is None for checkpoint in found)
     with pytest.raises(InvalidInput, match="-1"):
-        scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, -1)
+        seeded.rest.set_checkpoint_ttl_from_tinker_path(seeded.training, -1)
 
 
-def test_delete_checkpoint(scene: Scene) -> None:
-    scene.rest.delete_checkpoint(scene.run_id, "weights/a").result(TIMEOUT_SECONDS)
-    asyncio.run(scene.rest.delete_checkpoint_from_tinker_path_async(scene.sampler))
-    scene.rest.delete_checkpoint_from_tinker_path(scene.external).result(TIMEOUT_SECONDS)
-    assert scene.rest.list_checkpoints(scene.run_id).result(TIMEOUT_SECONDS).checkpoints == []
+def test_delete_checkpoint(seeded: SeededServer) -> None:
+    seeded.rest.delete_checkpoint(seeded.run_id, "weights/a").result(TIMEOUT_SECONDS)
+    asyncio.run(seeded.rest.delete_checkpoint_from_tinker_path_async(seeded.sampler))
+    seeded.rest.delete_checkpoint_from_tinker_path(seeded.external).result(TIMEOUT_SECONDS)
+    assert seeded.rest.list_checkpoints(seeded.run_id).result(TIMEOUT_SECONDS).checkpoints == []
     with pytest.raises(NotFoundError):
-        asyncio.run(scene.rest.delete_checkpoint_async(scene.run_id, "weights/a"))
-    paths = [call.path for call in scene.server.calls("delete_checkpoint")]
-    assert paths[0] == f"/api/v1/training_runs/{scene.run_id}/checkpoints/weights/a"
+        asyncio.run(seeded.rest.delete_checkpoint_async(seeded.run_id, "weights/a"))
+    paths = [call.path for call in seeded.server.calls("delete_checkpoint")]
+    assert paths[0] == f"/api/v1/training_runs/{seeded.run_id}/checkpoints/weights/a"
 
 
-def test_assign_session_project(scene: Scene) -> None:
-    scene.rest.assign_session_project(scene.session_id, "p-2").result(TIMEOUT_SECONDS)
-    assert scene.server.sessions[scene.session_id].project_id == "p-2"
-    asyncio.run(scene.rest.assign_session_project_async(scene.session_id, "p-3"))
-    assert scene.server.sessions[scene.session_id].project_id == "p-3"
+def test_assign_session_project(seeded: SeededServer) -> None:
+    seeded.rest.assign_session_project(seeded.session_id, "p-2").result(TIMEOUT_SECONDS)
+    assert seeded.server.sessions[seeded.session_id].project_id == "p-2"
+    asyncio.run(seeded.rest.assign_session_project_async(seeded.session_id, "p-3"))
+    assert seeded.server.sessions[seeded.session_id].project_id == "p-3"
 
 
-def test_copy_weights(scene: Scene) -> None:
-    mine = scene.rest.copy_weights(scene.training, ttl_seconds=60).result(TIMEOUT_SECONDS)
-    theirs = RestClient(base_url=scene.server.url, api_key=FOREIGN)
+def test_copy_weights(seeded: SeededServer) -> None:
+    mine = seeded.rest.copy_weights(seeded.training, ttl_seconds=60).result(TIMEOUT_SECONDS)
+    theirs = RestClient(base_url=seeded.server.url, api_key=FOREIGN)
     with pytest.raises(NotFoundError):
-        theirs.copy_weights(scene.training).result(TIMEOUT_SECONDS)
-    shared = asyncio.run(theirs.copy_weights_async(scene.training, weights_access_token=KEY))
-    assert len({mine, shared, scene.training}) == 3
-    call = scene.server.calls("copy_weights")[-1]
+        theirs.copy_weights(seeded.training).result(TIMEOUT_SECONDS)
+    shared = asyncio.run(theirs.copy_weights_async(seeded.training, weights_access_token=KEY))
+    assert len({mine, shared, seeded.training}) == 3
+    call = seeded.server.calls("copy_weights")[-1]
     assert call.headers["x-tinker-weights-access-token"] == KEY
     assert KEY not in call.body.decode()
     assert (
-        scene.service.copy_weights(scene.training).result(TIMEOUT_SECONDS).startswith("tinker://")
+        seeded.service.copy_weights(seeded.training).result(TIMEOUT_SECONDS).startswith("tinker://")
     )
-    assert scene.server.calls("copy_weights")[-1].message["destination_project_id"] == "p-1"
+    assert seeded.server.calls("copy_weights")[-1].message["destination_project_id"] == "p-1"
 
 
-def test_lost_response_copies_once(scene: Scene) -> None:
-    scene.server.inject("copy_weights", Fault(drop_after=True))
-    scene.rest.copy_weights(scene.training).result(TIMEOUT_SECONDS)
-    first, second = scene.server.calls("copy_weights")
+def test_lost_response_copies_once(seeded: SeededServer) -> None:
+    seeded.server.inject("copy_weights", Fault(drop_after=True))
+    seeded.rest.copy_weights(seeded.training).result(TIMEOUT_SECONDS)
+    first, second = seeded.server.calls("copy_weights")
     assert first.headers["x-idempotency-key"] == second.headers["x-idempotency-key"]
-    found = scene.rest.list_user_checkpoints().result(TIMEOUT_SECONDS).checkpoints
+    found = seeded.rest.list_user_checkpoints().result(TIMEOUT_SECONDS).checkpoints
     assert len(found) == 4
 
 
 # --- organisation -----------------------------------------------------------------------------
 
 
-def test_admin_client(scene: Scene) -> None:
-    entries = both(scene.admin, "get_audit_log").entries
+def test_admin_client(seeded: SeededServer) -> None:
+    entries = call_both(seeded.admin, "get_audit_log").entries
     assert {entry.event for entry in entries} >= {"checkpoint_created"}
     day = entries[0].timestamp.date()
-    assert both(scene.admin, "get_audit_log", "checkpoints", day).entries == entries
+    assert call_both(seeded.admin, "get_audit_log", "checkpoints", day).entries == entries
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     start, end = hour - timedelta(hours=1), hour + timedelta(hours=2)
-    usage = both(scene.admin, "get_billing_usage", start, end)
+    usage = call_both(seeded.admin, "get_billing_usage", start, end)
     kinds = {event.event_info.type for event in usage.data}
     assert kinds >= {"sampling_prefill", "sampling_sample", "checkpoint"}
-    assert usage.sessions[scene.session_id].user_metadata == {"team": "red"}
-    storage = both(scene.admin, "get_current_checkpoint_storage_usage", "p-1")
+    assert usage.sessions[seeded.session_id].user_metadata == {"team": "red"}
+    storage = call_both(seeded.admin, "get_current_checkpoint_storage_usage", "p-1")
     assert storage.data[0].checkpoint_count == 3
     with pytest.raises(InvalidInput, match="time zone"):
-        scene.admin.get_billing_usage(datetime(2026, 1, 1), hour)
+        seeded.admin.get_billing_usage(datetime(2026, 1, 1), hour)
     with pytest.raises(InvalidInput, match="full hour"):
-        scene.admin.get_billing_usage(hour + timedelta(minutes=1), hour)
+        seeded.admin.get_billing_usage(hour + timedelta(minutes=1), hour)
 
 
-def test_deprecated_admin_methods_still_work(scene: Scene) -> None:
+def test_deprecated_admin_methods_still_work(seeded: SeededServer) -> None:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     calls: dict[str, tuple[Any, ...]] = {
         "get_audit_log": (),
@@ -296,18 +296,18 @@ def test_deprecated_admin_methods_still_work(scene: Scene) -> None:
     }
     for name, args in calls.items():
         with pytest.warns(FutureWarning, match=name):
-            both(scene.rest, name, *args)
+            call_both(seeded.rest, name, *args)
 
 
 # --- names and paths --------------------------------------------------------------------------
 
 
-def test_ids_are_quoted_in_paths(scene: Scene) -> None:
+def test_ids_are_quoted_in_paths(seeded: SeededServer) -> None:
     """The official client sends `a?x#y` as run `a`."""
     wanted = "a?x#y/../z"
     with pytest.raises(NotFoundError, match="a\\?x#y"):
-        scene.rest.get_training_run(wanted).result(TIMEOUT_SECONDS)
-    call = scene.server.calls("get_training_run")[-1]
+        seeded.rest.get_training_run(wanted).result(TIMEOUT_SECONDS)
+    call = seeded.server.calls("get_training_run")[-1]
     assert call.path == "/api/v1/training_runs/a%3Fx%23y%2F..%2Fz"
     assert call.ids == {"training_run_id": wanted}
 
@@ -339,7 +339,7 @@ def test_invalid_arguments_are_rejected_locally(
 def test_whoami_reads_the_exchanged_token(serve: Serve) -> None:
     server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True})
     rest = RestClient(base_url=server.url, api_key=KEY)
-    me = both(rest, "whoami")
+    me = call_both(rest, "whoami")
     assert me.user_urn.startswith("tml:user:")
     assert (me.org_urn, me.email) == ("tml:organization:stub-org", "user@example.com")
     rest.list_sessions().result(TIMEOUT_SECONDS)

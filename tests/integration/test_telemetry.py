@@ -77,12 +77,12 @@ def test_batches_are_limited_and_counted(server: StubServer, service: ServiceCli
     service.close().result(TIMEOUT_SECONDS)
     calls = server.calls("telemetry")
     assert [len(call.message["events"]) for call in calls] == [100, 100, 52]
-    told = events(server)
-    assert [event["event_session_index"] for event in told] == list(range(252))
-    assert [told[0]["event"], told[-1]["event"]] == ["SESSION_START", "SESSION_END"]
-    assert {event["event"] for event in told[1:-1]} == {"GENERIC_EVENT"}
-    assert told[1]["event_data"] == {"number": "0"}
-    assert len({event["event_id"] for event in told}) == 252
+    received = events(server)
+    assert [event["event_session_index"] for event in received] == list(range(252))
+    assert [received[0]["event"], received[-1]["event"]] == ["SESSION_START", "SESSION_END"]
+    assert {event["event"] for event in received[1:-1]} == {"GENERIC_EVENT"}
+    assert received[1]["event_data"] == {"number": "0"}
+    assert len({event["event_id"] for event in received}) == 252
     (session_id,) = server.sessions
     assert {call.message["session_id"] for call in calls} == {session_id}
     assert len({call.message["process_uuid"] for call in calls}) == 1

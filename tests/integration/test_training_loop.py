@@ -283,10 +283,12 @@ def test_headers_of_a_request_and_its_polls(serve: Serve, connect: Connect) -> N
         str(number) for number in range(len(polls))
     ]
     assert all(call.headers["accept"] == "application/x-protobuf" for call in polls)
-    told = [call.headers.get("x-tinker-create-promise-roundtrip-time") for call in polls]
+    round_trip_times = [
+        call.headers.get("x-tinker-create-promise-roundtrip-time") for call in polls
+    ]
     # The official client always reports about 0 here for samples.
-    assert float(told[0] or 0) > 0.0
-    assert told[1:] == [None] * (len(polls) - 1)
+    assert float(round_trip_times[0] or 0) > 0.0
+    assert round_trip_times[1:] == [None] * (len(polls) - 1)
 
 
 def test_adapters_of_one_session_are_independent(

@@ -26,7 +26,7 @@ class Server:
     """Holds each poll until the test provides a response."""
 
     def __init__(self) -> None:
-        self.asked: list[FuturesRetrieveRequest] = []
+        self.requests: list[FuturesRetrieveRequest] = []
         self._answers: asyncio.Queue[FuturesRetrieveResponse | Exception] = asyncio.Queue()
 
     async def call(
@@ -34,7 +34,7 @@ class Server:
     ) -> FuturesRetrieveResponse:
         # The poll loop retries; retries in two layers would multiply.
         assert (endpoint, policy) == (RETRIEVE_FUTURES, NO_RETRY)
-        self.asked.append(message)
+        self.requests.append(message)
         answer = await self._answers.get()
         if isinstance(answer, Exception):
             raise answer
@@ -48,14 +48,14 @@ class Server:
         self._answers.put_nowait(answer)
 
 
-Scene = Callable[[Server, CompletionPoller], Coroutine[Any, Any, None]]
+Scenario = Callable[[Server, CompletionPoller], Coroutine[Any, Any, None]]
 
 
-def play(scene: Scene) -> None:
+def run_scenario(scenario: Scenario) -> None:
     async def main() -> None:
         server = Server()
         transport: Any = server
-        await asyncio.wait_for(scene(server, CompletionPoller(transport, TARGET)), 5.0)
+        await asyncio.wait_for(scenario(server, CompletionPoller(transport, TARGET)), 5.0)
 
     asyncio.run(main())
 
@@ -71,24 +71,24 @@ async def settle() -> None:
 
 
 def test_each_waiter_gets_its_completion() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         first = asyncio.ensure_future(fetch(poller, "a"))
         second = asyncio.ensure_future(fetch(poller, "b"))
         await settle()
-        assert server.asked[0].target == TARGET
-        assert (server.asked[0].prev_cursor, server.asked[0].retrieved_request_ids) == (0, [])
+        assert server.requests[0].target == TARGET
+        assert (server.requests[0].prev_cursor, server.requests[0].retrieved_request_ids) == (0, [])
         server.finish("b", cursor=7)
         await second
         assert not first.done()
         await settle()
-        assert server.asked[1].prev_cursor == 7
+        assert server.requests[1].prev_cursor == 7
         server.finish("a", cursor=9)
         await first
 
 
 def test_failed_request_is_reported_as_ready() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
         await settle()
@@ -98,35 +98,38 @@ def test_failed_request_is_reported_as_ready() -> None:
 
 
 def test_single_poll_serves_all_waiters() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         names = [f"r{number}" for number in range(50)]
         waiting = [asyncio.ensure_future(fetch(poller, name)) for name in names]
         await settle()
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         server.finish(*names)
         await asyncio.gather(*waiting)
 
 
 def test_no_poll_without_waiters() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
         await settle()
         server.finish("a", cursor=4)
         await waiting
         await settle()
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         again = asyncio.ensure_future(fetch(poller, "b"))
         await settle()
         # It continues from the cursor and acknowledges results.
-        assert (server.asked[1].prev_cursor, server.asked[1].retrieved_request_ids) == (4, ["a"])
+        assert (server.requests[1].prev_cursor, server.requests[1].retrieved_request_ids) == (
+            4,
+            ["a"],
+        )
         server.finish("b", cursor=5)
         await again
 
 
 def test_acknowledgements_are_repeated_until_a_poll_succeeds() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = [asyncio.ensure_future(fetch(poller, name)) for name in "abc"]
         await settle()
@@ -136,19 +139,19 @@ def test_acknowledgements_are_repeated_until_a_poll_succeeds() -> None:
         server.finish()
         server.answer(APIConnectionError())
         before = asyncio.get_running_loop().time()
-        while len(server.asked) < 4:
+        while len(server.requests) < 4:
             await asyncio.sleep(0.05)
         # No hot loop against an unreachable server.
         assert asyncio.get_running_loop().time() - before > 0.5
-        said = [asked.retrieved_request_ids for asked in server.asked]
-        assert said[-1] == ["a", "b"]
-        assert said[0] == []
+        acknowledged = [request.retrieved_request_ids for request in server.requests]
+        assert acknowledged[-1] == ["a", "b"]
+        assert acknowledged[0] == []
         server.finish("c")
         await waiting[2]
 
 
 def test_completion_before_wait() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
         await settle()
@@ -159,7 +162,7 @@ def test_completion_before_wait() -> None:
 
 
 def test_final_error_reaches_all_waiters_and_next_waiter_polls_again() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = [asyncio.ensure_future(fetch(poller, name)) for name in "ab"]
         await settle()
@@ -173,7 +176,7 @@ def test_final_error_reaches_all_waiters_and_next_waiter_polls_again() -> None:
 
 
 def test_cancelled_waiter_does_not_affect_others() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         leaving = asyncio.ensure_future(fetch(poller, "a"))
         staying = asyncio.ensure_future(fetch(poller, "b"))
@@ -186,18 +189,18 @@ def test_cancelled_waiter_does_not_affect_others() -> None:
 
 
 def test_server_without_long_polling_is_polled_with_backoff() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
         for _ in range(100):
             server.finish()
         await asyncio.sleep(0.05)
         waiting.cancel()
-        assert len(server.asked) < 10
+        assert len(server.requests) < 10
 
 
 def test_unexpected_poll_error_reaches_waiters() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         waiting = asyncio.ensure_future(fetch(poller, "a"))
         await settle()
@@ -210,7 +213,7 @@ def test_unexpected_poll_error_reaches_waiters() -> None:
 
 
 def test_result_is_acknowledged_only_after_fetch() -> None:
-    @play
+    @run_scenario
     async def _(server: Server, poller: CompletionPoller) -> None:
         other = asyncio.ensure_future(fetch(poller, "b"))
         await settle()
@@ -218,12 +221,12 @@ def test_result_is_acknowledged_only_after_fetch() -> None:
         await settle()
         async with poller.fetch_scope("a"):
             server.finish()
-            while len(server.asked) < 3:
+            while len(server.requests) < 3:
                 await asyncio.sleep(0.05)
-            assert [asked.retrieved_request_ids for asked in server.asked] == [[], [], []]
+            assert [request.retrieved_request_ids for request in server.requests] == [[], [], []]
         server.finish()
-        while len(server.asked) < 4:
+        while len(server.requests) < 4:
             await asyncio.sleep(0.05)
-        assert server.asked[3].retrieved_request_ids == ["a"]
+        assert server.requests[3].retrieved_request_ids == ["a"]
         server.finish("b")
         await other

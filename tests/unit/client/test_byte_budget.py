@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tinkex.client.rate_limits import ByteBudget
 
 
-class Piece:
+class Reservation:
     """Work that holds its reservation until released."""
 
-    def __init__(self, budget: ByteBudget, num_bytes: int, log: list[Piece]) -> None:
+    def __init__(self, budget: ByteBudget, num_bytes: int, log: list[Reservation]) -> None:
         self.num_bytes = num_bytes
         self.is_inside = False
         self._leave = asyncio.Event()
@@ -45,11 +45,11 @@ async def settle() -> None:
 def on_budget(limit: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], None]:
     """Run a test with a budget and a function that adds work."""
 
-    def run(scene: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    def run(scenario: Callable[..., Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
             budget = ByteBudget(limit)
-            log: list[Piece] = []
-            await scene(budget, lambda size: Piece(budget, size, log), log)
+            log: list[Reservation] = []
+            await scenario(budget, lambda size: Reservation(budget, size, log), log)
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
@@ -58,12 +58,12 @@ def on_budget(limit: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]]
     return run
 
 
-Add = Callable[[int], Piece]
+Add = Callable[[int], Reservation]
 
 
 def test_reservation_that_fits_does_not_wait() -> None:
     @on_budget(10)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
         pieces = [add(4), add(6), add(0), add(1)]
         await settle()
         assert log == pieces[:3]
@@ -72,7 +72,7 @@ def test_reservation_that_fits_does_not_wait() -> None:
 
 def test_reservations_are_granted_in_order() -> None:
     @on_budget(10)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
         first, large, small = add(6), add(8), add(1)
         await settle()
         # The small one would fit but waits behind the large one.
@@ -84,7 +84,7 @@ def test_reservations_are_granted_in_order() -> None:
 
 def test_oversized_reservation_runs_alone() -> None:
     @on_budget(10)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
         small, huge, other_huge, last = add(1), add(50), add(60), add(1)
         await settle()
         assert log == [small]
@@ -102,7 +102,7 @@ def test_oversized_reservation_runs_alone() -> None:
 
 def test_cancelled_waiter_holds_no_bytes() -> None:
     @on_budget(10)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
         first, waiting, last = add(10), add(5), add(10)
         await settle()
         waiting.task.cancel()
@@ -115,7 +115,7 @@ def test_cancelled_waiter_holds_no_bytes() -> None:
 
 def test_cancelling_queue_head_grants_next_waiters() -> None:
     @on_budget(10)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
         first, large, small = add(6), add(8), add(3)
         await settle()
         large.task.cancel()
@@ -129,7 +129,7 @@ def test_cancelling_queue_head_grants_next_waiters() -> None:
 
 def test_grant_cancelled_at_same_time_is_released() -> None:
     @on_budget(10)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
         first, unlucky, last = add(10), add(10), add(10)
         await settle()
         first.leave()
@@ -156,7 +156,7 @@ def test_exception_in_block_releases_bytes() -> None:
 
 def test_changed_limit_applies_to_next_reservation() -> None:
     @on_budget(10)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
         first = add(10)
         await settle()
         budget.limit_bytes = 30
@@ -177,8 +177,8 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 def test_no_waiter_starves(actions: list[tuple[str, int]]) -> None:
     @on_budget(20)
-    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
-        pieces: list[Piece] = []
+    async def _(budget: ByteBudget, add: Add, log: list[Reservation]) -> None:
+        pieces: list[Reservation] = []
         for action, number in actions:
             if action == "add":
                 pieces.append(add(number))
@@ -202,7 +202,7 @@ def test_no_waiter_starves(actions: list[tuple[str, int]]) -> None:
 
 
 def check_nobody_waits_for_nothing(budget: ByteBudget, used: int) -> None:
-    waiting = [wanted for wanted, turn in budget._queue if not turn.cancelled()]
+    waiting = [size for size, grant in budget._queue if not grant.cancelled()]
     if waiting:
         assert used > 0
         assert used + waiting[0] > budget.limit_bytes

@@ -25,7 +25,7 @@ def new(environ: Any = None, **options: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("name", "variable", "told", "option", "default"),
+    ("name", "variable", "from_env", "option", "default"),
     [
         ("base_url", "TINKER_BASE_URL", "http://env", "http://option", HOSTED_BASE_URL),
         ("base_url", "TINKEX_BASE_URL", "http://env", "http://option", HOSTED_BASE_URL),
@@ -34,37 +34,37 @@ def new(environ: Any = None, **options: Any) -> Config:
     ],
 )
 def test_option_overrides_environment_overrides_default(
-    name: str, variable: str, told: str, option: str, default: str | None
+    name: str, variable: str, from_env: str, option: str, default: str | None
 ) -> None:
-    assert getattr(new({variable: told}, **{name: option}), name) == option
-    assert getattr(new({variable: told}), name) == told
-    assert getattr(new({variable: told}, **{name: None}), name) == told
+    assert getattr(new({variable: from_env}, **{name: option}), name) == option
+    assert getattr(new({variable: from_env}), name) == from_env
+    assert getattr(new({variable: from_env}, **{name: None}), name) == from_env
     assert getattr(new(), name) == default
 
 
 @pytest.mark.parametrize("empty", ["", None])
 def test_empty_value_counts_as_unset(empty: str | None) -> None:
-    told = {"TINKER_BASE_URL": "http://env", "TINKER_API_KEY": "tml-env"}
-    config = new(told, base_url=empty, api_key=empty, project_id=empty)
+    environ = {"TINKER_BASE_URL": "http://env", "TINKER_API_KEY": "tml-env"}
+    config = new(environ, base_url=empty, api_key=empty, project_id=empty)
     assert (config.base_url, config.api_key, config.project_id) == ("http://env", "tml-env", None)
     config = new({"TINKER_BASE_URL": " ", "TINKER_API_KEY": ""}, base_url=empty)
     assert (config.base_url, config.api_key) == (HOSTED_BASE_URL, None)
 
 
 def test_flags_and_tags_from_environment() -> None:
-    told = {"TINKEX_TELEMETRY": "1", "TINKER_TAGS": "a,b"}
-    assert (new(told).telemetry, new(told).tags) == (True, ("a", "b"))
+    environ = {"TINKEX_TELEMETRY": "1", "TINKER_TAGS": "a,b"}
+    assert (new(environ).telemetry, new(environ).tags) == (True, ("a", "b"))
     # False and empty are values, not unset.
-    config = new(told, telemetry=False, tags=())
+    config = new(environ, telemetry=False, tags=())
     assert (config.telemetry, config.tags) == (False, ())
     assert new(max_retries=0).max_retries == 0
     assert (new().telemetry, new().tags) == (False, ())
 
 
 def test_environment_is_read_once() -> None:
-    told = {"TINKER_API_KEY": KEY, "CLOUDFLARE_ACCESS_CLIENT_ID": "cf"}
-    config = new(told)
-    told.clear()
+    environ = {"TINKER_API_KEY": KEY, "CLOUDFLARE_ACCESS_CLIENT_ID": "cf"}
+    config = new(environ)
+    environ.clear()
     assert config.environment.access_client_id == "cf"
     given = Environment(api_key="tml-given")
     assert new({"TINKER_API_KEY": KEY}, environment=given).api_key == "tml-given"
@@ -241,8 +241,8 @@ def test_evolve_checks_settings() -> None:
 
 
 def test_repr_shows_no_secret() -> None:
-    told = {"TINKER_API_KEY": KEY, "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret"}
-    shown = repr(new(told, headers={"authorization": "header-secret"}))
+    environ = {"TINKER_API_KEY": KEY, "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret"}
+    shown = repr(new(environ, headers={"authorization": "header-secret"}))
     for secret in (KEY, "cf-secret", "header-secret"):
         assert secret not in shown
     assert "timeout_seconds=60.0" in shown

@@ -271,17 +271,17 @@ def num_open_files() -> int:
 async def test_hanging_command_is_killed(command: str) -> None:
     await run_credential_command("echo warm")
     num_open = num_open_files()
-    began = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(ConfigError, match=r"within 0\.2 seconds"):
         await run_credential_command(command, timeout_seconds=0.2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - started_at < 10
     assert num_open_files() == num_open, "its pipes are closed"
 
 
 @pytest.mark.asyncio
 async def test_command_must_print_one_key() -> None:
     credential = Credential(source="TINKER_CREDENTIAL_CMD", command="printf 'a\\nb'")
-    with pytest.raises(ConfigError, match="TINKER_CREDENTIAL_CMD holds a space"):
+    with pytest.raises(ConfigError, match="TINKER_CREDENTIAL_CMD contains a space"):
         await credential.read()
 
 

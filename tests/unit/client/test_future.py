@@ -314,7 +314,7 @@ def test_task_cancelled_elsewhere_fails_future() -> None:
         task.cancel()
         await future
 
-    with pytest.raises(ClientClosed, match="stopped"):
+    with pytest.raises(ClientClosed, match="cancelled"):
         asyncio.run(main())
 
 

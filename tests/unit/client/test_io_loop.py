@@ -108,17 +108,17 @@ def test_cancel_stops_running_coroutine(loop: IoLoop) -> None:
 
 
 def test_coroutine_cancelled_before_start_never_runs(loop: IoLoop) -> None:
-    gate, began = threading.Event(), threading.Event()
+    gate, started = threading.Event(), threading.Event()
 
     async def work() -> None:
-        began.set()
+        started.set()
 
     loop.post(gate.wait, 5)
     future = loop.start(work())
     future.cancel()
     gate.set()
     loop.start(asyncio.sleep(0)).result(timeout=60)
-    assert not began.is_set()
+    assert not started.is_set()
 
 
 def test_loop_restarts_after_fork() -> None:

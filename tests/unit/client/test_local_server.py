@@ -24,8 +24,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 def test_local_home_is_used_without_url_and_key(environ: dict[str, str]) -> None:
     assert Config.new(environ=environ).local_home == Path(environ["HOME"]) / ".tinkex"
-    told = {**environ, "TINKEX_HOME": "/srv/tinkex"}
-    assert Config.new(environ=told).local_home == Path("/srv/tinkex")
+    environment = {**environ, "TINKEX_HOME": "/srv/tinkex"}
+    assert Config.new(environ=environment).local_home == Path("/srv/tinkex")
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_missing_library_error_shows_install_command(
 ) -> None:
     # None in sys.modules makes the import of a module fail.
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ConfigError, match=f"a local server needs {library}") as refused:
+    with pytest.raises(ConfigError, match=f"a local server needs {library}") as caught:
         ensure_server(Home(tmp_path))
-    assert install_command("server", "torch") in (refused.value.hint or "")
+    assert install_command("server", "torch") in (caught.value.hint or "")
 
 
 def test_all_missing_libraries_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +89,6 @@ def test_unwritable_home_is_config_error(tmp_path: Path) -> None:
     home.start_lock.mkdir()
     with pytest.raises(
         ConfigError, match=f"start a local server in {tmp_path}: Is a directory"
-    ) as refused:
+    ) as caught:
         ensure_server(home)
-    assert "TINKEX_HOME" in (refused.value.hint or "")
+    assert "TINKEX_HOME" in (caught.value.hint or "")

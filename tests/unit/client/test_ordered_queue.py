@@ -108,33 +108,33 @@ def test_concurrent_calls_get_contiguous_ids_in_send_order(recorded: RecordedQue
         results = list(pool.map(call, range(8)))
     assert recorded.sent == recorded.prepared == sorted(recorded.prepared)
     # Calls of each thread were sent in its own order.
-    assert all(mine == sorted(mine) for mine in results)
-    assert sorted(first for mine in results for first in mine) == recorded.prepared
+    assert all(ids == sorted(ids) for ids in results)
+    assert sorted(first for ids in results for first in ids) == recorded.prepared
     last = recorded.submit().result(timeout=60)
     assert last == FIRST_SEQ_ID + 8 * sum(1 + number % 3 for number in range(25))
 
 
 def test_ids_are_assigned_in_callers_thread(recorded: RecordedQueue) -> None:
-    held = threading.Event()
-    recorded.submit(send=lambda _: asyncio.to_thread(held.wait, 5))
+    release = threading.Event()
+    recorded.submit(send=lambda _: asyncio.to_thread(release.wait, 5))
     recorded.submit()
     assert recorded.prepared == [1, 2]
-    held.set()
+    release.set()
 
 
 def test_next_operation_waits_until_previous_is_sent(recorded: RecordedQueue) -> None:
-    held, began = threading.Event(), threading.Event()
+    release, started = threading.Event(), threading.Event()
 
     async def slow(_: int) -> str:
-        began.set()
-        await asyncio.to_thread(held.wait, 5)
+        started.set()
+        await asyncio.to_thread(release.wait, 5)
         return "taken"
 
     first, second = recorded.submit(send=slow), recorded.submit()
-    assert began.wait(60)
+    assert started.wait(60)
     assert recorded.sent == [1]
     assert not second.done()
-    held.set()
+    release.set()
     assert (first.result(timeout=60), second.result(timeout=60)) == ("taken", 2)
 
 
@@ -180,13 +180,13 @@ def test_unexpected_exception_resolves_future(recorded: RecordedQueue) -> None:
 
 
 def test_operation_cancelled_in_queue_is_never_sent(recorded: RecordedQueue) -> None:
-    held = threading.Event()
-    first = recorded.submit(send=lambda _: asyncio.to_thread(held.wait, 5))
+    release = threading.Event()
+    first = recorded.submit(send=lambda _: asyncio.to_thread(release.wait, 5))
     waiting = [recorded.submit() for _ in range(3)]
     last = recorded.submit()
     assert waiting[0].cancel()
     assert waiting[2].cancel()
-    held.set()
+    release.set()
     assert last.result(timeout=60) == 5
     assert waiting[1].result(timeout=60) == 3
     assert recorded.sent == [1, 3, 5]
@@ -194,14 +194,14 @@ def test_operation_cancelled_in_queue_is_never_sent(recorded: RecordedQueue) -> 
 
 
 def test_cancel_during_send_unblocks_queue(recorded: RecordedQueue) -> None:
-    began = threading.Event()
+    started = threading.Event()
 
     async def stuck(_: int) -> None:
-        began.set()
+        started.set()
         await asyncio.Event().wait()
 
     first, second = recorded.submit(send=stuck), recorded.submit()
-    assert began.wait(60)
+    assert started.wait(60)
     assert first.cancel()
     assert second.result(timeout=60) == 2
     with pytest.raises(CancelledError):
@@ -235,17 +235,17 @@ def test_closed_client_rejects_operations(recorded: RecordedQueue) -> None:
 
 
 def test_queued_operations_fail_when_client_is_closed(recorded: RecordedQueue) -> None:
-    held, began = threading.Event(), threading.Event()
+    release, started = threading.Event(), threading.Event()
 
     async def slow(_: int) -> None:
-        began.set()
-        await asyncio.to_thread(held.wait, 5)
+        started.set()
+        await asyncio.to_thread(release.wait, 5)
 
     recorded.submit(send=slow)
     waiting = recorded.submit()
-    assert began.wait(60)
+    assert started.wait(60)
     recorded.holder.is_closed = True
-    held.set()
+    release.set()
     with pytest.raises(ClientClosed):
         waiting.result(timeout=60)
     assert recorded.sent == [1]

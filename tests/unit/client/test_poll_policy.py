@@ -180,7 +180,7 @@ def test_error_statuses_are_typed(status: int, cls: type[APIStatusError]) -> Non
 # --- waits --------------------------------------------------------------------------------
 
 
-def patience(outage: float = 300.0, billing: float = 3600.0) -> PollPolicy:
+def make_policy(outage: float = 300.0, billing: float = 3600.0) -> PollPolicy:
     return PollPolicy(outage, billing)
 
 
@@ -197,7 +197,7 @@ def after(
 
 
 def test_long_poll_is_repeated_without_wait() -> None:
-    policy = patience()
+    policy = make_policy()
     assert [after(policy, ResultPending(), lasted=30.0) for _ in range(5)] == [0.0] * 5
     assert (
         after(policy, ResultPending(QueueState.PAUSED_CAPACITY), lasted=MIN_LONG_POLL_SECONDS)
@@ -206,7 +206,7 @@ def test_long_poll_is_repeated_without_wait() -> None:
 
 
 def test_fast_responses_back_off() -> None:
-    policy = patience()
+    policy = make_policy()
     waits = [after(policy, ResultPending(), lasted=0.01) for _ in range(9)]
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     # A real long poll in between resets it.
@@ -216,14 +216,14 @@ def test_fast_responses_back_off() -> None:
 
 def test_paused_queue_is_polled_at_most_once_per_second() -> None:
     for state in (QueueState.PAUSED_CAPACITY, QueueState.PAUSED_RATE_LIMIT, QueueState.UNKNOWN):
-        assert after(patience(), ResultPending(state)) == 1.0
-        assert after(patience(), ResultPending(state, wait_seconds=0.2)) == 1.0
-        assert after(patience(), ResultPending(state, wait_seconds=7.0)) == 7.0
+        assert after(make_policy(), ResultPending(state)) == 1.0
+        assert after(make_policy(), ResultPending(state, wait_seconds=0.2)) == 1.0
+        assert after(make_policy(), ResultPending(state, wait_seconds=7.0)) == 7.0
 
 
 def test_server_wait_is_honoured() -> None:
-    assert after(patience(), ResultPending(wait_seconds=3.0), lasted=0.1) == 3.0
-    assert after(patience(), ResultPending(wait_seconds=3.0), lasted=30.0) == 3.0
+    assert after(make_policy(), ResultPending(wait_seconds=3.0), lasted=0.1) == 3.0
+    assert after(make_policy(), ResultPending(wait_seconds=3.0), lasted=30.0) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_server_wait_is_honoured() -> None:
     [(400, {"detail": "no"}), (400, None), (400, b"<html>"), (500, {"detail": "oom"})],
 )
 def test_ambiguous_errors_are_retried_a_few_times(status: int, body: object) -> None:
-    policy = patience()
+    policy = make_policy()
     for _ in range(MAX_BAD_ANSWERS):
         assert 0.0 < after(policy, refusal(status, body)) < 1.0
     with pytest.raises(APIStatusError) as caught:
@@ -240,7 +240,7 @@ def test_ambiguous_errors_are_retried_a_few_times(status: int, body: object) -> 
 
 
 def test_pending_response_resets_ambiguous_error_count() -> None:
-    policy = patience()
+    policy = make_policy()
     for _ in range(5):
         for _ in range(MAX_BAD_ANSWERS):
             after(policy, refusal(400))
@@ -253,7 +253,7 @@ def test_pending_response_resets_ambiguous_error_count() -> None:
     ids=lambda outcome: str(outcome.error.status),
 )
 def test_outage_is_limited_by_time(outcome: PollFailure) -> None:
-    policy = patience(outage=60.0)
+    policy = make_policy(outage=60.0)
     now, waits = 1000.0, []
     with pytest.raises(type(outcome.error)):
         while True:
@@ -264,7 +264,7 @@ def test_outage_is_limited_by_time(outcome: PollFailure) -> None:
 
 
 def test_outage_time_resets_after_response() -> None:
-    policy = patience(outage=60.0)
+    policy = make_policy(outage=60.0)
     after(policy, refusal(503), now=0.0)
     after(policy, ResultPending(), now=50.0)
     assert after(policy, refusal(503), now=100.0) == 0.5
@@ -272,32 +272,32 @@ def test_outage_time_resets_after_response() -> None:
 
 
 def test_overloaded_server_retry_after_is_honoured() -> None:
-    assert after(patience(), refusal(429, None, retry_after="20")) == 20.0
-    assert after(patience(), refusal(503, None, retry_after_ms="100")) == 0.5
+    assert after(make_policy(), refusal(429, None, retry_after="20")) == 20.0
+    assert after(make_policy(), refusal(503, None, retry_after_ms="100")) == 0.5
 
 
 def test_billing_issue_pauses_then_raises() -> None:
-    policy = patience(outage=1.0, billing=12.0)
+    policy = make_policy(outage=1.0, billing=12.0)
     assert after(policy, refusal(402), now=0.0) == BILLING_WAIT_SECONDS
     assert after(policy, refusal(402), now=5.0) == BILLING_WAIT_SECONDS
     assert 0.0 < after(policy, refusal(402), now=10.0) <= BILLING_WAIT_SECONDS
     with pytest.raises(BillingError):
         after(policy, refusal(402), now=12.0)
     with pytest.raises(BillingError):
-        after(patience(billing=0.0), refusal(402))
+        after(make_policy(billing=0.0), refusal(402))
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 422, 302])
 def test_final_errors_are_raised_immediately(status: int) -> None:
     with pytest.raises(APIStatusError) as caught:
-        after(patience(), refusal(status))
+        after(make_policy(), refusal(status))
     assert caught.value.status == status
 
 
 def test_should_retry_header_is_honoured() -> None:
     with pytest.raises(InternalServerError):
-        after(patience(), refusal(503, None, x_should_retry="false"))
-    assert after(patience(), refusal(404, None, x_should_retry="true")) == 0.5
+        after(make_policy(), refusal(503, None, x_should_retry="false"))
+    assert after(make_policy(), refusal(404, None, x_should_retry="true")) == 0.5
 
 
 ANSWERS: list[ResultPending | PollFailure] = [
@@ -312,7 +312,7 @@ ANSWERS: list[ResultPending | PollFailure] = [
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, len(ANSWERS) - 1), st.floats(0.0, 50.0)), max_size=40))
 def test_only_long_poll_is_followed_by_no_wait(steps: list[tuple[int, float]]) -> None:
-    policy, now = patience(), 0.0
+    policy, now = make_policy(), 0.0
     for index, lasted in steps:
         outcome = ANSWERS[index]
         now += lasted
@@ -341,17 +341,17 @@ def test_unknown_status_is_not_a_result(status: str) -> None:
 def test_excessive_retry_after_is_ignored(millis: int) -> None:
     outcome = outcome_of(200, PENDING | {"retry_after_ms": millis})
     assert isinstance(outcome, ResultPending)
-    assert 0.0 < after(patience(), outcome) <= 60.0
+    assert 0.0 < after(make_policy(), outcome) <= 60.0
 
 
 def test_outage_after_billing_issue_gets_full_time() -> None:
-    policy = patience(outage=300.0, billing=3600.0)
+    policy = make_policy(outage=300.0, billing=3600.0)
     after(policy, refusal(402), now=0.0)
     after(policy, refusal(402), now=1800.0)
     assert after(policy, refusal(503), now=1805.0) > 0.0
 
 
 def test_500_without_json_reason_is_outage() -> None:
-    policy = patience(outage=60.0)
+    policy = make_policy(outage=60.0)
     for _ in range(2 * MAX_BAD_ANSWERS):
         assert after(policy, refusal(500, b"Internal Server Error")) > 0.0

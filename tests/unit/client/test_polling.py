@@ -303,7 +303,7 @@ def test_error_while_fetching_large_result_restarts_polling() -> None:
 )
 def test_invalid_result_is_response_error(content: bytes) -> None:
     answer = HttpResponse(200, JSON, content)
-    with pytest.raises(APIResponseValidationError, match="optim_step does not fit") as caught:
+    with pytest.raises(APIResponseValidationError, match="Invalid result of optim_step") as caught:
         World([answer]).wait_for()
     assert caught.value.is_user_error is False
     assert caught.value.response is answer

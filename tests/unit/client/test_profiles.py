@@ -39,8 +39,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def new(file: Path, environ: dict[str, str] | None = None, **options: Any) -> Config:
-    told = {"HOME": str(file.parent), "TINKEX_HOME": str(file.parent)}
-    return Config.new(environ=told | (environ or {}), **options)
+    variables = {"HOME": str(file.parent), "TINKEX_HOME": str(file.parent)}
+    return Config.new(environ=variables | (environ or {}), **options)
 
 
 def test_default_profile_of_file_is_used(file: Path) -> None:
@@ -58,14 +58,14 @@ def test_variable_selects_profile_and_option_overrides_it(file: Path) -> None:
 
 
 def test_variables_override_default_profile(file: Path) -> None:
-    told = {"TINKER_BASE_URL": "http://env", "TINKER_API_KEY": "tml-env"}
-    config = new(file, told)
+    variables = {"TINKER_BASE_URL": "http://env", "TINKER_API_KEY": "tml-env"}
+    config = new(file, variables)
     assert (config.base_url, config.api_key, config.key_source) == ("http://env", "tml-env", "")
 
 
 def test_explicit_profile_overrides_variables(file: Path) -> None:
-    told = {"TINKER_BASE_URL": "http://env", "TINKER_API_KEY": "tml-env"}
-    config = new(file, told, profile="work")
+    variables = {"TINKER_BASE_URL": "http://env", "TINKER_API_KEY": "tml-env"}
+    config = new(file, variables, profile="work")
     assert (config.base_url, config.api_key) == ("https://work/prefix", "tml-work")
 
 
@@ -105,7 +105,7 @@ def test_unknown_profile_error_lists_profiles(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[profiles.x", "is not a valid TOML file"),
         ("profiles = 3", "is not a file of profiles"),
@@ -120,26 +120,26 @@ def test_unknown_profile_error_lists_profiles(file: Path) -> None:
         ("[profiles.x]\ntimeout_seconds = true", "must be a number"),
     ],
 )
-def test_invalid_profiles_file_is_config_error(file: Path, text: str, said: str) -> None:
+def test_invalid_profiles_file_is_config_error(file: Path, text: str, message: str) -> None:
     file.write_text(text)
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_profiles(file)
-    assert str(file) in str(refused.value)
+    assert str(file) in str(caught.value)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary())
 def test_any_profiles_file_is_read_or_rejected_without_showing_it(file: Path, data: bytes) -> None:
     file.write_bytes(b"api_key = 'tml-secret\n" + data)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as caught:
         read_profiles(file)
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_directory_at_profiles_path_is_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read") as refused:
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
         read_profiles(tmp_path)
-    assert "move it away" in (refused.value.hint or "")
+    assert "move it away" in (caught.value.hint or "")
 
 
 def test_repr_shows_no_key(file: Path) -> None:

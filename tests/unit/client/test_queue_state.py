@@ -14,17 +14,17 @@ from tinkex.client.queue_state import (
     QueueStateNotifier,
 )
 
-Told = list[tuple[QueueState, str | None]]
+Changes = list[tuple[QueueState, str | None]]
 
 
 class Recorder:
     def __init__(self) -> None:
-        self.told: Told = []
+        self.changes: Changes = []
 
     def on_queue_state_change(
         self, queue_state: QueueState, queue_state_reason: str | None
     ) -> None:
-        self.told.append((queue_state, queue_state_reason))
+        self.changes.append((queue_state, queue_state_reason))
 
 
 class Broken:
@@ -65,7 +65,7 @@ def test_observer_gets_each_change_once() -> None:
     watch.update(QueueState.PAUSED_CAPACITY, "full")
     watch.update(QueueState.PAUSED_CAPACITY, "full")
     watch.update(QueueState.ACTIVE, None)
-    assert recorder.told == [
+    assert recorder.changes == [
         (QueueState.PAUSED_CAPACITY, None),
         (QueueState.PAUSED_CAPACITY, "full"),
         (QueueState.ACTIVE, None),
@@ -73,13 +73,13 @@ def test_observer_gets_each_change_once() -> None:
 
 
 def test_event_hook_gets_same_changes() -> None:
-    heard: Told = []
+    events: Changes = []
     watch = QueueStateNotifier(
-        Recorder(), at_once, lambda state, reason: heard.append((state, reason))
+        Recorder(), at_once, lambda state, reason: events.append((state, reason))
     )
     watch.update(QueueState.UNKNOWN, "x")
     watch.update(QueueState.UNKNOWN, "x")
-    assert heard == [(QueueState.UNKNOWN, "x")]
+    assert events == [(QueueState.UNKNOWN, "x")]
 
 
 def test_observer_runs_on_given_executor() -> None:
@@ -87,9 +87,9 @@ def test_observer_runs_on_given_executor() -> None:
     later: list[Callable[[], None]] = []
     watch = QueueStateNotifier(recorder, later.append)
     watch.update(QueueState.PAUSED_RATE_LIMIT, None)
-    assert recorder.told == []
+    assert recorder.changes == []
     later[0]()
-    assert recorder.told == [(QueueState.PAUSED_RATE_LIMIT, None)]
+    assert recorder.changes == [(QueueState.PAUSED_RATE_LIMIT, None)]
 
 
 def test_raising_observer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +101,7 @@ def test_raising_observer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         ({"queue_state": "paused_capacity"}, [(QueueState.PAUSED_CAPACITY, None)]),
         (
@@ -114,10 +114,10 @@ def test_raising_observer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         (None, []),
     ],
 )
-def test_error_body_updates_state(body: object, told: Told) -> None:
+def test_error_body_updates_state(body: object, expected: Changes) -> None:
     recorder = Recorder()
     QueueStateNotifier(recorder, at_once).update_from_body(body)
-    assert recorder.told == told
+    assert recorder.changes == expected
 
 
 def logged(

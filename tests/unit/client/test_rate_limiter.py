@@ -134,7 +134,7 @@ def test_limiter_invariants_hold(steps: list[tuple[str, float, float]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "told", "expected"),
+    ("num_bytes", "retry_after", "expected"),
     [
         (10, None, 1.0),
         (LARGE_PROMPT_BYTES, None, 1.0),
@@ -146,6 +146,6 @@ def test_limiter_invariants_hold(steps: list[tuple[str, float, float]]) -> None:
     ],
 )
 def test_backoff_is_max_of_retry_after_and_default(
-    num_bytes: int, told: float | None, expected: float
+    num_bytes: int, retry_after: float | None, expected: float
 ) -> None:
-    assert rate_limit_backoff(num_bytes, told) == expected
+    assert rate_limit_backoff(num_bytes, retry_after) == expected

@@ -177,11 +177,18 @@ def test_jitter_reduces_wait_by_at_most_a_quarter(attempt: int, jitter: float) -
     st.booleans(),
 )
 def test_wait_is_at_least_retry_after(
-    attempt: int, elapsed: float, jitter: float, told: float | None, status: int, contact: bool
+    attempt: int,
+    elapsed: float,
+    jitter: float,
+    retry_after: float | None,
+    status: int,
+    contact: bool,
 ) -> None:
     policy = RetryPolicy(has_contact=contact)
-    found = wait(refused(status, retry_after_seconds=told), policy, attempt, elapsed, jitter)
-    assert found is None or found >= max(told or 0.0, 0.09)
+    seconds = wait(
+        refused(status, retry_after_seconds=retry_after), policy, attempt, elapsed, jitter
+    )
+    assert seconds is None or seconds >= max(retry_after or 0.0, 0.09)
 
 
 def test_longer_of_backoff_and_retry_after_is_used() -> None:
@@ -246,9 +253,9 @@ def test_parse_retry_after_date(ahead: int, expected: float | None) -> None:
 
 def test_retry_after_date_uses_real_clock_by_default() -> None:
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    found = parse_retry_after({"retry-after": soon})
-    assert found is not None
-    assert 25.0 < found <= 30.0
+    seconds = parse_retry_after({"retry-after": soon})
+    assert seconds is not None
+    assert 25.0 < seconds <= 30.0
 
 
 @pytest.mark.parametrize("skew_hours", [-2, 28])
@@ -264,8 +271,8 @@ def test_retry_after_date_is_relative_to_server_date(skew_hours: int) -> None:
 @quick
 @given(st.text(max_size=40), st.text(max_size=20))
 def test_parse_retry_after_never_raises(after: str, millis: str) -> None:
-    found = parse_retry_after({"retry-after": after, "retry-after-ms": millis}, NOW)
-    assert found is None or 0.0 < found <= MAX_RETRY_AFTER_SECONDS
+    seconds = parse_retry_after({"retry-after": after, "retry-after-ms": millis}, NOW)
+    assert seconds is None or 0.0 < seconds <= MAX_RETRY_AFTER_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ def config(url: str = "http://lanes.test", **options: Any) -> Config:
 
 
 def test_same_server_and_key_share_limits() -> None:
-    lane = get_sampling_limits(config(), KEY)
-    assert get_sampling_limits(config(), KEY) is lane
+    limits = get_sampling_limits(config(), KEY)
+    assert get_sampling_limits(config(), KEY) is limits
     # URLs are compared after normalisation.
-    assert get_sampling_limits(config("HTTP://Lanes.Test/"), KEY) is lane
+    assert get_sampling_limits(config("HTTP://Lanes.Test/"), KEY) is limits
 
 
 def test_other_server_or_key_has_separate_limits() -> None:
-    lane = get_sampling_limits(config(), KEY)
+    limits = get_sampling_limits(config(), KEY)
     others = [
         get_sampling_limits(config(), "tml-other"),
         get_sampling_limits(config(), None),
@@ -40,7 +40,7 @@ def test_other_server_or_key_has_separate_limits() -> None:
         get_sampling_limits(config("http://lanes.test:81"), KEY),
         get_sampling_limits(config("https://lanes.test"), KEY),
     ]
-    assert len({id(each) for each in [lane, *others]}) == 6
+    assert len({id(item) for item in [limits, *others]}) == 6
 
 
 def test_backoff_is_per_server_and_key() -> None:
@@ -51,18 +51,18 @@ def test_backoff_is_per_server_and_key() -> None:
 
 
 def test_key_is_not_stored() -> None:
-    lane = get_sampling_limits(config(), KEY)
+    limits = get_sampling_limits(config(), KEY)
     names = list(rate_limits._SHARED_LIMITS.keys())
-    assert KEY not in repr(names) + repr(vars(lane))
+    assert KEY not in repr(names) + repr(vars(limits))
     assert KEY.encode() not in pickle.dumps(names)
     assert ("http://lanes.test", KEY) not in names
 
 
 def test_limits_are_released_when_unused() -> None:
-    lane = get_sampling_limits(config("http://short-lived.test"), KEY)
+    limits = get_sampling_limits(config("http://short-lived.test"), KEY)
     name = next(name for name in rate_limits._SHARED_LIMITS if name[0] == "http://short-lived.test")
-    assert rate_limits._SHARED_LIMITS[name] is lane
-    del lane
+    assert rate_limits._SHARED_LIMITS[name] is limits
+    del limits
     gc.collect()
     assert name not in rate_limits._SHARED_LIMITS
 
@@ -75,15 +75,15 @@ def test_concurrent_creation_shares_limits() -> None:
         return get_sampling_limits(config("http://race.test"), KEY)
 
     with ThreadPoolExecutor(16) as pool:
-        made = list(pool.map(make, range(16)))
-    assert len({id(lane) for lane in made}) == 1
+        created = list(pool.map(make, range(16)))
+    assert len({id(limits) for limits in created}) == 1
 
 
 def test_server_limit_is_applied() -> None:
-    lane = SamplingLimits()
-    assert lane.budget.limit_bytes == 10 * 1024 * 1024
-    lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=5))
-    assert lane.budget.limit_bytes == 5
+    limits = SamplingLimits()
+    assert limits.budget.limit_bytes == 10 * 1024 * 1024
+    limits.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=5))
+    assert limits.budget.limit_bytes == 5
 
 
 async def settle() -> None:
@@ -91,14 +91,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def crowd(lane: SamplingLimits, count: int, num_bytes: int = 1) -> int:
+async def run_submissions(limits: SamplingLimits, count: int, num_bytes: int = 1) -> int:
     """Return how many submissions run concurrently."""
     inside = 0
     done = asyncio.Event()
 
     async def submit() -> None:
         nonlocal inside
-        async with lane.acquire(num_bytes):
+        async with limits.acquire(num_bytes):
             inside += 1
             await done.wait()
 
@@ -107,52 +107,52 @@ async def crowd(lane: SamplingLimits, count: int, num_bytes: int = 1) -> int:
     found = inside
     done.set()
     await asyncio.gather(*tasks)
-    assert lane.budget.used_bytes == 0
+    assert limits.budget.used_bytes == 0
     return found
 
 
 def test_byte_budget_delays_submissions() -> None:
-    lane = SamplingLimits()
-    lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=100))
-    assert asyncio.run(crowd(lane, 7, num_bytes=40)) == 2
+    limits = SamplingLimits()
+    limits.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=100))
+    assert asyncio.run(run_submissions(limits, 7, num_bytes=40)) == 2
 
 
 def test_concurrency_ramps_up_after_backoff() -> None:
-    lane = SamplingLimits()
+    limits = SamplingLimits()
     # Just after a back-off: no wait, but limited concurrency.
-    lane.limiter.back_off(0.0)
-    assert asyncio.run(crowd(lane, 3 * RECOVERY_SLOTS)) == RECOVERY_SLOTS
+    limits.limiter.back_off(0.0)
+    assert asyncio.run(run_submissions(limits, 3 * RECOVERY_SLOTS)) == RECOVERY_SLOTS
 
 
 def test_extended_backoff_is_checked_after_sleeping() -> None:
     async def run() -> float:
-        lane = SamplingLimits()
-        lane.limiter.back_off(0.02)
-        entered = asyncio.create_task(enter(lane))
+        limits = SamplingLimits()
+        limits.limiter.back_off(0.02)
+        entered = asyncio.create_task(enter(limits))
         await asyncio.sleep(0.01)
-        lane.limiter.back_off(0.05)
+        limits.limiter.back_off(0.05)
         return await entered
 
-    async def enter(lane: SamplingLimits) -> float:
-        async with lane.acquire(1):
-            return lane.limiter.remaining_seconds()
+    async def enter(limits: SamplingLimits) -> float:
+        async with limits.acquire(1):
+            return limits.limiter.remaining_seconds()
 
     assert asyncio.run(run()) == 0.0
 
 
 def test_failed_or_cancelled_submission_releases_limits() -> None:
     async def run() -> int:
-        lane = SamplingLimits()
-        lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
+        limits = SamplingLimits()
+        limits.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
         with pytest.raises(ZeroDivisionError):
-            async with lane.acquire(10):
+            async with limits.acquire(10):
                 raise ZeroDivisionError
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(lane.acquire(10))
-            waiting = asyncio.create_task(stack.enter_async_context(lane.acquire(10)))
+            await stack.enter_async_context(limits.acquire(10))
+            waiting = asyncio.create_task(stack.enter_async_context(limits.acquire(10)))
             await settle()
             waiting.cancel()
             await asyncio.wait([waiting])
-        return await crowd(lane, 2, num_bytes=10)
+        return await run_submissions(limits, 2, num_bytes=10)
 
     assert asyncio.run(run()) == 1

@@ -154,7 +154,7 @@ def test_exception_events_are_redacted(server: Server) -> None:
     on_io(telemetry.flush)
     [event, generic] = server.events
     assert (event.event, event.error_type) == ("UNHANDLED_EXCEPTION", "ValueError")
-    assert "test_exceptions_are_told" in event.traceback
+    assert "test_exception_events_are_redacted" in event.traceback
     assert "refused ***" in event.error_message
     wire = encode_json(server.batches[0])
     assert b"tml-0123" not in wire

@@ -97,7 +97,7 @@ def test_extract_archive(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None
 
 def test_extracted_files_are_counted(tmp_path: Path) -> None:
     counts: list[int] = []
-    unpack(tmp_path, plain_tar(), told_files=counts.append)
+    unpack(tmp_path, plain_tar(), on_files=counts.append)
     assert counts == sorted(counts)
     assert set(counts) <= set(range(1, len(FILES) + 1))
     assert counts[-1] == len(FILES)
