@@ -118,3 +118,8 @@ def test_one_module_alone_writes_commands_that_install() -> None:
         if "pip install" in path.read_text("utf-8")
     ]
     assert writers == ["installation.py"]
+
+
+def test_the_package_installs_the_command() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["scripts"]["tinkex"] == "tinkex.cli.main:main"

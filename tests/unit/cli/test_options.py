@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tinkex.cli.context import Context, get_context, pass_context
 from tinkex.cli.lazy import DefaultGroup, LazyCommand, LazyGroup, first_argument_index
-from tinkex.cli.main import main
+from tinkex.cli.main import main, run
 from tinkex.cli.options import Duration, Group, scan_output_flags
 
 SEEN: list[Any] = []
@@ -249,3 +249,32 @@ def test_the_help_of_a_group_shows_the_options_of_the_command_that_it_means() ->
     assert "Options of `create`, also without its name:" in shown
     assert "--base-model NAME" in shown
     assert shown.index("--rank N") < shown.index("Commands:")
+
+
+@pytest.mark.parametrize("words", [("run", "sample"), ("sample",)])
+def test_sample_help_lists_every_flag(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words, "--help"]).exit_code == 0
+    shown = capsys.readouterr().out
+    sampling = "max-tokens temperature top-k top-p num-samples http-pool output json"
+    where = "base-model model-path prompt prompt-file api-key base-url timeout"
+    for flag in f"{sampling} {where}".split():
+        assert f"--{flag}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "forms"),
+    [
+        (("checkpoint", "download"), ("-o, --output", "-f, --format", "-h, --help")),
+        (("checkpoint", "delete"), ("-y, --yes", "-f, --format", "-h, --help")),
+        (("run", "sample"), ("-o, --output", "-v, --verbose")),
+    ],
+)
+def test_help_shows_short_and_long_forms(
+    words: tuple[str, ...], forms: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("-h", "--help"):
+        assert run([*words, flag]).exit_code == 0
+        shown = capsys.readouterr().out
+        assert [form for form in forms if form not in shown] == []

@@ -116,8 +116,11 @@ def test_one_module_alone_draws_bars() -> None:
         if re.search(r"^\s*from (rich\.progress|tqdm)\b.* import ", path.read_text(), re.MULTILINE)
     ]
     # The two others name a type.
-    others = ["cli/progress.py", "pipeline/metrics.py"]
-    assert [path for path in drawing if path not in others] == ["cli/bars.py", "step_bars.py"]
+    others = ["cli/progress.py", "pipeline/train/metrics.py"]
+    assert [path for path in drawing if path not in others] == [
+        "cli/progress_bars.py",
+        "progress_bar.py",
+    ]
 
 
 # --- questions --------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from tinkex.testing.calls import Call
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that breaks is tried again at once."""
-    monkeypatch.setattr(transfer, "_WAITS", RetryPolicy(first_wait_seconds=0.001))
+    monkeypatch.setattr(transfer, "_BACKOFF_POLICY", RetryPolicy(first_wait_seconds=0.001))
 
 
 def is_weights(call: Call) -> bool:

@@ -245,7 +245,7 @@ def test_an_interrupted_merge_leaves_nothing(
         raise KeyboardInterrupt
 
     before = {path.name for path in tmp_path.iterdir()}
-    monkeypatch.setattr(merge, "_copy_rest", interrupt)
+    monkeypatch.setattr(merge, "_copy_other_files", interrupt)
     words = ("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"), "--merge")
     result = tinkex(*words, "--base-model-path", str(base))
     assert result.exit_code == 130

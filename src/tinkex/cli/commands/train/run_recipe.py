@@ -111,7 +111,7 @@ def run_recipe(
         say(
             f"Training {plan.base_model or plan.start_from} on "
             f"{format_count(len(run.rows), 'row')}: {format_count(run.total, 'step')}, "
-            f"kept in {run.journal.directory}"
+            f"kept in {run.run_directory.directory}"
         )
         with (
             stop_on_interrupt(run, lambda: say(_STOPPING_NOTICE)),
