@@ -50,7 +50,7 @@ FIRST = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "Adm
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The sentence under each field of a class; Python itself does not keep them."""
+    """Return the docstring below each field of a class, which Python discards."""
     tree = ast.parse(inspect.getsource(cls)).body[0]
     assert isinstance(tree, ast.ClassDef)
     found: dict[str, str] = {}
@@ -63,7 +63,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def homes(module: ModuleType) -> dict[str, str]:
-    """Where each public name of a lazy package lives, as its imports for type checkers say."""
+    """Return the module of each public name of a lazy package, from its type-checking imports."""
     tree = ast.parse(inspect.getsource(module))
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     found = {alias.name: node.module for node in imports if node.module for alias in node.names}
@@ -72,7 +72,7 @@ def homes(module: ModuleType) -> dict[str, str]:
 
 
 def default_of(cls: type, name: str) -> str:
-    """A field's default as one would write it."""
+    """Format the default of a field."""
     field = next(each for each in fields(cls) if each.name == name)
     if field.default_factory is not MISSING:
         made = field.default_factory()
@@ -84,7 +84,7 @@ def default_of(cls: type, name: str) -> str:
 
 
 def settings_table() -> str:
-    """Every field of Config."""
+    """Table of the fields of Config."""
     rows = [
         (f"`{name}`", default_of(Config, name), text) for name, text in field_docs(Config).items()
     ]
@@ -92,7 +92,7 @@ def settings_table() -> str:
 
 
 def environment_table() -> str:
-    """Every variable that is read."""
+    """Table of the environment variables of the client."""
     rows = []
     for name, text in field_docs(settings.Environment).items():
         variables, _, meaning = text.partition(": ")
@@ -102,7 +102,7 @@ def environment_table() -> str:
 
 
 def marked(variables: str) -> str:
-    """The variables of a sentence as code."""
+    """Mark variable names as code."""
     return " ".join(
         f"`{word.rstrip(',')}`{',' * word.endswith(',')}" if word.rstrip(",").isupper() else word
         for word in variables.split()
@@ -110,12 +110,12 @@ def marked(variables: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """The text with a capital at its front."""
+    """Capitalize the first letter."""
     return text[:1].upper() + text[1:]
 
 
 def server_table() -> str:
-    """Every setting of the server, and every way to say it."""
+    """Table of the server settings: TOML key, variable, flag, default and meaning."""
     rows = []
     for name, text in field_docs(ServerConfig).items():
         key = "" if name == "home" else f"`{name}`"
@@ -124,13 +124,13 @@ def server_table() -> str:
 
 
 def flag_of(name: str) -> str:
-    """The flag of `tinkex serve` that sets a field, if there is one."""
+    """Return the flag of `tinkex serve` that sets a field, or an empty string."""
     flags = {option.name: option.opts[0] for option in serve.params}
     return f"`{flags[name]}`" if name in flags else ""
 
 
 def server_default(name: str) -> str:
-    """A default of the server as one would write it in TOML; sizes also as people say them."""
+    """Format a server default as TOML; sizes also in MiB."""
     if name == "home":
         return "`~/.tinkex`"
     value = default_value(ServerConfig, name)
@@ -139,7 +139,7 @@ def server_default(name: str) -> str:
 
 
 def server_toml() -> str:
-    """A settings file that says everything, and changes nothing."""
+    """A settings file that contains every default."""
     lines = []
     for name, text in field_docs(ServerConfig).items():
         if name != "home":
@@ -148,18 +148,18 @@ def server_toml() -> str:
 
 
 def default_value(cls: type, name: str) -> Any:
-    """A field's default."""
+    """Return the default of a field."""
     field = next(each for each in fields(cls) if each.name == name)
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it; JSON's spelling is TOML's for all that occurs here."""
+    """Format a value as TOML; for the types used here this equals JSON."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
 def trainer_tables() -> str:
-    """Every option of the pipeline's trainers, group by group; those of one stage at the end."""
+    """Tables of the trainer options by group; options of a single stage come last."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     heading = ""
     for option in fields(trainer_arguments.TrainerArguments):
@@ -174,14 +174,14 @@ def trainer_tables() -> str:
 
 
 def trainer_default(option: Field[Any]) -> str:
-    """What an option is if it is not given; by stage where they differ."""
+    """Format the default of an option, by stage where defaults differ."""
     if option.default is MISSING:
         return "required"
-    told = [
+    defaults = [
         own.get(option.name, option.default) for own in trainer_arguments.STAGE_DEFAULTS.values()
     ]
-    if len(set(told)) > 1:
-        pairs = zip(trainer_arguments.STAGE_DEFAULTS, told, strict=True)
+    if len(set(defaults)) > 1:
+        pairs = zip(trainer_arguments.STAGE_DEFAULTS, defaults, strict=True)
         return ", ".join(f"{stage} {value}" for stage, value in pairs)
     if isinstance(option.default, tuple):
         return ", ".join(option.default)
@@ -189,21 +189,21 @@ def trainer_default(option: Field[Any]) -> str:
 
 
 def metrics_table() -> str:
-    """Every metric of the server."""
+    """Table of the server's Prometheus metrics."""
     rows = []
     for metric in vars(prometheus).values():
         if not isinstance(metric, MetricWrapperBase):
             continue
         family = metric.describe()[0]
         name = family.name + "_total" * (family.type == "counter")
-        # A metric keeps the names of its labels to itself until one is counted.
+        # The label names are not public before the first sample.
         labels = ", ".join(f"`{label}`" for label in metric._labelnames)
         rows.append((f"`{name}`", family.type, labels, family.documentation))
     return table(("metric", "kind", "labels", "meaning"), rows)
 
 
 def endpoint_table() -> str:
-    """Every row of the endpoint table."""
+    """Table of the endpoints."""
     rows = []
     for name, row in endpoints.ENDPOINTS.items():
         reply = "a promise of " + type_name(row.promised) if row.promised else type_name(row.reply)
@@ -216,12 +216,12 @@ def endpoint_table() -> str:
 
 
 def type_name(type_: Any) -> str:
-    """A message by name; nothing for a message without content."""
+    """Return the name of a message; empty for a message without content."""
     return "" if type_.__name__ == "Empty" else f"`{type_.__name__}`"
 
 
 def table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [headings, tuple("---" for _ in headings), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
@@ -232,7 +232,7 @@ def table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def client_list() -> str:
-    """Everything in tinkex that is neither a value nor an error."""
+    """Directives for all names of tinkex that are neither types nor errors."""
     found = {
         name: home for name, home in homes(tinkex).items() if home.startswith("tinkex.client.")
     }
@@ -245,7 +245,7 @@ def client_list() -> str:
 
 
 def error_list() -> str:
-    """The errors in the order of their tree."""
+    """Directives for the errors, in the order of the hierarchy."""
     public = homes(tinkex)
     order = [name for name, value in vars(errors).items() if getattr(value, "__name__", "") == name]
     names = [name for name in order if public.get(name) == "tinkex.errors"]
@@ -253,7 +253,7 @@ def error_list() -> str:
 
 
 def type_list() -> str:
-    """The values, module by module."""
+    """Directives for the types, by module."""
     by_home: dict[str, list[str]] = {f"tinkex.types.{name}": [] for name in FIRST_TYPES}
     for name, home in homes(tinkex.types).items():
         if home.startswith("tinkex.types."):
@@ -266,13 +266,13 @@ def type_list() -> str:
 
 
 def first_sentence(module: str) -> str:
-    """A module's own one-line description, as a heading."""
+    """Return the first line of a module's docstring, as a heading."""
     text = (sys.modules.get(module) or __import__(module, fromlist=["_"])).__doc__ or ""
     return text.partition("\n")[0].rstrip(".")
 
 
 def testing_list() -> str:
-    """The names of tinkex.testing."""
+    """Directives for the names of tinkex.testing."""
     return directives(f"{home}.{name}" for name, home in homes(tinkex.testing).items())
 
 
@@ -287,7 +287,7 @@ def directives(names: Iterable[str], **options: str) -> str:
 
 
 def walk(command: click.Command, ctx: click.Context) -> Iterator[click.Context]:
-    """A command and all below it, each in the context that its help is written in."""
+    """Yield the contexts of a command and all its subcommands."""
     yield ctx
     if isinstance(command, click.Group):
         for name in command.list_commands(ctx):
@@ -297,7 +297,7 @@ def walk(command: click.Command, ctx: click.Context) -> Iterator[click.Context]:
 
 
 def contexts() -> list[click.Context]:
-    """Every command there is."""
+    """Return the contexts of all commands."""
     return list(
         walk(
             tinkex_command,
@@ -307,18 +307,18 @@ def contexts() -> list[click.Context]:
 
 
 def global_table() -> str:
-    """The options that every command takes."""
+    """Table of the global options."""
     return option_table(contexts()[0], are_global=True)
 
 
 def command_list() -> str:
-    """Every command: its usage, what it does, its own arguments and options, an example."""
+    """Usage, help, options and an example of every command."""
     examples = tomllib.loads((DOCS / "cli" / "examples.toml").read_text(encoding="utf-8"))
     return "\n\n".join(part for ctx in contexts() if ctx.parent for part in describe(ctx, examples))
 
 
 def describe(ctx: click.Context, examples: dict[str, str]) -> Iterator[str]:
-    """What the reference says about one command."""
+    """Yield the parts of the reference of one command."""
     words = ctx.command_path.removeprefix("tinkex ")
     is_top = ctx.parent is not None and ctx.parent.parent is None
     yield f"{'##' if is_top else '###'} tinkex {words}"
@@ -334,7 +334,7 @@ def describe(ctx: click.Context, examples: dict[str, str]) -> Iterator[str]:
 
 
 def prose(text: str) -> str:
-    """Help as Markdown: what click keeps as it is becomes a block."""
+    """Convert help text to Markdown; preformatted paragraphs become code blocks."""
     parts = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         bare = paragraph.strip("\n").lstrip()
@@ -346,14 +346,14 @@ def prose(text: str) -> str:
 
 
 def option_table(ctx: click.Context, *, are_global: bool = False) -> str:
-    """The arguments and options of a command, its own or the global ones."""
+    """Table of the arguments and options of a command, its own or the global ones."""
     rows = []
     for param in ctx.command.get_params(ctx):
         if isinstance(param, GlobalOption) is not are_global or "--help" in param.opts:
             continue
         record = param.get_help_record(ctx)
         name, meaning = record or (param.make_metavar(ctx), "")
-        # click writes defaults and ranges behind the sentence, in brackets.
+        # click appends defaults and ranges in brackets.
         sentence, bracket, limits = meaning.partition("  [")
         limits = f"`{limits.removesuffix(']')}`" if bracket else ""
         rows.append((f"`{name}`", sentence or "see above", limits))
@@ -362,12 +362,12 @@ def option_table(ctx: click.Context, *, are_global: bool = False) -> str:
 
 @cache
 def recorded_scenes() -> dict[str, str]:
-    """What the commands of the tour print; they run once, and only for this page."""
+    """Run the commands of the tour, once, and return their output."""
     return tour.record()
 
 
 def scene(name: str) -> Callable[[], str]:
-    """One part of the tour."""
+    """Return a function that renders one part of the tour."""
     return lambda: recorded_scenes()[name]
 
 
@@ -390,7 +390,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def filled(page: str, name: str, text: str) -> str:
-    """The page with fresh text between the markers of one part."""
+    """Replace the text between the markers of one part."""
     begin = BEGIN.format(name=name)
     before, found, after = page.partition(begin)
     _old, closed, rest = after.partition(END)
@@ -400,7 +400,7 @@ def filled(page: str, name: str, text: str) -> str:
 
 
 def render(path: str) -> str:
-    """A page as it should be."""
+    """Return a page with all generated parts up to date."""
     page = (DOCS / path).read_text(encoding="utf-8")
     for name, make in PARTS[path].items():
         page = filled(page, name, make())
@@ -408,7 +408,7 @@ def render(path: str) -> str:
 
 
 def main() -> int:
-    """Rewrite stale pages, or with --check only name them."""
+    """Rewrite stale pages; with --check, only list them."""
     stale = [path for path in PARTS if render(path) != (DOCS / path).read_text(encoding="utf-8")]
     if "--check" in sys.argv[1:]:
         for path in stale:
