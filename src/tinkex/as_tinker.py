@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,6 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 OFFICIAL_PACKAGE, THIS_PACKAGE = "tinker", "tinkex"
 USAGE = "usage: python -m tinkex.as_tinker (SCRIPT | -m MODULE) [ARGUMENTS ...]"
@@ -59,7 +59,7 @@ class _TinkerFinder:
         is_package = spec.submodule_search_locations is not None
         return ModuleSpec(fullname, _AliasLoader(module_name), is_package=is_package)
 
-    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
+    def find_distributions(self, context: object = None) -> Iterator[Distribution]:
         """Yield metadata of `tinker`, whose version scripts look up."""
         if getattr(context, "name", None) == OFFICIAL_PACKAGE:
             yield _TinkerMetadata()
@@ -94,7 +94,7 @@ class _TinkerMetadata(Distribution):
             return None
         return f"Metadata-Version: 2.1\nName: {OFFICIAL_PACKAGE}\nVersion: {_official_version()}\n"
 
-    def locate_file(self, path: Any) -> Any:
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
         """Return the path of a file of this package."""
         return Path(__file__).parent / path
 

@@ -30,7 +30,7 @@ class APIFuture(concurrent.futures.Future[T]):
         super().__init__()
         self.seq_id: int | None = None
         """The sequence number of a training operation in its run; None for other futures."""
-        self._on_cancel: Callable[[], Any] | None = None
+        self._on_cancel: Callable[[], object] | None = None
         self._cancel_count = itertools.count()
 
     def result(self, timeout: float | None = None) -> T:
@@ -88,7 +88,7 @@ class APIFuture(concurrent.futures.Future[T]):
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self.set_exception(error)
 
-    def stop_with(self, stop: Callable[[], Any] | None) -> None:
+    def stop_with(self, stop: Callable[[], object] | None) -> None:
         """Set the function that cancelling this future calls."""
         self._on_cancel = stop
         if stop is not None and self.cancelled():

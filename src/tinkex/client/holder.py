@@ -68,14 +68,16 @@ class Holder:
         self.config = config
         self.plan = plan or SessionPlan()
         http = HttpClient(config, transport)
-        polls = HttpClient(config.evolve(http_pool=f"{config.http_pool}/polls"), transport)
-        beats = HttpClient(config.evolve(http_pool=f"{config.http_pool}/beats"), transport)
+        poll_http = HttpClient(config.evolve(http_pool=f"{config.http_pool}/polls"), transport)
+        beat_http = HttpClient(config.evolve(http_pool=f"{config.http_pool}/beats"), transport)
         self.identity = ClientIdentity(config, http)
         source = self.identity.source
-        self.transport = Transport(config, http, self.identity.get_credential, source, polls)
+        self.transport = Transport(config, http, self.identity.get_credential, source, poll_http)
         self.transport.on_request_done = self._emit
         # Heartbeats use separate connections and never wait for a new token.
-        self._heartbeat_transport = Transport(config, beats, self.identity.last_token.get, source)
+        self._heartbeat_transport = Transport(
+            config, beat_http, self.identity.last_token.get, source
+        )
         self._heartbeat_transport.metrics = self.transport.metrics
         self.server = ServerFlags(self.transport)
         self.sampling_limits: SamplingLimits = get_sampling_limits(

@@ -24,10 +24,10 @@ class IoLoop:
         self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._is_wakeup_scheduled = False
 
-    def post(self, action: Callable[..., Any], *args: Any) -> None:
+    def post(self, action: Callable[..., object], *args: object) -> None:
         """Schedule action(*args) on the loop, in call order."""
         self._inbox.append((action, args))
         # One wake-up serves the whole inbox: a wake-up is a system call.
@@ -146,7 +146,7 @@ class CallbackThread:
         self._num_pending = 0
         self._log_throttle = OncePerMinute()
 
-    def submit(self, callback: Callable[[], Any]) -> None:
+    def submit(self, callback: Callable[[], object]) -> None:
         """Queue a call."""
         if self._num_pending >= MAX_PENDING_CALLBACKS:
             if self._log_throttle.allows("full"):
@@ -163,7 +163,7 @@ class CallbackThread:
         """Run the queued calls, then accept no more; does not wait."""
         self._executor.shutdown(wait=False)
 
-    def _call(self, callback: Callable[[], Any]) -> None:
+    def _call(self, callback: Callable[[], object]) -> None:
         self._num_pending -= 1
         try:
             callback()

@@ -98,7 +98,7 @@ def encode_graph(graph: torch.fx.GraphModule) -> CustomLossGraph:
 
 
 def _read_inputs(
-    name: str, fn: Callable[..., Any], input_ranks: Mapping[str, CustomLossInputRank]
+    name: str, fn: Callable[..., object], input_ranks: Mapping[str, CustomLossInputRank]
 ) -> tuple[CustomLossInput, ...]:
     try:
         params = list(inspect.signature(fn).parameters.values())
@@ -168,7 +168,7 @@ def _check_node(name: str, node: torch.fx.Node) -> None:
         _check_output(name, node.args[0])
 
 
-def _check_function(name: str, function: Any) -> None:
+def _check_function(name: str, function: object) -> None:
     module = getattr(function, "__module__", None) or "an unknown module"
     # Reading an attribute such as x.shape is recorded as a call of the builtin getattr.
     if function is not getattr and module.split(".")[0] not in _ALLOWED_MODULES:
@@ -190,7 +190,7 @@ def _check_method(name: str, method: str) -> None:
         )
 
 
-def _check_output(name: str, output: Any) -> None:
+def _check_output(name: str, output: object) -> None:
     traced = load_torch().fx.Node
     if not isinstance(output, tuple | list) or len(output) != 2:
         raise InvalidInput(f"custom loss {name!r} returns {output!r:.80}; expected (loss, metrics)")
@@ -221,7 +221,7 @@ def _encode_target(node: torch.fx.Node) -> str:
     return f"operator.{name.removeprefix('_operator.')}" if name.startswith("_operator.") else name
 
 
-def _encode(arg: Any) -> Any:
+def _encode(arg: object) -> object:
     if isinstance(arg, load_torch().fx.Node):
         return {"ref": arg.name}
     if isinstance(arg, list):
@@ -235,7 +235,7 @@ def _encode(arg: Any) -> Any:
     return _encode_constant(arg)
 
 
-def _encode_constant(arg: Any) -> Any:
+def _encode_constant(arg: object) -> object:
     if isinstance(arg, float) and not math.isfinite(arg):
         return {"float": str(arg)}
     if isinstance(arg, bool | int | float | str | None):

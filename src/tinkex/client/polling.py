@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,7 +215,7 @@ class Poller:
     queue_notifier: QueueStateNotifier
     response_budget: ByteBudget
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Any] = asyncio.sleep
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     async def result(
         self,

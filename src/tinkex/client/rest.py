@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
 
 from tinkex import types
 from tinkex.client.admin import AdminClient, AuditEvent
@@ -20,7 +19,7 @@ from tinkex.client.rest_runs import AccessScope, RunsClient
 from tinkex.errors import APIResponseValidationError, ConfigError, ExperimentalWarning
 from tinkex.ids import TinkerPath, check_ttl, parse_tinker_path
 from tinkex.wire import endpoints as api
-from tinkex.wire.messages import AssignProjectRequest, WeightsInfoRequest
+from tinkex.wire.messages import AssignProjectRequest, Empty, WeightsInfoRequest
 
 TRACE_POLL_SECONDS = 5.0
 
@@ -343,5 +342,5 @@ def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
     return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
 
 
-def _discard_reply(future: APIFuture[Any]) -> APIFuture[None]:
+def _discard_reply(future: APIFuture[Empty]) -> APIFuture[None]:
     return map_future(future, lambda reply: None)

@@ -256,7 +256,7 @@ class RateLimiter:
         return self._clock()
 
     def remaining_seconds(self) -> float:
-        """Return the seconds to wait before submitting; 0.0 if there is no back-off."""
+        """Return the seconds to wait before submitting; 0.0 without a back-off."""
         return max(0.0, self._until - self._clock())
 
     def is_backing_off(self) -> bool:

@@ -125,7 +125,7 @@ def _check_names(files: Mapping[str, str]) -> None:
     paths = {name: safe_relative_path(name) for name in files}
     for name, path in paths.items():
         is_temporary = name.endswith((PART_SUFFIX, INFO_SUFFIX))
-        is_below_file = any(str(up) in files for up in path.parents)
+        is_below_file = any(str(parent) in files for parent in path.parents)
         if is_temporary or is_below_file or str(path) != name:
             raise DownloadError(f"Refused the file name {name!r}: it conflicts with another file")
 

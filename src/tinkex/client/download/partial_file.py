@@ -37,12 +37,12 @@ class FileDigest(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_consistent_with(self, other: FileDigest) -> bool:
         """True unless a size or digest is known to both and differs."""
-        mine, theirs = (row.sha256 and row.sha256.lower() for row in (self, other))
-        return _is_compatible(self.num_bytes, other.num_bytes) and _is_compatible(mine, theirs)
+        digests = [item.sha256 and item.sha256.lower() for item in (self, other)]
+        return _is_compatible(self.num_bytes, other.num_bytes) and _is_compatible(*digests)
 
 
-def _is_compatible(one: object, other: object) -> bool:
-    return one is None or other is None or one == other
+def _is_compatible(first: object, second: object) -> bool:
+    return first is None or second is None or first == second
 
 
 class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
