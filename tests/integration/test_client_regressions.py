@@ -181,7 +181,7 @@ def test_clients_of_one_service_read_flags_once(server: StubServer, service: Ser
 
 
 @pytest.mark.parametrize("endpoint", ["client_config", "get_server_capabilities"])
-def test_health_check_is_not_retried(
+def test_accessibility_check_is_not_retried(
     server: StubServer, monkeypatch: pytest.MonkeyPatch, endpoint: str
 ) -> None:
     """The official function documents one request and sends up to eleven."""

@@ -150,7 +150,7 @@ def test_wait_is_within_jitter_bounds(
     assert 0.0 <= found <= 10.0 * (1.0 + factor)
 
 
-def test_retry_config_fields_match_official_package() -> None:
+def test_retry_config_defaults_and_validation() -> None:
     config = RetryConfig()
     assert (config.max_connections, config.progress_timeout) == (1000, 7200)
     assert (config.retry_delay_base, config.retry_delay_max) == (0.5, 10.0)
