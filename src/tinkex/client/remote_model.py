@@ -30,7 +30,6 @@ from tinkex.client.queue_state import QueueStateLogger
 from tinkex.client.submission import SubmittedJob, submit_job, wait_for_result
 from tinkex.client.transport import PROTO_TYPE, OutgoingRequest, build_request
 from tinkex.errors import APIStatusError, InvalidInput
-from tinkex.ids import check_name, check_ttl
 from tinkex.wire.codec import compress_zstd, encode_json
 from tinkex.wire.endpoints import FORWARD, FORWARD_BACKWARD, Endpoint
 from tinkex.wire.proto import encode_forward_backward_request
@@ -247,9 +246,3 @@ def _split_like(chunks: list[DatumChunk], data: list[types.Datum]) -> list[Datum
         result.append(DatumChunk(data[start:end], chunk.num_bytes))
         start = end
     return result
-
-
-def check_save_arguments(name: str, ttl_seconds: int | None) -> None:
-    """Reject an invalid checkpoint name or lifetime before anything is sent."""
-    check_name(name)
-    check_ttl(ttl_seconds)
