@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tinkex.client.config import Config
-from tinkex.client.future import APIFuture
+from tinkex.client.future import APIFuture, map_future
 from tinkex.client.holder import Holder
 from tinkex.client.telemetry import Telemetry
 from tinkex.errors import InvalidInput
 from tinkex.wire.endpoints import Endpoint
+from tinkex.wire.messages import Empty
 
 T = TypeVar("T")
 
@@ -63,3 +64,8 @@ def page_query(limit: int, offset: int) -> dict[str, object]:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidInput(f"{name} must be {least} or more, got {value!r}")
     return {"limit": limit, "offset": offset}
+
+
+def discard_reply(future: APIFuture[Empty]) -> APIFuture[None]:
+    """Return a future that resolves to None instead of an empty reply."""
+    return map_future(future, lambda reply: None)
