@@ -123,11 +123,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """Create a new LoRA adapter on a base model and return a client that trains it."""
         lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
-        return self._holder.run(
-            create_model(
-                self._holder, _check_base_model(base_model), lora, user_metadata, optimizer
-            )
-        )
+        return self._create_model(base_model, lora, user_metadata, optimizer).result()
 
     async def create_lora_training_client_async(
         self,
@@ -142,11 +138,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """Async version of create_lora_training_client()."""
         lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
-        return await self._holder.start(
-            create_model(
-                self._holder, _check_base_model(base_model), lora, user_metadata, optimizer
-            )
-        )
+        return await self._create_model(base_model, lora, user_metadata, optimizer)
 
     def create_training_client_from_state(
         self,
@@ -157,16 +149,9 @@ class ServiceClient:
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
         """Create a training client from saved weights, with a new optimizer."""
-        return self._holder.run(
-            create_model_from_checkpoint(
-                self._holder,
-                path,
-                base_model=base_model,
-                user_metadata=user_metadata,
-                weights_access_token=weights_access_token,
-                optimizer_config=optimizer,
-            )
-        )
+        return self._load_model(
+            path, base_model, user_metadata, weights_access_token, optimizer
+        ).result()
 
     async def create_training_client_from_state_async(
         self,
@@ -177,15 +162,8 @@ class ServiceClient:
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
         """Async version of create_training_client_from_state()."""
-        return await self._holder.start(
-            create_model_from_checkpoint(
-                self._holder,
-                path,
-                base_model=base_model,
-                user_metadata=user_metadata,
-                weights_access_token=weights_access_token,
-                optimizer_config=optimizer,
-            )
+        return await self._load_model(
+            path, base_model, user_metadata, weights_access_token, optimizer
         )
 
     def create_training_client_from_state_with_optimizer(
@@ -196,16 +174,9 @@ class ServiceClient:
         weights_access_token: str | None = None,
     ) -> TrainingClient:
         """Create a training client from saved weights and optimizer state, to resume exactly."""
-        return self._holder.run(
-            create_model_from_checkpoint(
-                self._holder,
-                path,
-                base_model=base_model,
-                user_metadata=user_metadata,
-                weights_access_token=weights_access_token,
-                with_optimizer=True,
-            )
-        )
+        return self._load_model(
+            path, base_model, user_metadata, weights_access_token, with_optimizer=True
+        ).result()
 
     async def create_training_client_from_state_with_optimizer_async(
         self,
@@ -215,15 +186,8 @@ class ServiceClient:
         weights_access_token: str | None = None,
     ) -> TrainingClient:
         """Async version of create_training_client_from_state_with_optimizer()."""
-        return await self._holder.start(
-            create_model_from_checkpoint(
-                self._holder,
-                path,
-                base_model=base_model,
-                user_metadata=user_metadata,
-                weights_access_token=weights_access_token,
-                with_optimizer=True,
-            )
+        return await self._load_model(
+            path, base_model, user_metadata, weights_access_token, with_optimizer=True
         )
 
     def create_custom_loss(
@@ -306,6 +270,41 @@ class ServiceClient:
         await self._holder.ready()
         return await self._holder.transport.call(CAPABILITIES)
 
+    def _create_model(
+        self,
+        base_model: str,
+        lora: types.LoraConfig,
+        user_metadata: dict[str, str] | None,
+        optimizer: types.OptimizerConfig | None,
+    ) -> APIFuture[TrainingClient]:
+        if not isinstance(base_model, str) or not base_model.strip():
+            raise InvalidInput(f"base_model must be the name of a model, got {base_model!r}")
+        return self._holder.start(
+            create_model(self._holder, base_model, lora, user_metadata, optimizer)
+        )
+
+    def _load_model(
+        self,
+        path: str,
+        base_model: str | None,
+        user_metadata: dict[str, str] | None,
+        weights_access_token: str | None,
+        optimizer: types.OptimizerConfig | None = None,
+        *,
+        with_optimizer: bool = False,
+    ) -> APIFuture[TrainingClient]:
+        return self._holder.start(
+            create_model_from_checkpoint(
+                self._holder,
+                path,
+                base_model=base_model,
+                user_metadata=user_metadata,
+                weights_access_token=weights_access_token,
+                optimizer_config=optimizer,
+                with_optimizer=with_optimizer,
+            )
+        )
+
     def _sampling_client(
         self,
         model_path: str | None,
@@ -332,12 +331,6 @@ def _lora_config(
         train_attn=train_attn,
         train_unembed=train_unembed,
     )
-
-
-def _check_base_model(base_model: str) -> str:
-    if not isinstance(base_model, str) or not base_model.strip():
-        raise InvalidInput(f"base_model must be the name of a model, got {base_model!r}")
-    return base_model
 
 
 def _finish_status(exc_type: type[BaseException] | None) -> FinishStatus:
