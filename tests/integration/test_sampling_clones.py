@@ -164,7 +164,7 @@ def test_finished_session_stops_heartbeats_of_clones(server: StubServer, connect
     clone.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     server.wait_for("session_heartbeat", 3)
     service.close().result(TIMEOUT_SECONDS)
-    counters = clone.holder.transport.stopwatch.counters
+    counters = clone.holder.transport.metrics.counters
     eventually(lambda: counters["heartbeats_failed"] == 1)
     num_beats = len(server.calls("session_heartbeat"))
     time.sleep(0.1)  # five more would have been sent

@@ -191,12 +191,12 @@ def test_429_is_resubmitted_with_same_seq_id(server: StubServer, sampler: Sampli
     server.inject("asample", LIMITED)
     future = sampler.sample(PROMPT, 1, SHORT)
     server.wait_for("asample", 1)
-    eventually(lambda: limiter_of(sampler).should_back_off())
+    eventually(lambda: limiter_of(sampler).is_backing_off())
     assert not future.done()
     future.result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0]
     # The success came after the back-off, so the next one is not delayed.
-    assert not limiter_of(sampler).should_back_off()
+    assert not limiter_of(sampler).is_backing_off()
 
 
 def test_429_holds_back_all_clients_of_same_key(
