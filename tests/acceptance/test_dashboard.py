@@ -199,7 +199,7 @@ def test_from_elsewhere_a_key_is_asked_for(server: Server, chromium: Browser) ->
 
         page.get_by_label("API key").fill(server.key)
         page.get_by_role("button", name="Show my runs").click()
-        expect(page.get_by_text("Nothing has been trained yet.")).to_be_visible()
+        expect(page.get_by_text("No model has been trained yet.")).to_be_visible()
         assert page.evaluate("document.cookie") == ""
 
         page.get_by_role("button", name="Log out").click()
@@ -240,7 +240,7 @@ def test_a_page_says_when_the_server_does_not_answer(
     expect(state).to_have_text("live")
 
     context.set_offline(True)
-    expect(state).to_have_text("the server does not answer")
+    expect(state).to_have_text("the server does not respond")
 
     context.set_offline(False)
     expect(state).to_have_text("live")

@@ -558,7 +558,7 @@ def test_files_come_whole_in_ranges_and_cut_short(server: StubServer, wire: Wire
     [
         ("optim_step", b"{", 422, "optim_step: "),
         ("optim_step", {"model_id": 3}, 422, "model_id"),
-        ("get_info", {"model_id": "no"}, 404, "there is no model 'no'"),
+        ("get_info", {"model_id": "no"}, 404, "model 'no'"),
         ("forward_backward", json_pass("m"), 415, "application/json"),
         ("load_weights", {"path": "tinker://a/weights/b", "optimizer": False}, 404, "a/weights/b"),
     ],

@@ -1,1 +1,1 @@
-"""Pages for people: what is being trained, how far it has come, and what waits."""
+"""The web dashboard: read-only pages with runs, queue, checkpoints and sessions."""

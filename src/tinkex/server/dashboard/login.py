@@ -1,4 +1,4 @@
-"""Who looks at the pages: whoever shows a key, or sits at the machine that serves them."""
+"""Access to the dashboard: a login cookie, or a direct request from the server's own machine."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ COOKIE_NAME = "tinkex_look"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Whose things are shown, and why."""
+    """The tenant whose resources the pages show."""
 
     tenant: TenantRecord
     is_local: bool
-    """Whether no key was asked for."""
+    """Whether access was granted without a key, from the server's own machine."""
 
 
 async def find_visitor(services: Services, request: Request[Any, Any, Any]) -> Visitor | None:
-    """Who looks; None if a key must be asked for."""
+    """Identify the visitor; None if a login is required."""
     token = request.cookies.get(COOKIE_NAME)
     identity = await identify(services, token) if token else None
     if identity is not None:
-        owner_id = identity.tenant_id
-        tenant = await read(services, lambda db: keys.find_tenant(db, owner_id))
+        tenant_id = identity.tenant_id
+        tenant = await read(services, lambda db: keys.find_tenant(db, tenant_id))
         return None if tenant is None else Visitor(tenant=tenant, is_local=False)
     if not is_local(services.config.host, read_origin(request)):
         return None
@@ -57,41 +57,41 @@ async def find_visitor(services: Services, request: Request[Any, Any, Any]) -> V
 
 INVALID_KEY = "This key is wrong or was revoked."
 CROSS_SITE_FORM = "The form was sent from another site. Open this page yourself and try again."
-#: A look lasts this long, or as long as the server's tokens do.
+#: Lifetime of a login, unless the server's tokens expire earlier.
 MAX_LOGIN_SECONDS = 12 * 3600.0
 _MAX_FORM_BYTES = 2 * MAX_CREDENTIAL_CHARS
 _FORM_SECONDS = 20.0
 
 
 def login_page(target: str = "/", *, status: int = 401, message: str = "") -> Response[str]:
-    """The form, which leads to `target` afterwards."""
+    """The login form; it redirects to `target` afterwards."""
     return page_response("login.html", status=status, message=message, target=target)
 
 
-def safe_target(given: str) -> str:
-    """Where the form leads: a page of ours, whatever was asked for."""
+def safe_target(requested: str) -> str:
+    """The redirect target after the login: always a page of this server."""
     try:
-        run_id = check_id("run id", given.removeprefix("/runs/"))
+        run_id = check_id("run id", requested.removeprefix("/runs/"))
     except InvalidInput:
         return "/"
-    return f"/runs/{path_segment(run_id)}" if given.startswith("/runs/") else "/"
+    return f"/runs/{path_segment(run_id)}" if requested.startswith("/runs/") else "/"
 
 
 @route("/login", http_method=[HttpMethod.GET, HttpMethod.HEAD], name="login", sync_to_thread=False)
 def show_login(request: Request[Any, Any, Any]) -> Response[str]:
-    """Ask for a key."""
+    """Show the login form."""
     return login_page(status=200)
 
 
 @post("/login", name="check_login")
 async def login(request: Request[Any, Any, Any]) -> Response[Any]:
-    """Check a key, and remember whose it is in a cookie."""
+    """Check a key and set the login cookie."""
     services: Services = request.app.state.services
-    arrival = read_origin(request)
-    if not is_same_origin(arrival):
+    origin = read_origin(request)
+    if not is_same_origin(origin):
         return login_page(status=403, message=CROSS_SITE_FORM)
     try:
-        form = await _read_form(request, arrival)
+        form = await _read_form(request, origin)
         target = safe_target(form.get("target", "/"))
         token = await _exchange_key(services, form.get("key", "").strip())
     except (APIStatusError, StoreError) as error:
@@ -99,16 +99,16 @@ async def login(request: Request[Any, Any, Any]) -> Response[Any]:
         return login_page(status=status, message=error.message)
     if token is None:
         return login_page(target, message=INVALID_KEY)
-    return _redirect(target, _cookie(token, _login_seconds(services), arrival))
+    return _redirect(target, _cookie(token, _login_seconds(services), origin))
 
 
 @post("/logout", name="logout", sync_to_thread=False)
 def logout(request: Request[Any, Any, Any]) -> Response[Any]:
-    """Forget who looks."""
-    arrival = read_origin(request)
-    if not is_same_origin(arrival):
+    """Remove the login cookie."""
+    origin = read_origin(request)
+    if not is_same_origin(origin):
         return login_page(status=403, message=CROSS_SITE_FORM)
-    return _redirect("/", _cookie("", 0, arrival))
+    return _redirect("/", _cookie("", 0, origin))
 
 
 async def _read_form(request: Request[Any, Any, Any], origin: RequestOrigin) -> dict[str, str]:
@@ -122,7 +122,7 @@ async def _read_form(request: Request[Any, Any, Any], origin: RequestOrigin) -> 
 
 
 async def _exchange_key(services: Services, key: str) -> str | None:
-    """A token for a key; a token is not prolonged, so that a look ends."""
+    """Exchange a key for a token; tokens are not accepted, so that a login expires."""
     identity = await identify(services, key) if key.startswith(keys.KEY_PREFIX) else None
     return None if identity is None else await _issue_token(services, identity)
 

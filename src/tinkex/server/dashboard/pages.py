@@ -1,4 +1,4 @@
-"""The pages: everything at `/`, one model at `/runs/<id>`. They change nothing."""
+"""The read-only pages: the overview at `/` and one run at `/runs/<id>`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _READ_METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 
 @route("/", http_method=_READ_METHODS, name="overview")
 async def show_overview(request: Request[Any, Any, Any]) -> Response[str]:
-    """Everything of whoever looks, at a glance."""
+    """Show the visitor's runs, queue, checkpoints and sessions."""
     return await _render_page(request, "overview.html", DashboardReader.overview)
 
 
 @route("/runs/{run_id:str}", http_method=_READ_METHODS, name="run_page")
 async def show_run(request: Request[Any, Any, Any], run_id: FromPath[str]) -> Response[str]:
-    """One model: its curve, its latest steps, its checkpoints."""
+    """Show one run: curve, latest steps and checkpoints."""
     return await _render_page(request, "run.html", lambda reader: reader.run(run_id))
 
 
@@ -49,7 +49,7 @@ async def _render_page(
     query: Callable[[DashboardReader], Any],
 ) -> Response[str]:
     services: Services = request.app.state.services
-    memory = _page_cache(request)
+    cache = _page_cache(request)
     try:
         visitor = await find_visitor(services, request)
         if visitor is None:
@@ -57,7 +57,7 @@ async def _render_page(
         tenant_id, now = visitor.tenant.id, clock.now()
         quotas = services.quotas
         view = await read(
-            services, lambda db: query(DashboardReader(db, memory, tenant_id, now, quotas))
+            services, lambda db: query(DashboardReader(db, cache, tenant_id, now, quotas))
         )
     except (NotFoundError, InvalidInput) as error:
         return page_response("fault.html", status=404, message=error.message)
@@ -76,14 +76,14 @@ async def _render_page(
 
 def _page_cache(request: Request[Any, Any, Any]) -> PageCache:
     state = request.app.state
-    if "page_memory" not in state:
-        state.page_memory = PageCache()
-    found: PageCache = state.page_memory
-    return found
+    if "page_cache" not in state:
+        state.page_cache = PageCache()
+    cache: PageCache = state.page_cache
+    return cache
 
 
 def _key_file(services: Services, visitor: Visitor) -> str:
-    """Where the key lies, for whoever sits at this machine."""
+    """The path of the key file, for local visitors only."""
     return str(services.home.key_file) if visitor.is_local else ""
 
 

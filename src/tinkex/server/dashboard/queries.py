@@ -1,4 +1,4 @@
-"""What pages found out and need not find out again; several threads look at once."""
+"""Store queries of the dashboard pages, and a cache of run histories."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from tinkex.server.http.run_history import (
     tokens_per_second,
 )
 from tinkex.server.http.run_summaries import RunSummary, summarize_runs
-from tinkex.store import checkpoints, coordination, runs, stats, steps
-from tinkex.store import sessions as sessions_module
+from tinkex.store import checkpoints, coordination, runs, sessions, stats, steps
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunRecord
 from tinkex.store.sessions import SessionWithStorage
@@ -34,7 +33,7 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """A bounded memory; what was not used for longest makes room."""
+    """A thread-safe cache that evicts the least recently used entry; entries do not expire."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -45,14 +44,14 @@ class LRUCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """What is kept for a key."""
+        """Return a cached value, or None."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Keep something."""
+        """Cache a value."""
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
@@ -62,59 +61,59 @@ class LRUCache(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class PageCache:
-    """What one API process keeps for its pages; nothing is lost with it."""
+    """The page cache of one API process; it can be dropped at any time."""
 
     histories: LRUCache[str, RunHistory] = field(default_factory=lambda: LRUCache(32))
-    """By run, for the pages of single runs: reading thousands of steps takes long."""
+    """Histories by run id: reading thousands of steps takes long."""
 
 
 MAX_RUNS = 25
 MAX_CHECKPOINTS = 15
 MAX_SESSIONS = 10
-#: Steps from which the speed of a run is read.
+#: Number of step records from which the overview measures the speed of a run.
 _NUM_ROW_STEPS = 48
-#: Steps from which a run's own page is made.
+#: Maximum number of step records on a run's page.
 _NUM_PAGE_STEPS = 20_000
-#: Updates in a run's table.
+#: Optimizer steps in the table of a run's page.
 _NUM_TABLE_UPDATES = 20
-#: Clients report metrics of a step up to this long after it, so steps are read again until then.
+#: Clients may report metrics of a step this long after it; younger steps are not cached.
 _REPORT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A model in training, as a line of a table."""
+    """A run as a row of the overview table."""
 
     summary: RunSummary
     speed: float | None
 
     @property
     def run(self) -> RunRecord:
-        """The model itself."""
+        """The run's record."""
         return self.summary.run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSummary:
-    """What is promised and not kept yet, and who would keep it."""
+    """Unfinished jobs by kind, and the number of live workers."""
 
     work: Sequence[stats.OpenJobs]
     num_workers: int
 
     @property
     def num_waiting(self) -> int:
-        """Promises that nobody has taken."""
+        """Number of jobs waiting for the worker."""
         return sum(line.num_waiting for line in self.work)
 
     @property
     def num_running(self) -> int:
-        """Promises that are being kept."""
+        """Number of running jobs."""
         return sum(line.num_running for line in self.work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewPage:
-    """The first page."""
+    """The data of the overview page."""
 
     runs: Sequence[RunRow]
     num_runs: int
@@ -123,31 +122,31 @@ class OverviewPage:
     num_checkpoints: int
     sessions: Sequence[SessionWithStorage]
     base_models: Sequence[str]
-    """Names of those that can be trained."""
+    """Names of the trainable base models."""
     quotas: Sequence[QuotaUse]
-    """Those that have a limit."""
+    """Quotas that have a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """The page of one model."""
+    """The data of a run's page."""
 
     row: RunRow
     rank: int | None
     history: RunHistory
     updates: Sequence[tuple[int, OptimizerUpdate]]
-    """The latest with their places, newest first."""
+    """The latest optimizer steps with their numbers, newest first."""
     checkpoints: Sequence[CheckpointRecord]
 
     @property
     def metric_names(self) -> list[str]:
-        """The metrics in its table of updates."""
-        told = (name for _, update in self.updates for name in update.metrics)
-        return list(select_headlines({"loss": 0.0} | dict.fromkeys(told, 0.0)))
+        """The metrics in the table of steps."""
+        reported = (name for _, update in self.updates for name in update.metrics)
+        return list(select_headlines({"loss": 0.0} | dict.fromkeys(reported, 0.0)))
 
 
 class DashboardReader:
-    """Reads what one tenant's pages show, at one moment."""
+    """Reads the data of one tenant's pages within one transaction."""
 
     def __init__(
         self,
@@ -159,32 +158,32 @@ class DashboardReader:
     ) -> None:
         self._quotas = quotas
         self._db = db
-        self._memory = cache
+        self._cache = cache
         self._tenant_id = tenant_id
         self._now = now
 
     def overview(self) -> OverviewPage:
-        """Everything about the tenant at a glance."""
+        """Read the overview of the tenant."""
         db, tenant_id, now = self._db, self._tenant_id, self._now
-        found, num_runs = runs.list_page(db, tenant_id, limit=MAX_RUNS, offset=0)
-        saved, num_saved = checkpoints.list_page(
+        run_records, num_runs = runs.list_page(db, tenant_id, limit=MAX_RUNS, offset=0)
+        checkpoint_records, num_checkpoints = checkpoints.list_page(
             db, tenant_id, limit=MAX_CHECKPOINTS, offset=0, now=now
         )
-        asked = types.SessionSearchRequest(limit=MAX_SESSIONS)
+        search = types.SessionSearchRequest(limit=MAX_SESSIONS)
         owner = CallerIdentity(tenant_id=tenant_id, key_id=0).urn
         return OverviewPage(
-            runs=self._rows(found),
+            runs=self._rows(run_records),
             num_runs=num_runs,
             queue=self._queue(),
-            checkpoints=saved,
-            num_checkpoints=num_saved,
-            sessions=sessions_module.search(db, tenant_id, owner, asked).sessions,
+            checkpoints=checkpoint_records,
+            num_checkpoints=num_checkpoints,
+            sessions=sessions.search(db, tenant_id, owner, search).sessions,
             base_models=[model.name for model in list_served_models(db) if model.is_trainable],
             quotas=[use for use in self._quotas.list_usage(db, tenant_id, now) if use.limit],
         )
 
     def run(self, run_id: str) -> RunPage:
-        """Everything about one of the tenant's models; NotFoundError if it is not there."""
+        """Read one of the tenant's runs; raises NotFoundError if it does not exist."""
         run = require_run(self._db, self._tenant_id, run_id, "run")
         history = self._history(run)
         summary = summarize_runs(self._db, [run], self._now)[0]
@@ -204,8 +203,8 @@ class DashboardReader:
         work = stats.open_jobs_by_kind(self._db, self._tenant_id)
         return QueueSummary(work=work, num_workers=len(alive))
 
-    def _rows(self, found: Sequence[RunRecord]) -> list[RunRow]:
-        summaries = summarize_runs(self._db, found, self._now)
+    def _rows(self, records: Sequence[RunRecord]) -> list[RunRow]:
+        summaries = summarize_runs(self._db, records, self._now)
         return [RunRow(summary=each, speed=self._speed(each.run.id)) for each in summaries]
 
     def _speed(self, run_id: str) -> float | None:
@@ -215,16 +214,16 @@ class DashboardReader:
         return tokens_per_second(latest.recent)
 
     def _history(self, run: RunRecord) -> RunHistory:
-        """The steps of a model; those that cannot change any more are not read again."""
-        known = self._memory.histories.get(run.id) or RunHistory()
-        new = steps.list_by_run(self._db, run.id, limit=_NUM_PAGE_STEPS, after_no=known.last_no)
+        """The steps of a run; steps that cannot change any more come from the cache."""
+        cached = self._cache.histories.get(run.id) or RunHistory()
+        new = steps.list_by_run(self._db, run.id, limit=_NUM_PAGE_STEPS, after_no=cached.last_no)
         oldest_no = stats.oldest_step_no(self._db, run.id) or 0
         since = self._now - _REPORT_SECONDS
         num_settled = next(
-            (place for place, (_, step) in enumerate(new) if step.finished_at >= since), len(new)
+            (index for index, (_, step) in enumerate(new) if step.finished_at >= since), len(new)
         )
-        settled = drop_before(extend_history(known, new[:num_settled]), oldest_no)
-        self._memory.histories.put(run.id, settled)
+        settled = drop_before(extend_history(cached, new[:num_settled]), oldest_no)
+        self._cache.histories.put(run.id, settled)
         history = extend_history(settled, new[num_settled:])
         return replace(history, num_dropped=max(run.num_steps - len(history.updates), 0))
 

@@ -1,4 +1,4 @@
-"""The files that pages load: a style sheet, a script, an icon. They are part of the package."""
+"""Render templates, and serve the static files of the pages."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ASSET_FILES = {
     for name in _ASSET_TYPES
 }
 _ASSET_HEADERS = {
-    # Their addresses change with their content.
+    # Their URLs change with their content.
     "cache-control": "public, max-age=31536000, immutable",
     "x-content-type-options": "nosniff",
 }
 
 
 def asset_url(name: str) -> str:
-    """The address of a file; a new content has a new one."""
+    """The URL of a static file, with a hash of its content."""
     return f"/static/{name}?v={hashlib.sha256(_ASSET_FILES[name]).hexdigest()[:12]}"
 
 
@@ -44,7 +44,7 @@ def asset_url(name: str) -> str:
     sync_to_thread=False,
 )
 def serve_asset(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-    """Serve a file of the pages."""
+    """Serve a static file."""
     if name not in _ASSET_FILES:
         raise NotFoundException
     return Response(_ASSET_FILES[name], media_type=_ASSET_TYPES[name], headers=_ASSET_HEADERS)
@@ -62,7 +62,7 @@ PAGE_HEADERS = {
     "vary": "cookie",
     "x-content-type-options": "nosniff",
 }
-"""Of every page: private, and a stranger's page can neither frame it nor read it."""
+"""Headers of every page: not cached, and other sites can neither frame nor read it."""
 
 
 def _create_environment() -> Environment:
@@ -83,12 +83,12 @@ _ENVIRONMENT = _create_environment()
 
 
 def render(template: str, **context: Any) -> str:
-    """A page as text."""
+    """Render a template to text."""
     return _ENVIRONMENT.get_template(template).render(context)
 
 
 def page_response(template: str, *, status: int = 200, **context: Any) -> Response[str]:
-    """A page as an answer."""
+    """Render a template to a response."""
     return Response(
         render(template, **context),
         status_code=status,

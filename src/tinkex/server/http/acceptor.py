@@ -1,7 +1,7 @@
-"""Accepts connections so that no peer can fill the queue of the others.
+"""Accept connections fairly, so that one peer cannot delay all others.
 
-asyncio accepts as many connections as wait and serves them in the order of their arrival: behind a
-peer that connects faster than it is served, every other one waits for the whole backlog.
+asyncio accepts all waiting connections and serves them in order of arrival: behind a peer that
+connects faster than it is served, every other peer waits for the whole backlog.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tinkex.logs import get_logger
 from tinkex.server.http.connections import ConnectionRegistry, count_closed
 
 LOG = get_logger(__name__)
-#: Connections that are taken from the kernel's queue in one turn of the loop.
+#: Connections accepted from the kernel's queue in one iteration of the event loop.
 MAX_ACCEPTS_PER_ITERATION = 64
-#: Accepted connections that may wait for their start, and how many of one peer.
+#: Accepted connections that may wait for their start, in total and per peer.
 MAX_WAITING = 2048
 MAX_WAITING_PER_PEER = 1024
 #: How long to wait for descriptors or memory to become free.
@@ -29,7 +29,7 @@ _RESOURCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.E
 
 
 class Acceptor:
-    """A listening socket whose connections start in fair turns; uvicorn keeps it as a server."""
+    """Accepts on a listening socket and starts connections fairly; a server for uvicorn."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; connections that have not started are closed."""
+        """Stop accepting; connections that have not started are closed."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Wait until no connection is half started."""
+        """Wait for the connections that are starting."""
         if self._starting:
             await asyncio.wait(self._starting)
 
@@ -75,7 +75,7 @@ class Acceptor:
             self._enqueue(connection, str(address[0]))
 
     def _pause(self, error: OSError) -> None:
-        """Try again later if the system has no room; the connections wait in the kernel."""
+        """Retry later if the system is out of resources; connections wait in the kernel."""
         if error.errno not in _RESOURCE_ERRNOS:
             raise error
         LOG.warning("cannot accept connections: %s", error.strerror)
@@ -83,7 +83,7 @@ class Acceptor:
         self._loop.call_later(RETRY_SECONDS, self._resume)
 
     def _enqueue(self, connection: socket.socket, address: str) -> None:
-        # The requests of a peer on open connections do not wait behind its new connections.
+        # A separate queue: requests on open connections must not wait behind new connections.
         peer = f"new {address}"
         if self._start_queue.num_waiting(peer) >= MAX_WAITING_PER_PEER:
             count_closed("limit")
@@ -103,6 +103,6 @@ class Acceptor:
 
     def _on_started(self, task: asyncio.Task[Any]) -> None:
         self._starting.discard(task)
-        # A client that has left meanwhile.
+        # The client may have disconnected in the meantime.
         with contextlib.suppress(OSError, asyncio.CancelledError):
             task.result()

@@ -1,4 +1,4 @@
-"""Whose request it is: API keys, and the short-lived tokens they are exchanged for."""
+"""Authentication by API keys and by the short-lived tokens that they are exchanged for."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tinkex.store.records import TenantRecord
 
 ISSUER = "passport-tinkex"
 MISSING_KEY = "the X-API-Key header is missing; send your key in it"
-INVALID_KEY = "the API key is wrong or was revoked; check it, or ask for a new one"
+INVALID_KEY = "the API key is wrong or was revoked; check it or request a new one"
 EXPIRED_TOKEN = "the token has expired; exchange your key for a new one"
-#: Nothing longer is a credential of ours.
+#: Longer credentials are rejected without a lookup.
 MAX_CREDENTIAL_CHARS = 4096
 _JWT_HEADER = {"alg": "HS256", "typ": "JWT"}
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token says."""
+    """The claims of a token."""
 
     sub: str
     """The tenant's urn."""
@@ -35,18 +35,18 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     iss: str
     iat: int
     exp: int
-    """When it expires by the wall clock, for the client."""
+    """Expiry on the wall clock, for the client."""
     jti: str
     tenant: str
     """The tenant's id."""
     key_id: int
-    """The key it was exchanged for; a revoked key ends its tokens."""
+    """The API key it was exchanged for; revoking the key also revokes its tokens."""
     until: int = 0
-    """When it expires by the server's clock; tokens of earlier versions have `exp` alone."""
+    """Expiry on the server's clock; tokens of earlier versions have only `exp`."""
 
     @property
     def ends_at(self) -> int:
-        """When the server stops accepting it, by `clock.now()`."""
+        """Expiry that the server checks, in terms of `clock.now()`."""
         return self.until or self.exp
 
 
@@ -54,7 +54,7 @@ _CLAIMS_DECODER = msgspec.json.Decoder(Claims)
 
 
 def read_credential(headers: Mapping[str, str]) -> str:
-    """What the caller shows: X-API-Key, or else a bearer token; empty if nothing."""
+    """Return the X-API-Key header, otherwise the bearer token, otherwise an empty string."""
     key = headers.get("x-api-key")
     if key:
         return key.strip()
@@ -63,40 +63,40 @@ def read_credential(headers: Mapping[str, str]) -> str:
 
 
 async def authenticate(services: Services, headers: Mapping[str, str]) -> CallerIdentity:
-    """Who asks; AuthenticationError if nobody can tell."""
+    """Identify the caller; raises AuthenticationError if the credential is missing or invalid."""
     credential = read_credential(headers)
     if not credential:
         raise AuthenticationError(MISSING_KEY)
-    found = await _resolve_credential(services, credential)
-    if isinstance(found, CallerIdentity):
-        return found
-    raise AuthenticationError(found)
+    identity_or_error = await _resolve_credential(services, credential)
+    if isinstance(identity_or_error, CallerIdentity):
+        return identity_or_error
+    raise AuthenticationError(identity_or_error)
 
 
 async def identify(services: Services, credential: str) -> CallerIdentity | None:
-    """Whose a credential is, or None."""
-    found = await _resolve_credential(services, credential)
-    return found if isinstance(found, CallerIdentity) else None
+    """Return the owner of a credential, or None if it is invalid."""
+    identity_or_error = await _resolve_credential(services, credential)
+    return identity_or_error if isinstance(identity_or_error, CallerIdentity) else None
 
 
 async def _resolve_credential(services: Services, credential: str) -> CallerIdentity | str:
-    """The credential's owner, or the sentence that refuses it; both are remembered for a moment."""
+    """Return the credential's owner or an error message; both are cached for a short time."""
     if len(credential) > MAX_CREDENTIAL_CHARS:
         return INVALID_KEY
-    memory, digest = services.cache, keys.hash_key(credential)
-    known = memory.identities.get(digest) or memory.rejections.get(digest)
-    if known is not None:
-        return known
-    found = await run_in_thread(_load_identity, services, credential)
-    if isinstance(found, CallerIdentity):
-        memory.identities.put(digest, found)
+    cache, digest = services.cache, keys.hash_key(credential)
+    cached = cache.identities.get(digest) or cache.rejections.get(digest)
+    if cached is not None:
+        return cached
+    identity_or_error = await run_in_thread(_load_identity, services, credential)
+    if isinstance(identity_or_error, CallerIdentity):
+        cache.identities.put(digest, identity_or_error)
     else:
-        memory.rejections.put(digest, found)
-    return found
+        cache.rejections.put(digest, identity_or_error)
+    return identity_or_error
 
 
 def _load_identity(services: Services, credential: str) -> CallerIdentity | str:
-    """The credential's owner, or the sentence that refuses it."""
+    """Look up the credential's owner in the store; return an error message if it is invalid."""
     if credential.startswith(keys.KEY_PREFIX):
         key = services.database.read(lambda db: keys.find_by_secret(db, credential))
         if key is None:
@@ -117,9 +117,9 @@ def _load_identity(services: Services, credential: str) -> CallerIdentity | str:
 def issue_token(
     secret: bytes, identity: CallerIdentity, tenant: TenantRecord, seconds: float
 ) -> str:
-    """A token that stands for a key until it expires, no later than the caller's credential.
+    """Create a token that expires no later than the caller's credential.
 
-    So a stolen token cannot be renewed for ever: only the key itself starts a new lifetime.
+    So a stolen token cannot be renewed indefinitely: only the key starts a new lifetime.
     """
     now = clock.now()
     ends_at = now + seconds
@@ -128,7 +128,7 @@ def issue_token(
     claims = Claims(
         sub=identity.urn,
         org_id=tenant.id,
-        # A tenant is called by an address or by any other name; only the first is an email.
+        # A tenant's name may be an email address or anything else.
         email=tenant.name if "@" in tenant.name else "",
         iss=ISSUER,
         iat=int(clock.to_wall_time(now)),
@@ -143,13 +143,13 @@ def issue_token(
 
 
 def read_token(secret: bytes, token: str) -> Claims | None:
-    """What a token says, if it was signed here; whether it has expired is not asked."""
+    """Return the claims of a token signed by this server, else None; does not check expiry."""
     signed, _, signature = token.rpartition(".")
     expected = _base64url(_signature(secret, signed)).encode()
     if not hmac.compare_digest(signature.encode(), expected):
         return None
     head, _, body = signed.partition(".")
-    # The signature is ours, so the rest is what we wrote; but a token is never believed in parts.
+    # Defence in depth: a valid signature already implies this header.
     if head != _encode_segment(_JWT_HEADER):
         return None
     try:
@@ -159,7 +159,7 @@ def read_token(secret: bytes, token: str) -> Claims | None:
 
 
 def _signature(secret: bytes, signed: str) -> bytes:
-    # Set apart from what else the secret signs, such as promises and URLs.
+    # A derived key, separate from other uses of the secret such as job ids and URLs.
     key = hmac.digest(secret, b"tokens", "sha256")
     return hmac.new(key, signed.encode(), hashlib.sha256).digest()
 

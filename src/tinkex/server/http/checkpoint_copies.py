@@ -1,4 +1,4 @@
-"""Copies of checkpoints: the files first, then the record that makes them known."""
+"""Copy checkpoints: first the files, then the record that makes the copy visible."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ DEFAULT_PROJECT = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDestination:
-    """Whose a copy will be."""
+    """The run and session that a copy will belong to."""
 
     tenant_id: str
     run_id: str
     session: SessionRecord
     is_new: bool
-    """Whether the session has to be entered as well."""
+    """Whether the session still has to be inserted."""
 
 
 def resolve_destination(
     db: Connection, tenant_id: str, request: types.CopyWeightsRequest
 ) -> CopyDestination:
-    """The place of a session's next model, or of the only one in a new session of a project."""
+    """The requested run of a session, or the first run of a new session."""
     if request.session_id is None:
         session = _build_session(tenant_id, request)
         return CopyDestination(
@@ -52,7 +52,7 @@ def resolve_destination(
 
 
 def _build_session(tenant_id: str, request: types.CopyWeightsRequest) -> SessionRecord:
-    """A session that holds a copy and is over: nothing can be trained in it."""
+    """Build an already finished session for a copy; nothing can be trained in it."""
     now = clock.now()
     return SessionRecord(
         id=new_id(),
@@ -66,12 +66,12 @@ def _build_session(tenant_id: str, request: types.CopyWeightsRequest) -> Session
         seen_at=now,
         finished_at=now,
         finish_reason="success",
-        finish_detail=f"made for a copy of {request.source_path}",
+        finish_detail=f"created for a copy of {request.source_path}",
     )
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Make a directory with the same files, which share their bytes where the disk can do that."""
+    """Copy a checkpoint directory atomically, with hard links where possible."""
     names = [*read_manifest(source).files, manifest_name(source)]
     try:
         with new_directory(target) as scratch:
@@ -80,8 +80,8 @@ def copy_files(source: Path, target: Path) -> None:
                 _link_or_copy(source / name, scratch / name)
     except OSError as error:
         if is_disk_full(error):
-            raise StoreFull("the disk of the server is full; free space, then try again") from None
-        raise CheckpointError(f"{source.name!r} cannot be copied: {error.strerror}") from error
+            raise StoreFull("the server's disk is full; free space, then try again") from None
+        raise CheckpointError(f"cannot copy {source.name!r}: {error.strerror}") from error
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -89,7 +89,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
         # Saved files never change, so two checkpoints can share them.
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        # Not every disk can do that.
+        # Not every file system supports hard links.
         shutil.copyfile(source, target, follow_symlinks=False)
 
 
@@ -100,7 +100,7 @@ def insert_copy(
     destination: CopyDestination,
     ttl_seconds: int | None,
 ) -> CheckpointRecord:
-    """Make a copy known, as the only checkpoint of a model that is not in memory."""
+    """Insert the record of a copy as the only checkpoint of a new, unloaded run."""
     now = clock.now()
     session = destination.session
     if destination.is_new:

@@ -1,4 +1,4 @@
-"""One write per answer: head and body leave together, in one packet where they fit."""
+"""HTTP protocol of a connection: buffered writes, limits on head and body, and timeouts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tinkex.errors import RequestErrorCategory
 from tinkex.server.http.connections import ConnectionPhase, ConnectionRegistry, count_closed
 from tinkex.server.http.error_responses import error_response
 
-#: What is written in one piece is joined with its head up to this size; joining is copying.
+#: Larger writes are not joined with the response head: joining copies the data.
 MAX_BUFFERED_BYTES = 32 * 1024
 _TCP_FAMILIES = frozenset({socket.AF_INET, socket.AF_INET6})
 
 
 class WriteBufferingTransport:
-    """A transport that gathers what is written during one turn of the loop.
+    """A transport that joins all writes of one event loop iteration.
 
-    uvicorn writes the head and the body of an answer one after the other; two packets cost the
-    client a second wake-up, and over some networks a delayed acknowledgement.
+    uvicorn writes the head and the body of a response separately; two packets cost the client a
+    second wake-up and, on some networks, a delayed acknowledgement.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,7 +32,7 @@ class WriteBufferingTransport:
         self._buffered: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Hold a little data until the turn is over; much of it takes several packets anyway."""
+        """Buffer small data until the end of the iteration; write large data at once."""
         if len(data) > MAX_BUFFERED_BYTES:
             self.flush()
             self._transport.write(data)
@@ -42,39 +42,39 @@ class WriteBufferingTransport:
         self._buffered.append(data)
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the buffered data."""
         if self._buffered:
-            held, self._buffered = self._buffered, []
-            self._transport.write(b"".join(held) if len(held) > 1 else held[0])
+            chunks, self._buffered = self._buffered, []
+            self._transport.write(b"".join(chunks) if len(chunks) > 1 else chunks[0])
 
     def close(self) -> None:
-        """Close the connection behind what was written."""
+        """Close the connection after the buffered data."""
         self.flush()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
-        # Everything else is the transport's own.
+        # Delegate everything else to the wrapped transport.
         return getattr(self._transport, name)
 
 
 class WriteBufferingProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP with a cork on its connections; give it to uvicorn as `http`."""
+    """uvicorn's HTTP protocol with write buffering; pass it to uvicorn as `http`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection."""
+        """Wrap the transport of a new connection."""
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in _TCP_FAMILIES:
-            # asyncio forgets this for sockets that somebody else made, such as an inherited one.
+            # asyncio does not set this on sockets that it did not create, such as inherited ones.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(WriteBufferingTransport(transport, self.loop))  # type: ignore[arg-type]
 
 
-#: The largest head of a request: its first line and headers, and the trailers of its body.
+#: Maximum size of a request head: request line, headers and trailers.
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
-#: Requests that may wait on a connection behind the one that is being answered.
+#: Maximum pipelined requests on a connection behind the current one.
 MAX_PIPELINED = 4
-#: A body of more pieces than this must have pieces of a reasonable size.
+#: A body with more chunks than this must have an average chunk size of SMALL_CHUNK_BYTES.
 MAX_SMALL_CHUNKS = 4096
 SMALL_CHUNK_BYTES = 16
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -84,19 +84,19 @@ HEAD_TOO_LARGE = (431, f"the head of the request has more than {MAX_HEAD_BYTES} 
 TOO_MANY_HEADERS = (431, f"the request has more than {MAX_HEADERS} headers")
 TOO_MANY_PIPELINED = (
     429,
-    f"more than {MAX_PIPELINED} requests wait on this connection; wait for answers",
+    f"more than {MAX_PIPELINED} requests wait on this connection; wait for responses",
 )
-TOO_MANY_SMALL_CHUNKS = (400, "the body comes in too many small pieces; send larger ones")
+TOO_MANY_SMALL_CHUNKS = (400, "the body has too many small chunks; send larger ones")
 HEAD_TIMEOUT = (408, "the head of the request did not arrive in time; send it again")
-TOO_MANY_CONNECTIONS = (503, "this server has as many connections as it can have; try again")
+TOO_MANY_CONNECTIONS = (503, "the server has reached its connection limit; try again")
 
 
 class _ParsingAborted(Exception):
-    """Ends the parser's work on a connection that is being closed."""
+    """Stops the parser on a connection that is being closed."""
 
 
 class LimitedHttpProtocol(WriteBufferingProtocol):
-    """uvicorn's HTTP on a connection that is in a registry; give it to uvicorn as `http`."""
+    """uvicorn's HTTP protocol with limits and timeouts; pass it to uvicorn as `http`."""
 
     def __init__(self, *args: Any, connections: ConnectionRegistry, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -115,10 +115,10 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
         self._stalled_at: float | None = None
         self._num_unsent = 0
 
-    # --- the connection -------------------------------------------------------------------------
+    # --- connection -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection, unless there are too many."""
+        """Register a new connection, or reject it if there are too many."""
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
         self._since = self.loop.time()
@@ -126,17 +126,17 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
             self._reject(TOO_MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a connection."""
+        """Remove a closed connection from the registry."""
         self._registry.remove(self)
         super().connection_lost(exc)
 
     def drop(self, reason: str) -> None:
-        """Close the connection now, whatever is left to send."""
+        """Close the connection now and discard unsent data."""
         count_closed(reason)
         self.transport.abort()
 
     def expire(self, now: float) -> None:
-        """Close the connection if it has run out of time."""
+        """Close the connection if a timeout has passed."""
         limits = self._registry.limits
         if self.transport.is_closing() or self._is_paused:
             self._expire_stalled(now, limits.body_seconds)
@@ -149,32 +149,32 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
             self.drop("timeout")
 
     def _expire_stalled(self, now: float, seconds: float) -> None:
-        """Give up on a client that does not read its answer."""
+        """Drop a client that does not read its response."""
         num_unsent = self.transport.get_write_buffer_size()
         if self._stalled_at is None or num_unsent < self._num_unsent:
             self._stalled_at = now
         self._num_unsent = num_unsent
         if now - self._stalled_at > seconds:
-            # The kernel, too, throws away what the client does not read.
+            # Make the kernel discard unsent data too.
             connection = self.transport.get_extra_info("socket")
             if connection is not None:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self.drop("unread")
 
     def pause_writing(self) -> None:
-        """Note that the client reads more slowly than it is answered."""
+        """Record that the client reads more slowly than the server writes."""
         self._is_paused, self._stalled_at = True, None
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Note that the client reads."""
+        """Record that the client reads again."""
         self._is_paused = False
         super().resume_writing()
 
-    # --- the request ----------------------------------------------------------------------------
+    # --- request --------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; what the parser only gathers is bounded here."""
+        """Parse received data; limit what the parser buffers without a callback."""
         if self.transport.is_closing():
             return
         self._has_sent_bytes = True
@@ -186,7 +186,7 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
             self._reject(HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Start a request."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._abort_parsing(TOO_MANY_PIPELINED)
         self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
@@ -194,12 +194,12 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the first line."""
+        """Receive a part of the URL."""
         self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers, which come after the body, are not used."""
+        """Receive a header; trailers after the body are ignored."""
         self._count_head(len(name) + len(value))
         if self._is_receiving:
             return
@@ -214,14 +214,14 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
             self._abort_parsing(HEAD_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
-        """Start to answer."""
+        """Start handling the request."""
         self._num_unparsed = 0
         self._is_receiving = True
         super().on_headers_complete()
         self._set_phase(ConnectionPhase.BUSY)
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Receive a chunk of the body."""
         self._num_unparsed = 0
         self._num_chunks += 1
         self._num_body_bytes += len(body)
@@ -231,7 +231,7 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that the request is complete."""
+        """Mark the request as completely received."""
         self._num_unparsed = 0
         self._is_receiving = False
         super().on_message_complete()
@@ -239,13 +239,13 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
             self._set_phase(ConnectionPhase.IDLE)
 
     def on_response_complete(self) -> None:
-        """Note that a request is answered, which may be before all of it has come."""
+        """Mark the response as sent; the request may not be completely received yet."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._set_phase(ConnectionPhase.DRAIN if self._is_receiving else ConnectionPhase.IDLE)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Start to answer when it is this peer's turn, unless the connection is closed by then."""
+        """Start the application through the fair queue, unless the connection is closed by then."""
 
         def start() -> None:
             if not self.transport.is_closing():
@@ -257,23 +257,22 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
         self._since = self.loop.time()
         self._registry.set_phase(self, phase)
 
-    # --- refusals -------------------------------------------------------------------------------
+    # --- rejections -----------------------------------------------------------------------------
 
     def _abort_parsing(self, rejection: tuple[int, str]) -> None:
-        """Stop the parser, which then asks for the answer."""
+        """Stop the parser; uvicorn then calls `send_400_response`."""
         self._rejection = rejection
         raise _ParsingAborted
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong with what the parser refused, and close."""
+        """Send the error of the rejected request and close."""
         self._reject(self._rejection)
 
     def _reject(self, rejection: tuple[int, str]) -> None:
-        status, sentence = rejection
+        status, message = rejection
         count_closed("refused")
-        is_users = status < 500
-        category = RequestErrorCategory.User if is_users else RequestErrorCategory.Server
-        body = error_response(status, sentence, category).body
+        category = RequestErrorCategory.User if status < 500 else RequestErrorCategory.Server
+        body = error_response(status, message, category).body
         retry = b"retry-after: 1\r\n" if status in {408, 429, 503} else b""
         phrase = HTTPStatus(status).phrase.encode()
         self.transport.write(

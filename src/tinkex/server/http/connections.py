@@ -1,8 +1,8 @@
-"""Fair scheduling of an API process between peers.
+"""Registry of open connections, and fair scheduling of connections and requests between peers.
 
-New connections and new requests start from queues per peer. Each turn of the event loop starts a
-few of them, one peer after the other, so a peer with thousands of connections or pipelined requests
-delays the others by a few requests instead of by all of its own.
+New connections and requests start from one queue per peer. Each iteration of the event loop starts
+a few of them, round robin, so a peer with thousands of connections or pipelined requests delays
+others by a few requests only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from tinkex.server.config import ServerConfig
 from tinkex.server.http.prometheus import CONNECTIONS, CONNECTIONS_CLOSED
 
-#: Connections and requests that start in one turn of the loop; each costs less than a millisecond.
+#: Starts per event loop iteration; each takes less than a millisecond.
 STARTS_PER_ITERATION = 2
 
 #: A peer with more starts than this waiting has its newest served first. It is sending faster than
@@ -29,7 +29,7 @@ StartCallback = Callable[[], None]
 
 
 class FairStartQueue:
-    """Starts work of several peers, round robin."""
+    """Calls start callbacks of several peers, round robin."""
 
     def __init__(self, starts_per_iteration: int = STARTS_PER_ITERATION) -> None:
         self._starts_per_iteration = starts_per_iteration
@@ -42,11 +42,11 @@ class FairStartQueue:
         return self._num_waiting
 
     def num_waiting(self, peer: str) -> int:
-        """How many starts of a peer wait."""
+        """Number of waiting starts of a peer."""
         return len(self._queues.get(peer, ()))
 
     def submit(self, peer: str, start: StartCallback) -> None:
-        """Call `start` now if this turn still has room, else when the peer's turn comes."""
+        """Call `start` now if this iteration allows it, otherwise in the peer's turn."""
         self._schedule()
         if self._num_left and not self._queues:
             self._num_left -= 1
@@ -70,7 +70,7 @@ class FairStartQueue:
             self._schedule()
 
     def _pop(self) -> StartCallback:
-        """The oldest start of the next peer, which then moves to the end of the round."""
+        """Take the next peer's start and move the peer to the end of the round."""
         peer = next(iter(self._queues))
         queue = self._queues.pop(peer)
         start = queue.popleft() if len(queue) <= MAX_FIFO_STARTS else queue.pop()
@@ -80,22 +80,22 @@ class FairStartQueue:
         return start
 
 
-#: How often connections are looked over for those that have run out of time.
+#: How often connections are checked for timeouts.
 SWEEP_SECONDS = 1.0
-#: Descriptors that are kept for the database, files and pipes.
+#: Descriptors reserved for the database, files and pipes.
 RESERVED_DESCRIPTORS = 256
-#: More connections than this take more memory than they are worth, however many are allowed.
+#: More connections than this would take too much memory.
 MAX_CONNECTIONS = 16_384
 MIN_CONNECTIONS = 16
 
 
 class ConnectionPhase(Enum):
-    """What a connection is doing."""
+    """The phase of a connection."""
 
     HEAD = auto()  #: the head of a request is arriving
-    BUSY = auto()  #: a request is being answered
-    DRAIN = auto()  #: the answer is sent, and the rest of the request is thrown away
-    IDLE = auto()  #: nothing was sent since the last answer
+    BUSY = auto()  #: a request is being handled
+    DRAIN = auto()  #: the response is sent, and the rest of the request is discarded
+    IDLE = auto()  #: nothing was received since the last response
 
 
 class ManagedConnection(Protocol):
@@ -108,12 +108,12 @@ class ManagedConnection(Protocol):
         """Close it now."""
 
     def expire(self, now: float) -> None:
-        """Close it if it has run out of time."""
+        """Close it if a timeout has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections there may be, and how long they may take."""
+    """Limits on the number of connections, and their timeouts."""
 
     max_connections: int
     max_per_peer: int
@@ -122,12 +122,12 @@ class ConnectionLimits:
 
     @classmethod
     def from_config(cls, config: ServerConfig, num_descriptors: int) -> ConnectionLimits:
-        """The settings; what they leave open follows from the number of descriptors."""
+        """Limits from the settings, within the number of descriptors."""
         allowed = max(MIN_CONNECTIONS, num_descriptors - RESERVED_DESCRIPTORS)
-        most = min(config.max_connections or MAX_CONNECTIONS, allowed)
+        maximum = min(config.max_connections or MAX_CONNECTIONS, allowed)
         return cls(
-            max_connections=most,
-            max_per_peer=min(config.max_connections_per_peer or max(1, most // 2), most),
+            max_connections=maximum,
+            max_per_peer=min(config.max_connections_per_peer or max(1, maximum // 2), maximum),
             head_seconds=config.head_seconds,
             body_seconds=config.body_seconds,
         )
@@ -139,7 +139,7 @@ class ConnectionRegistry:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.start_queue = FairStartQueue()
-        """In which order connections and requests start."""
+        """Orders the start of connections and requests."""
         self._all: dict[ManagedConnection, None] = {}
         self._incomplete: dict[ManagedConnection, None] = {}
         self._idle: dict[ManagedConnection, None] = {}
@@ -150,7 +150,7 @@ class ConnectionRegistry:
         return len(self._all)
 
     def admit(self, connection: ManagedConnection) -> bool:
-        """Enter a new connection; False if there are too many and all others are busy."""
+        """Add a connection; False if there are too many and no other one can be evicted."""
         self._add(connection)
         if self._by_peer[connection.peer] > self.limits.max_per_peer:
             return self._evict_one(connection, same_peer=True)
@@ -179,7 +179,7 @@ class ConnectionRegistry:
         yield from self._idle
 
     def remove(self, connection: ManagedConnection) -> None:
-        """Forget a connection that is closed or about to be."""
+        """Remove a connection that is closed or about to be."""
         if connection not in self._all:
             return
         del self._all[connection]
@@ -191,7 +191,7 @@ class ConnectionRegistry:
         CONNECTIONS.set(len(self._all))
 
     def set_phase(self, connection: ManagedConnection, phase: ConnectionPhase) -> None:
-        """Note what a connection does from now on."""
+        """Set the phase of a connection."""
         connection.phase = phase
         self._incomplete.pop(connection, None)
         self._idle.pop(connection, None)
@@ -210,5 +210,5 @@ class ConnectionRegistry:
 
 
 def count_closed(reason: str) -> None:
-    """Note that a connection was closed by the server before its time."""
+    """Count a connection that the server closed early."""
     CONNECTIONS_CLOSED.labels(reason).inc()

@@ -1,4 +1,4 @@
-"""URLs that open one file for whoever has them, until they expire."""
+"""Downloads by signed, expiring URLs: signatures, byte ranges and streaming."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from tinkex.store import checkpoints, jobs, sessions, steps
 from tinkex.store.database import Connection
 from tinkex.wire.endpoints import PREFIX
 
-#: Below this, a signature takes the place of a key.
+#: Requests under this prefix need a signature instead of an API key.
 FILES_PREFIX = f"{PREFIX}/files"
 
 
 class FileArea(StrEnum):
-    """What kind of thing a URL opens."""
+    """The kind of a downloadable resource."""
 
     FILE = "checkpoints"  #: one file of a checkpoint
     ARCHIVE = "archives"  #: all files of a checkpoint in one tar
-    TRACE = "traces"  #: what a session did when
+    TRACE = "traces"  #: the trace of a session
 
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """What a URL opens; `name` is a file's path within its checkpoint, else a fixed name."""
+    """The target of a URL; `name` is a path within a checkpoint, otherwise a fixed name."""
 
     area: FileArea
     owner_id: str
@@ -52,7 +52,7 @@ class FileRef:
 
 
 def sign_url(secret: bytes, base_url: str, file_ref: FileRef, expires: int) -> str:
-    """A URL that works until that second."""
+    """Create a URL that is valid until `expires`, in seconds since 1970."""
     owner_id = quote(file_ref.owner_id, safe=":")
     path = f"{FILES_PREFIX}/{file_ref.area}/{owner_id}/{quote(file_ref.name)}"
     return (
@@ -63,17 +63,17 @@ def sign_url(secret: bytes, base_url: str, file_ref: FileRef, expires: int) -> s
 def verify_signed_url(
     secret: bytes, file_ref: FileRef, expires: str, signature: str, now: float
 ) -> None:
-    """Refuse a URL that was not made here, or not for this place, or that is too old."""
+    """Raise PermissionDeniedError if the signature is invalid or has expired."""
     is_time = expires.isascii() and expires.isdigit() and len(expires) <= 12
     expected = _sign_file_ref(secret, file_ref, int(expires) if is_time else 0)
     if not is_time or not hmac.compare_digest(expected.encode(), signature.encode()):
-        raise PermissionDeniedError("the link is not valid; ask for a new one")
+        raise PermissionDeniedError("the link is not valid; request a new one")
     if int(expires) <= now:
-        raise PermissionDeniedError("the link has expired; ask for a new one")
+        raise PermissionDeniedError("the link has expired; request a new one")
 
 
 def _sign_file_ref(secret: bytes, file_ref: FileRef, expires: int) -> str:
-    # No part contains a newline: ids and names never do, so no two places read the same.
+    # Unambiguous: ids and names never contain a newline.
     text = "\n".join(("download", file_ref.area, file_ref.owner_id, file_ref.name, str(expires)))
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
@@ -89,27 +89,23 @@ class ByteRange(NamedTuple):
 
 
 class RangeNotSatisfiable(Exception):
-    """Nothing of the file lies in the range that was asked for."""
+    """The requested range is outside of the file."""
 
 
 def parse_range(headers: Mapping[str, str], size: int, etag: str) -> ByteRange | None:
-    """The part to send, or None for all of it.
+    """Parse the Range header; None means the whole file.
 
-    What cannot be understood is ignored, as are several ranges at once; a range of a file that has
-    changed since is ignored too.
+    Invalid and multiple ranges are ignored, and so is a range whose If-Range does not match.
     """
-    asked = headers.get("range", "")
-    match = _RANGE_HEADER.fullmatch(asked.replace(" ", "").lower())
+    match = _RANGE_HEADER.fullmatch(headers.get("range", "").replace(" ", "").lower())
     if match is None or not (match[1] or match[2]):
         return None
     if headers.get("if-range", etag).strip() != etag:
         return None
-    part = _resolve_bounds(match[1], match[2], size)
-    if part is None:
-        return None
-    if part.start >= part.stop:
+    byte_range = _resolve_bounds(match[1], match[2], size)
+    if byte_range is not None and byte_range.start >= byte_range.stop:
         raise RangeNotSatisfiable
-    return part
+    return byte_range
 
 
 def _resolve_bounds(first: str, last: str, size: int) -> ByteRange | None:
@@ -122,21 +118,21 @@ def _resolve_bounds(first: str, last: str, size: int) -> ByteRange | None:
 
 LOG = get_logger(__name__)
 DOWNLOAD_METER = RequestMetrics("download")
-#: As many as the store keeps of a session.
+#: The number of steps that the store keeps of a session.
 MAX_TRACE_STEPS = 10_000
 _MEDIA_TYPES = {".json": "application/json", ".tar": "application/x-tar"}
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadResponse:
-    """An answer that is sent piece by piece."""
+    """A response that is streamed in chunks."""
 
     status: int
     headers: Mapping[str, str]
     chunks: Iterator[bytes]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Send it, as the framework asks for."""
+        """Send the response; this is the ASGI interface."""
         started_at = time.perf_counter()
         try:
             await self._send(scope, receive, send)
@@ -149,19 +145,19 @@ class DownloadResponse:
         await send(start)
         is_head = scope["method"] == "HEAD"
         if not is_head and not await _send_chunks(self.chunks, receive, send):
-            # Without the last message the connection is closed: the client sees it was cut off.
+            # Without the last message the connection is closed, so the client notices.
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @route(
-    f"{FILES_PREFIX}/{{shelf:str}}/{{owner_id:str}}/{{name:path}}",
+    f"{FILES_PREFIX}/{{area:str}}/{{owner_id:str}}/{{name:path}}",
     http_method=[HttpMethod.GET, HttpMethod.HEAD],
     name="download",
     status_code=200,
 )
 async def download(request: Request[Any, Any, Any]) -> ASGIApp:
-    """Send what a signed URL opens; whoever has the URL needs no key."""
+    """Send the target of a signed URL; no API key is needed."""
     services: Services = request.app.state.services
     try:
         return await run_in_thread(_open_download, services, request.scope)
@@ -170,17 +166,18 @@ async def download(request: Request[Any, Any, Any]) -> ASGIApp:
 
 
 def _open_download(services: Services, scope: Any) -> DownloadResponse:
-    """Check the URL and find what it opens."""
-    place = _parse_file_ref(scope["path_params"])
-    verify_signed_url(services.secret, place, *_parse_signature(scope["query_string"]), clock.now())
-    if place.area is FileArea.TRACE:
-        return _trace_response(services, place.owner_id)
+    """Verify the URL and prepare its response."""
+    file_ref = _parse_file_ref(scope["path_params"])
+    expires, signature = _parse_signature(scope["query_string"])
+    verify_signed_url(services.secret, file_ref, expires, signature, clock.now())
+    if file_ref.area is FileArea.TRACE:
+        return _trace_response(services, file_ref.owner_id)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    return _file_response(_plan_download(services, place), place, headers)
+    return _file_response(_plan_download(services, file_ref), file_ref, headers)
 
 
 def _parse_signature(query_string: bytes) -> tuple[str, str]:
-    """Until when a URL is good, and the signature that says so."""
+    """The expiry and the signature of a URL, as text."""
     try:
         query = parse_qs(query_string.decode("latin-1"), max_num_fields=8)
     except ValueError:
@@ -199,21 +196,21 @@ def _error_download(response: RawResponse) -> DownloadResponse:
 
 def _parse_file_ref(path_params: Mapping[str, Any]) -> FileRef:
     try:
-        shelf = FileArea(path_params["shelf"])
+        area = FileArea(path_params["area"])
     except ValueError:
-        raise NotFoundError("there is no such file") from None
-    return FileRef(shelf, path_params["owner_id"], str(path_params["name"]).lstrip("/"))
+        raise NotFoundError("the file does not exist") from None
+    return FileRef(area, path_params["owner_id"], str(path_params["name"]).lstrip("/"))
 
 
 # --- checkpoints -----------------------------------------------------------------------------
 def _plan_download(services: Services, file_ref: FileRef) -> ArchivePlan:
-    """What will be read; only what the checkpoint's manifest names is ever opened."""
+    """Plan the reads; only files that the checkpoint's manifest lists are ever opened."""
     now = clock.now()
-    found = services.database.read(lambda db: checkpoints.find_by_id(db, file_ref.owner_id, now))
-    if found is None:
+    record = services.database.read(lambda db: checkpoints.find_by_id(db, file_ref.owner_id, now))
+    if record is None:
         raise NotFoundError("the checkpoint was deleted or has expired")
-    directory = services.home.checkpoint_directory(found.id)
-    services.verified_checkpoints.verify(directory, found.path)
+    directory = services.home.checkpoint_directory(record.id)
+    services.verified_checkpoints.verify(directory, record.path)
     if file_ref.area is FileArea.ARCHIVE:
         return plan_archive(directory)
     return _plan_file(directory, file_ref.name)
@@ -236,49 +233,49 @@ def _file_response(
         "x-content-type-options": "nosniff",
     }
     try:
-        part = parse_range(request_headers, plan.size, plan.etag)
+        byte_range = parse_range(request_headers, plan.size, plan.etag)
     except RangeNotSatisfiable:
         headers |= {"content-range": f"bytes */{plan.size}", "content-length": "0"}
         return DownloadResponse(416, headers, iter(()))
-    if part is None:
+    if byte_range is None:
         return DownloadResponse(200, headers | {"content-length": str(plan.size)}, plan.read())
-    headers["content-range"] = f"bytes {part.start}-{part.stop - 1}/{plan.size}"
-    headers["content-length"] = str(part.stop - part.start)
-    return DownloadResponse(206, headers, plan.read(part.start, part.stop))
+    headers["content-range"] = f"bytes {byte_range.start}-{byte_range.stop - 1}/{plan.size}"
+    headers["content-length"] = str(byte_range.stop - byte_range.start)
+    return DownloadResponse(206, headers, plan.read(byte_range.start, byte_range.stop))
 
 
 # --- traces ----------------------------------------------------------------------------------
 def _trace_response(services: Services, session_id: str) -> DownloadResponse:
-    def look(db: Connection) -> Iterator[bytes]:
+    def query(db: Connection) -> Iterator[bytes]:
         session = sessions.find(db, session_id)
         if session is None:
-            raise NotFoundError(f"there is no session {session_id!r}")
-        done = steps.list_by_session(db, session_id, limit=MAX_TRACE_STEPS)
+            raise NotFoundError(f"session {session_id!r} does not exist")
+        finished = steps.list_by_session(db, session_id, limit=MAX_TRACE_STEPS)
         waiting = jobs.list_open_by_session(
             db, session.tenant_id, session_id, limit=MAX_TRACE_STEPS
         )
-        return iter_trace_json(session, trace_events(session, done, waiting, clock.now()))
+        return iter_trace_json(session, trace_events(session, finished, waiting, clock.now()))
 
     headers = {"content-type": "application/json", "cache-control": "no-store"}
-    return DownloadResponse(200, headers, services.database.read(look))
+    return DownloadResponse(200, headers, services.database.read(query))
 
 
 # --- sending ---------------------------------------------------------------------------------
 async def _send_chunks(chunks: Iterator[bytes], receive: Receive, send: Send) -> bool:
-    """Send piece by piece; False if the client went away or the file was damaged on the way."""
-    gone = asyncio.create_task(_wait_for_disconnect(receive))
+    """Send all chunks; False if the client disconnected or a file turned out to be damaged."""
+    disconnected = asyncio.create_task(_wait_for_disconnect(receive))
     try:
-        while not gone.done():
-            piece = await run_in_thread(next, chunks, None)
-            if piece is None:
+        while not disconnected.done():
+            chunk = await run_in_thread(next, chunks, None)
+            if chunk is None:
                 return True
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
         return False
     except CheckpointError as error:
-        LOG.warning("a download was cut off: %s", error)
+        LOG.warning("aborted a download: %s", error)
         return False
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -289,4 +286,4 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 HANDLERS = [download]
-"""Routes that are no rows of the endpoint table."""
+"""Routes outside the endpoint table."""

@@ -1,4 +1,4 @@
-"""What an error is answered with: a status, one sentence, and whose fault it is."""
+"""Map exceptions to error responses: status, message, category and headers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from tinkex.wire.proto import WireError
 from tinkex.wire.results import make_error_body
 
 LOG = get_logger(__name__)
-#: When a client that met a busy or full database should come again.
+#: Retry-After for a busy or full database.
 STORE_RETRY_SECONDS = 1.0
 
 HANDLED_ERRORS = (
     TinkexError,
     msgspec.DecodeError,
     WireError,
-    # What the request's own values did to a driver or a codec: too large, or not text.
+    # Caused by values of the request: too large for a driver, or not valid text.
     OverflowError,
     UnicodeError,
     RecursionError,
 )
-"""What can be answered with a sentence; anything else is a defect of the server."""
+"""Expected errors; anything else is a defect of the server."""
 
 
 def response_for_error(error: BaseException) -> RawResponse:
-    """The answer to a request that raised one of `Refused`."""
+    """The response to a request that raised one of `HANDLED_ERRORS`."""
     if isinstance(error, APIStatusError):
         return error_response(
             error.status_code, error.message, error.category, _error_headers(error)
@@ -49,17 +49,17 @@ def response_for_error(error: BaseException) -> RawResponse:
     if isinstance(error, StoreError):
         message = error.message
         if isinstance(error, StoreUnavailable):
-            # Where the database is, and what it said, is for the log and not for tenants.
+            # The address and the error of the database are for the log, not for tenants.
             LOG.error("%s", message)
-            message = "the server's database cannot be used now; try again"
+            message = "the server's database is unavailable; try again"
         return error_response(
             503, message, error.category, retry_after_headers(STORE_RETRY_SECONDS)
         )
     if isinstance(error, TinkexError):
-        is_users = error.category is RequestErrorCategory.User
-        # Damaged files stay damaged: the same request fails again.
+        status = 422 if error.category is RequestErrorCategory.User else 500
+        # Damaged files stay damaged: the same request would fail again.
         headers = {"x-should-retry": "false"} if isinstance(error, CheckpointError) else None
-        return error_response(422 if is_users else 500, error.message, error.category, headers)
+        return error_response(status, error.message, error.category, headers)
     return error_response(422, _message_for(error), RequestErrorCategory.User)
 
 
@@ -69,26 +69,26 @@ def error_response(
     category: RequestErrorCategory,
     headers: Mapping[str, str] | None = None,
 ) -> RawResponse:
-    """An error as an answer; its body is never empty."""
+    """Build an error response."""
     body = encode_json(make_error_body(message, category))
     return RawResponse(status=status, body=body, headers=headers or {})
 
 
 def internal_error_response(error: BaseException, operation: str) -> RawResponse:
-    """The answer to a defect: an id, under which the log says everything."""
+    """The response to an unexpected error: an incident id that the log explains."""
     if is_disk_full(error):
         LOG.error("%s: the disk is full: %s", operation, error)
         return response_for_error(
-            StoreFull("the server's disk is full; free space there, then try again")
+            StoreFull("the server's disk is full; free space, then try again")
         )
-    incident = new_id()
-    LOG.error("%s failed; incident %s", operation, incident, exc_info=error)
-    message = f"the server failed; its log says why under the id {incident}"
+    incident_id = new_id()
+    LOG.error("%s failed; incident %s", operation, incident_id, exc_info=error)
+    message = f"internal server error; the server's log has details under the id {incident_id}"
     return error_response(500, message, RequestErrorCategory.Server)
 
 
 def retry_after_headers(seconds: float) -> dict[str, str]:
-    """Headers that say when to come again: whole seconds for all, milliseconds for some."""
+    """Retry headers in whole seconds, and in milliseconds for clients that read them."""
     return {
         "retry-after": str(max(1, round(seconds))),
         "retry-after-ms": str(max(1, round(seconds * 1000))),
@@ -113,7 +113,7 @@ def _message_for(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "the request is nested too deeply"
     if isinstance(error, OverflowError):
-        return f"a number of the request is too large: {error}"
+        return f"a number in the request is too large: {error}"
     if isinstance(error, UnicodeError):
-        return "a text of the request is not valid UTF-8; encode it as UTF-8"
-    return f"the request cannot be read: {error}"
+        return "a string in the request is not valid UTF-8; encode it as UTF-8"
+    return f"cannot decode the request: {error}"

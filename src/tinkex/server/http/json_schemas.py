@@ -1,4 +1,4 @@
-"""JSON schemas of every message, for the API's description."""
+"""JSON schemas of all messages, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinkex.types.optimizers import (
 REF_PREFIX = "#/components/schemas/"
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 _TENSOR = {
-    "description": "A tensor: numbers row by row; with the two sparse fields, CSR.",
+    "description": "A tensor in row-major order; with the two sparse fields, in CSR format.",
     "type": "object",
     "properties": {
         "data": {"type": "array", "items": {"type": ["number", "null"]}},
@@ -32,7 +32,7 @@ _TENSOR = {
 
 
 def schema_ref(name: str) -> dict[str, Any]:
-    """A pointer to a schema of the document."""
+    """A reference to a schema of the document."""
     return {"$ref": REF_PREFIX + name}
 
 
@@ -50,31 +50,31 @@ _NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
 _SEQ_ID = {"type": ["integer", "null"], "minimum": 0}
 _TENSORS = {"type": "object", "additionalProperties": schema_ref("TensorData")}
 
-#: Values that are no structs, because they usually cross the network as protobuf.
+#: Types without a struct, because clients usually send them as protobuf.
 _PROTOBUF_SCHEMAS: dict[type[Any], dict[str, Any]] = {
     types.ForwardBackwardRequest: _object_schema(
-        "Ask for a forward and backward pass, as older clients do.",
+        "Request of a forward and backward pass, in the form of older clients.",
         ["forward_backward_input", "model_id"],
         forward_backward_input=schema_ref("ForwardBackwardInput"),
         model_id=_TEXT,
         seq_id=_SEQ_ID,
     ),
     types.ForwardRequest: _object_schema(
-        "Ask for a forward pass only, as older clients do.",
+        "Request of a forward pass, in the form of older clients.",
         ["forward_input", "model_id"],
         forward_input=schema_ref("ForwardBackwardInput"),
         model_id=_TEXT,
         seq_id=_SEQ_ID,
     ),
     types.ForwardBackwardOutput: _object_schema(
-        "What a pass computed.",
+        "The result of a pass.",
         [],
         loss_fn_output_type=_TEXT,
         loss_fn_outputs={"type": "array", "items": _TENSORS},
         metrics={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
     ),
     types.SampleResponse: _object_schema(
-        "What was sampled.",
+        "The sampled sequences.",
         ["sequences"],
         sequences={"type": "array", "items": schema_ref("SampledSequence")},
         prompt_logprobs=_NUMBERS,
@@ -87,7 +87,7 @@ _PROTOBUF_SCHEMAS: dict[type[Any], dict[str, Any]] = {
 _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
     "TensorData": _TENSOR,
     "ForwardBackwardInput": _object_schema(
-        "The examples of one pass and the loss to compute on them.",
+        "The examples of one pass and the loss function.",
         ["data", "loss_fn"],
         data={"type": "array", "items": schema_ref("Datum")},
         loss_fn=_TEXT,
@@ -97,7 +97,7 @@ _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
         },
     ),
     "Datum": _object_schema(
-        "One training example: what the model reads, and the tensors its loss needs.",
+        "One training example: the model input, and the tensors that the loss needs.",
         ["model_input", "loss_fn_inputs"],
         model_input=schema_ref("ModelInput"),
         loss_fn_inputs=_TENSORS,
@@ -111,27 +111,27 @@ _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
         topk_logprobs={"type": "array"},
     ),
     "Fault": _object_schema(
-        "Why a request was refused or its work failed, and whose fault it was.",
+        "Why a request or its job failed, and whether the user or the server caused it.",
         ["error", "category"],
         error=_TEXT,
         detail=_TEXT,
         category={"enum": ["unknown", "server", "user"]},
     ),
     "Pending": _object_schema(
-        "The result is not there yet; ask again.",
+        "The result is not ready; poll again.",
         ["queue_state"],
         request_id=_TEXT,
         queue_state={"enum": ["active", "paused_capacity", "paused_rate_limit"]},
         queue_state_reason=_TEXT,
     ),
     "CompleteMetadata": _object_schema(
-        "The result is there, and large; ask again for the bytes themselves.",
+        "The result is ready but large; request it again without allow_metadata_only.",
         ["status", "response_payload_size"],
         status={"const": "complete_metadata"},
         response_payload_size={"type": "integer"},
     ),
 }
-#: What the open unions and the hand-written schemas point at.
+#: Types that open unions and hand-written schemas refer to.
 _REFERENCED_TYPES: tuple[type[Any], ...] = (
     types.ModelInput,
     AdamOptimizerConfig,
@@ -141,39 +141,39 @@ _REFERENCED_TYPES: tuple[type[Any], ...] = (
 
 
 def schema_name(type_: type[Any]) -> str:
-    """What a message's schema is called in the document."""
+    """The name of a type's schema in the document."""
     return type_.__name__
 
 
 def build_schemas(messages: Iterable[type[Any]]) -> dict[str, Any]:
-    """The schemas of these messages and of all their parts, by name."""
-    wanted = list(dict.fromkeys(messages))
+    """The schemas of these messages and of everything they refer to, by name."""
+    unique = list(dict.fromkeys(messages))
     structs: list[type[Any]] = [
-        type_ for type_ in (*wanted, *_REFERENCED_TYPES) if type_ not in _PROTOBUF_SCHEMAS
+        type_ for type_ in (*unique, *_REFERENCED_TYPES) if type_ not in _PROTOBUF_SCHEMAS
     ]
     unions = [member for type_ in _find_open_unions(structs) for member in _union_members(type_)]
-    _, found = msgspec.json.schema_components(
+    _, generated = msgspec.json.schema_components(
         [*structs, *unions], schema_hook=_schema_hook, ref_template=REF_PREFIX + "{name}"
     )
-    written = {
+    hand_written = {
         schema_name(type_): _PROTOBUF_SCHEMAS[type_]
-        for type_ in wanted
+        for type_ in unique
         if type_ in _PROTOBUF_SCHEMAS
     }
-    return dict(sorted({**found, **_SHARED_SCHEMAS, **written}.items()))
+    return dict(sorted({**generated, **_SHARED_SCHEMAS, **hand_written}.items()))
 
 
 def _find_open_unions(structs: Iterable[type[Any]]) -> list[Any]:
-    """The stand-ins for unions that occur anywhere in these messages."""
-    met: list[Any] = []
+    """The open union types that occur anywhere in these messages."""
+    unions: list[Any] = []
 
-    def note(type_: Any) -> dict[str, Any]:
-        if hasattr(type_, "union") and type_ not in met:
-            met.append(type_)
+    def collect(type_: Any) -> dict[str, Any]:
+        if hasattr(type_, "union") and type_ not in unions:
+            unions.append(type_)
         return {"type": "object"}
 
-    msgspec.json.schema_components(list(structs), schema_hook=note)
-    return met
+    msgspec.json.schema_components(list(structs), schema_hook=collect)
+    return unions
 
 
 def _union_members(type_: Any) -> tuple[type[Any], ...]:
@@ -181,7 +181,7 @@ def _union_members(type_: Any) -> tuple[type[Any], ...]:
 
 
 def _schema_hook(type_: Any) -> dict[str, Any]:
-    """The schema of what msgspec does not know."""
+    """The schema of a type that msgspec does not know."""
     if type_ is types.TensorData:
         return schema_ref("TensorData")
     if hasattr(type_, "union"):

@@ -1,6 +1,6 @@
-"""Checks a request against the limits of its base model before it is queued.
+"""Check a request against the limits of its base model before it is queued.
 
-Only what needs no weights is checked: lengths, token ids, parameters. The engine checks again.
+Covers what can be checked without weights: lengths, token ids, parameters. The engine checks again.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ MAX_INLINE_TOKENS = 4096
 async def find_base_model(
     services: Services, owner: tuple[str, str], find: Callable[[Connection], str]
 ) -> BaseModel | None:
-    """The base model of a run or a sampling session; None if it is not known here.
+    """The base model of a run or a sampling session; None if it is unknown.
 
     `owner` is the tenant and the id; `find` looks up the name of the base model. If it raises, the
-    request is not checked here: a repeated request gets its first answer, and a new one the error
+    request is not checked here: a repeated request gets its first response, and a new one fails
     when it is stored.
     """
-    known = services.cache.base_models.get(owner)
-    if known is not None:
-        return known
+    cached = services.cache.base_models.get(owner)
+    if cached is not None:
+        return cached
     try:
-        found = await read(services, lambda db: find_model(list_served_models(db), find(db)))
+        model = await read(services, lambda db: find_model(list_served_models(db), find(db)))
     except APIStatusError:
         return None
-    if found is not None:
-        services.cache.base_models.put(owner, found)
-    return found
+    if model is not None:
+        services.cache.base_models.put(owner, model)
+    return model
 
 
 async def check_pass(
     services: Services, batch: types.ForwardBackwardInput, model: BaseModel | None
 ) -> int:
-    """The number of tokens of a pass; raises InvalidInput if it cannot be computed."""
+    """Return the number of tokens of a pass; raises InvalidInput if it exceeds a limit."""
     num_tokens = sum(datum.model_input.length for datum in batch.data)
     limit = services.config.max_request_tokens
     if num_tokens > limit:
         raise InvalidInput(
-            f"the request has {num_tokens} tokens, and this server takes at most {limit} in one "
-            "training request; split the batch, or ask the operator to raise max_request_tokens"
+            f"the request has {num_tokens} tokens; the limit of one training request is {limit}; "
+            "split the batch, or ask the operator to raise max_request_tokens"
         )
     if model is not None:
         await _run_check(num_tokens, lambda: _validate_pass(batch, model))
@@ -65,7 +65,7 @@ def _validate_pass(batch: types.ForwardBackwardInput, model: BaseModel) -> None:
 
 
 async def check_sample(request: types.SampleRequest, model: BaseModel | None) -> int:
-    """The most tokens that a sample may read and write; raises InvalidInput if it cannot run."""
+    """Return the maximum number of tokens of a sample request; raises InvalidInput."""
     num_prompt = request.prompt.length
     if model is not None:
         await _run_check(num_prompt, lambda: _validate_sample(request, model))
@@ -80,14 +80,14 @@ def _validate_sample(request: types.SampleRequest, model: BaseModel) -> None:
         vocab_size=_vocab_size(model),
         max_context_tokens=model.max_context_tokens,
         eos_tokens=frozenset(),
-        # Whether the model has a tokenizer is known to the engine alone.
+        # Only the engine knows whether the model has a tokenizer.
         has_tokenizer=True,
     )
     parse_sample_request(request, limits)
 
 
 def _vocab_size(model: BaseModel) -> int:
-    """The size of a vocabulary; if it is unknown, every token that can be written is in it."""
+    """The vocabulary size; if it is unknown, any token id is accepted."""
     return model.vocab_size or 1 << 31
 
 

@@ -1,9 +1,9 @@
-"""Which base models the worker serves, as it said when it started."""
+"""Base models that the worker serves, and adapter specs of new and loaded models."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,39 +23,41 @@ from tinkex.types.base import encode_hook, preload_type
 
 
 def list_served_models(db: Connection) -> list[BaseModel]:
-    """All base models; none until the first worker has started."""
-    found: Any = settings.get(db, BASE_MODELS_SETTING) or []
-    return msgspec.convert(found, preload_type(list[BaseModel]), strict=False)
+    """All served base models; empty until the first worker has started."""
+    stored: Any = settings.get(db, BASE_MODELS_SETTING) or []
+    return msgspec.convert(stored, preload_type(list[BaseModel]), strict=False)
 
 
 def find_model(models: Sequence[BaseModel], name: str) -> BaseModel | None:
-    """A base model by name."""
+    """Find a base model by name."""
     return next((model for model in models if model.name == name), None)
 
 
 def require_trainable_model(db: Connection, name: str) -> BaseModel:
-    """A base model that can be trained, or a sentence that names those that can."""
+    """Return a trainable base model; raises BadRequestError that lists the trainable ones."""
     return _require_model(db, name, lambda model: model.is_trainable, "trained")
 
 
 def require_sampleable_model(db: Connection, name: str) -> BaseModel:
-    """A base model that can be sampled, or a sentence that names those that can."""
+    """Return a sampleable base model; raises BadRequestError that lists the sampleable ones."""
     return _require_model(db, name, lambda model: model.is_sampleable, "sampled")
 
 
-def _require_model(db: Connection, name: str, is_usable: Any, verb: str) -> BaseModel:
+def _require_model(
+    db: Connection, name: str, is_usable: Callable[[BaseModel], bool], verb: str
+) -> BaseModel:
     if settings.get(db, BASE_MODELS_SETTING) is None:
         raise StoreUnavailable("the server is starting and serves no base model yet; try again")
-    fit = [model for model in list_served_models(db) if is_usable(model)]
-    found = find_model(fit, name)
-    if found is None:
+    usable = [model for model in list_served_models(db) if is_usable(model)]
+    model = find_model(usable, name)
+    if model is None:
         hint = ""
         if looks_like_checkpoint(name):
             hint = f"; it looks like saved weights, whose path is {PATH_SHAPE}"
         raise BadRequestError(
-            unknown_model_message(name, [model.name for model in fit], verb) + hint
+            unknown_model_message(name, [model.name for model in usable], verb) + hint
         )
-    return found
+    return model
 
 
 MAX_RANK = 512
@@ -65,14 +67,14 @@ _MAX_SEED = 2**31
 
 
 def spec_for_create(request: types.CreateModelRequest) -> AdapterSpec:
-    """What a client asks for; what it left open is chosen now, for good."""
+    """The adapter spec of a create request; defaults and a random seed are fixed now."""
     lora = request.lora_config or types.LoraConfig(rank=DEFAULT_RANK)
     check_number("lora_config.rank", lora.rank, minimum=1, maximum=MAX_RANK)
     check_number("lora_config.seed", lora.seed, minimum=-MAX_INT64)
     return AdapterSpec(
         base_model=request.base_model,
         rank=lora.rank,
-        # Doing the work again after a crash must give the same weights.
+        # Repeating the job after a crash must give the same weights.
         seed=secrets.randbelow(_MAX_SEED) if lora.seed is None else lora.seed,
         train_unembed=lora.train_unembed,
         train_mlp=lora.train_mlp,
@@ -82,7 +84,7 @@ def spec_for_create(request: types.CreateModelRequest) -> AdapterSpec:
 
 
 def spec_for_load(request: types.LoadWeightsRequest, source: CheckpointRecord) -> AdapterSpec:
-    """What a checkpoint needs; its optimizer goes along only if its state does."""
+    """The adapter spec of a checkpoint; its optimizer is used only if its state is loaded."""
     saved = stored_spec(source)
     optimizer = saved.optimizer
     if not request.optimizer:
@@ -91,18 +93,16 @@ def spec_for_load(request: types.LoadWeightsRequest, source: CheckpointRecord) -
 
 
 def stored_spec(source: CheckpointRecord | RunRecord) -> AdapterSpec:
-    """How the adapter of a model or checkpoint was made."""
+    """The stored adapter spec of a model or checkpoint."""
     return msgspec.convert(source.spec, preload_type(AdapterSpec))
 
 
 def optimizer_settings(config: types.OptimizerConfig) -> dict[str, Any]:
-    """An optimizer's type and settings, if it is one that can be used here."""
+    """The type and settings of a supported optimizer; raises BadRequestError for others."""
     settings: dict[str, Any] = msgspec.to_builtins(config, enc_hook=encode_hook)
     kind = settings.get("type")
     if kind not in OPTIMIZERS:
-        raise BadRequestError(
-            f"optimizer {kind!r:.80} is not known here; there is: {', '.join(OPTIMIZERS)}"
-        )
+        raise BadRequestError(f"unknown optimizer {kind!r:.80}; supported: {', '.join(OPTIMIZERS)}")
     return settings
 
 
@@ -114,9 +114,9 @@ def insert_run(
     user_metadata: Mapping[str, Any] | None,
     state: RunState = RunState.CREATING,
 ) -> None:
-    """Enter a new model; its number must not have been used in its session."""
+    """Insert a new model; raises BadRequestError if its id is taken."""
     if runs.find(db, run_id) is not None:
-        raise BadRequestError(f"model {run_id!r} exists already; use another model_seq_id")
+        raise BadRequestError(f"model {run_id!r} already exists; use another model_seq_id")
     now = clock.now()
     run = RunRecord(
         id=run_id,

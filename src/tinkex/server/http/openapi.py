@@ -1,4 +1,8 @@
-"""The API's description as an OpenAPI 3.1 document, made from the endpoint table."""
+"""The OpenAPI 3.1 document, built from the endpoint table.
+
+Litestar does not generate it: endpoint handlers read raw bytes, so Litestar sees no types, and
+tensors, open unions, protobuf bodies and query strings would each need a schema plugin.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,21 @@ PROTO = "application/x-protobuf"
 _BYTES = {"type": "string", "format": "binary"}
 _ID = {"type": "string", "minLength": 1, "pattern": r"^[A-Za-z0-9_][A-Za-z0-9._:~@+=-]*$"}
 _ERRORS = {
-    400: "The request makes no sense for what it is about.",
-    401: "The key is missing, wrong, revoked or expired.",
-    404: "There is no such thing, or it belongs to somebody else.",
-    409: "The thing is in that state already.",
-    410: "It is over: the promise has expired or the session has finished.",
-    413: "The body is larger than this server takes.",
-    415: "The body is written in a way this server does not read.",
-    422: "A value does not fit.",
-    429: "Too much of yours is waiting; try again later.",
-    500: "The server failed; its log says why.",
-    503: "The store cannot be used now; try again later.",
+    400: "Bad request: not possible in the current state of the resource.",
+    401: "The API key or token is missing, wrong, revoked or expired.",
+    404: "The resource does not exist or belongs to another tenant.",
+    409: "Conflict: the resource is already in the requested state.",
+    410: "Gone: the future has expired or the session has finished.",
+    413: "The body exceeds the server's limit.",
+    415: "The media type or encoding of the body is not supported.",
+    422: "A value is invalid.",
+    429: "The tenant has reached a limit; try again later.",
+    500: "Internal server error; the server's log has details.",
+    503: "The server is overloaded or its store is unavailable; try again later.",
 }
 _HEADERS = {
-    "x-idempotency-key": "The same key again gets the same answer and makes nothing twice.",
-    "x-tinker-weights-access-token": "A credential of whoever owns the weights.",
+    "x-idempotency-key": "A repeated request with the same key returns the first response.",
+    "x-tinker-weights-access-token": "A credential of the tenant that owns the weights.",
 }
 _HEADERS_BY_ENDPOINT = {
     "create_session": ("x-idempotency-key",),
@@ -51,7 +55,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def build_document(routes: Mapping[str, Handler], version: str) -> bytes:
-    """The document of these endpoints, as JSON."""
+    """Build the document of these endpoints, as JSON."""
     rows = [ENDPOINTS[name] for name in routes]
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -79,7 +83,7 @@ def build_document(routes: Mapping[str, Handler], version: str) -> bytes:
 
 
 def document_path(path: str) -> str:
-    """A path of the table; a checkpoint id is two segments here too."""
+    """The URL path of an endpoint; a checkpoint id consists of two segments."""
     return PREFIX + path.replace("{checkpoint_id}", "{segment}/{name}")
 
 
@@ -108,7 +112,7 @@ def _operation(row: Endpoint[Any, Any], summary: str) -> dict[str, Any]:
         operation["requestBody"] = _request_body(row)
     if row.promised is not None:
         name = schema_name(row.promised)
-        operation["description"] = f"Answers with a promise; retrieve_future gives its {name}."
+        operation["description"] = f"Returns a future; retrieve_future returns its {name}."
     if row.is_legacy:
         operation["deprecated"] = True
     if row.name in PUBLIC_ENDPOINTS:
@@ -162,12 +166,17 @@ def _responses(row: Endpoint[Any, Any]) -> dict[str, Any]:
         statuses = {500}
     elif row.body is BodyFormat.NONE:
         statuses -= {413, 415}
-    responses: dict[str, Any] = {"200": {"description": "Done.", "content": _response_content(row)}}
+    responses: dict[str, Any] = {
+        "200": {"description": "Success.", "content": _response_content(row)}
+    }
     if row.name == "checkpoint_archive":
-        responses["302"] = {"description": "The archive is there."}
+        responses["302"] = {"description": "Redirect to the archive."}
     if row.is_long_poll:
         pending = {JSON: {"schema": schema_ref("Pending")}}
-        responses["408"] = {"description": "Not yet; ask again.", "content": pending}
+        responses["408"] = {
+            "description": "The result is not ready; poll again.",
+            "content": pending,
+        }
     for status in sorted(statuses):
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     return responses
@@ -190,6 +199,6 @@ def _error_response(status: int) -> dict[str, Any]:
         "content": {JSON: {"schema": schema_ref("Fault")}},
     }
     if status in {429, 503}:
-        says = "How many seconds to wait."
-        response["headers"] = {"Retry-After": {"description": says, "schema": {"type": "integer"}}}
+        header = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+        response["headers"] = {"Retry-After": header}
     return response

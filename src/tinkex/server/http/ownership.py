@@ -1,6 +1,6 @@
-"""Whose is it: things are found for their owner, and for nobody else.
+"""Ownership checks: look up resources of the caller's tenant, or raise NotFoundError.
 
-What belongs to another tenant is answered with the same words as what does not exist.
+A resource of another tenant gives the same error as one that does not exist.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SamplerR
 
 _TRAINABLE = frozenset({RunState.CREATING, RunState.READY})
 _NOT_TRAINABLE_REASONS = {
-    RunState.UNLOADED: "was unloaded; make a model from one of its checkpoints to go on",
-    RunState.FAILED: "could not be made; make a new one",
+    RunState.UNLOADED: "was unloaded; to continue, create a model from one of its checkpoints",
+    RunState.FAILED: "could not be created; create a new one",
     RunState.CORRUPTED: (
-        "has lost its state, which is damaged on disk; make a model from one of its checkpoints "
-        "to go on"
+        "has lost its state, which is damaged on disk; to continue, create a model from one of "
+        "its checkpoints"
     ),
 }
 
 
 def require_session(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
-    """A session of this tenant."""
+    """Return a session of this tenant."""
     found = sessions.find(db, check_id("session id", session_id))
     if found is None or found.tenant_id != tenant_id:
         _raise_not_found("session", session_id)
@@ -36,7 +36,7 @@ def require_session(db: Connection, tenant_id: str, session_id: str) -> SessionR
 
 
 def require_open_session(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
-    """A session of this tenant in which new things can be made."""
+    """Return a session of this tenant that its client has not finished."""
     found = require_session(db, tenant_id, session_id)
     if found.finished_at is not None:
         raise BadRequestError(
@@ -46,7 +46,7 @@ def require_open_session(db: Connection, tenant_id: str, session_id: str) -> Ses
 
 
 def require_run(db: Connection, tenant_id: str, run_id: str, resource: str = "model") -> RunRecord:
-    """A model of this tenant, whatever its state."""
+    """Return a model of this tenant in any state."""
     found = runs.find(db, check_id(f"{resource} id", run_id))
     if found is None or found.tenant_id != tenant_id:
         _raise_not_found(resource, run_id)
@@ -54,7 +54,7 @@ def require_run(db: Connection, tenant_id: str, run_id: str, resource: str = "mo
 
 
 def require_trainable_run(db: Connection, tenant_id: str, run_id: str) -> RunRecord:
-    """A model of this tenant that takes operations."""
+    """Return a model of this tenant that accepts operations."""
     found = require_run(db, tenant_id, run_id)
     if found.state not in _TRAINABLE:
         raise BadRequestError(f"model {run_id!r} {_NOT_TRAINABLE_REASONS[RunState(found.state)]}")
@@ -62,7 +62,7 @@ def require_trainable_run(db: Connection, tenant_id: str, run_id: str) -> RunRec
 
 
 def require_sampler(db: Connection, tenant_id: str, sampler_id: str) -> SamplerRecord:
-    """A sampling session of this tenant."""
+    """Return a sampling session of this tenant."""
     found = samplers.find(db, check_id("sampling session id", sampler_id))
     if found is None or found.tenant_id != tenant_id:
         _raise_not_found("sampling session", sampler_id)
@@ -70,7 +70,7 @@ def require_sampler(db: Connection, tenant_id: str, sampler_id: str) -> SamplerR
 
 
 def checkpoint_path(run_id: str, checkpoint_id: str) -> TinkerPath:
-    """The address that two parts of a URL make."""
+    """The tinker path of a checkpoint from the two parts in a URL."""
     segment, _, name = checkpoint_id.partition("/")
     if segment not in TYPE_BY_SEGMENT:
         _raise_not_found("checkpoint", f"tinker://{run_id}/{checkpoint_id}")
@@ -80,7 +80,7 @@ def checkpoint_path(run_id: str, checkpoint_id: str) -> TinkerPath:
 def require_checkpoint(
     db: Connection, tenant_id: str, path: TinkerPath, now: float
 ) -> CheckpointRecord:
-    """A checkpoint of this tenant."""
+    """Return a checkpoint of this tenant."""
     found = checkpoints.find(db, path, now)
     if found is None or found.tenant_id != tenant_id:
         _raise_not_found("checkpoint", str(path))
@@ -90,7 +90,7 @@ def require_checkpoint(
 def require_readable_checkpoint(
     db: Connection, readers: Collection[str], path: TinkerPath, now: float
 ) -> CheckpointRecord:
-    """A checkpoint that one of these tenants owns, or that everybody may read."""
+    """Return a checkpoint that is public or belongs to one of these tenants."""
     found = checkpoints.find(db, path, now)
     if found is None or not (found.is_public or found.tenant_id in readers):
         _raise_not_found("checkpoint", str(path))
@@ -98,7 +98,7 @@ def require_readable_checkpoint(
 
 
 def _raise_not_found(resource: str, name: str) -> NoReturn:
-    raise NotFoundError(f"there is no {resource} {name!r}")
+    raise NotFoundError(f"{resource} {name!r} does not exist")
 
 
 #: Carries a credential of the tenant that owns the weights.
@@ -108,12 +108,8 @@ WEIGHTS_TOKEN_HEADER: Final = "x-tinker-weights-access-token"
 async def resolve_readers(
     services: Services, context: RequestContext[Any], token: str | None = None
 ) -> frozenset[str]:
-    """The tenants in whose name a request may read: the caller, and who lent a credential."""
-    given = context.headers.get(WEIGHTS_TOKEN_HEADER) or token
-    if not given:
-        return frozenset({context.tenant_id})
-    lender = await identify(services, given)
-    # A credential that opens nothing is not worth an answer of its own: it would tell a guesser.
-    return frozenset(
-        {context.tenant_id, lender.tenant_id if lender is not None else context.tenant_id}
-    )
+    """The tenants whose checkpoints a request may read: the caller and the owner of `token`."""
+    credential = context.headers.get(WEIGHTS_TOKEN_HEADER) or token
+    owner = await identify(services, credential) if credential else None
+    # An invalid credential is ignored: an error of its own would help guessing.
+    return frozenset({context.tenant_id, owner.tenant_id if owner else context.tenant_id})

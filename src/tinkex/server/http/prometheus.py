@@ -1,4 +1,4 @@
-"""What is counted about this process and its store, in the words of Prometheus."""
+"""Prometheus metrics of an API process and its store."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tinkex.store.stats import StoreStats
 
 REGISTRY = CollectorRegistry(auto_describe=True)
-"""One per process, as the counters are."""
+"""The registry of this process."""
 
 API_PROCESS = Gauge(
     "tinkex_api_process",
-    "Which process answered: several share a port, and each counts its own requests.",
+    "The process that answered: several share a port, and each counts its own requests.",
     ["pid"],
     registry=REGISTRY,
 )
 REQUESTS = Counter(
-    "tinkex_requests", "Requests answered.", ["endpoint", "status"], registry=REGISTRY
+    "tinkex_requests", "Requests handled.", ["endpoint", "status"], registry=REGISTRY
 )
 LATENCY = Histogram(
     "tinkex_request_seconds",
-    "From the arrival of a request to its answer; long polls wait on purpose.",
+    "Time from a request to its response, including the wait of long polls.",
     ["endpoint"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0),
     registry=REGISTRY,
 )
 TELEMETRY_EVENTS = Counter(
-    "tinkex_telemetry_events", "Events that clients reported.", ["event"], registry=REGISTRY
+    "tinkex_telemetry_events", "Telemetry events from clients.", ["event"], registry=REGISTRY
 )
 CONNECTIONS = Gauge("tinkex_connections", "Open connections of this process.", registry=REGISTRY)
 CONNECTIONS_CLOSED = Counter(
     "tinkex_connections_closed",
-    "Connections that the server closed: limit, timeout, unread answer, or refused request.",
+    "Connections that the server closed: limit, timeout, unread response or rejected request.",
     ["reason"],
     registry=REGISTRY,
 )
-JOBS_WAITING = Gauge("tinkex_jobs_waiting", "Promises that nobody has taken.", registry=REGISTRY)
-JOBS_RUNNING = Gauge("tinkex_jobs_running", "Promises that the worker has.", registry=REGISTRY)
+JOBS_WAITING = Gauge("tinkex_jobs_waiting", "Jobs waiting for the worker.", registry=REGISTRY)
+JOBS_RUNNING = Gauge("tinkex_jobs_running", "Jobs that the worker is running.", registry=REGISTRY)
 OLDEST_WAITING = Gauge(
-    "tinkex_oldest_waiting_seconds", "Age of the oldest promise that waits.", registry=REGISTRY
+    "tinkex_oldest_waiting_seconds", "Age of the oldest waiting job.", registry=REGISTRY
 )
-SESSIONS_ACTIVE = Gauge("tinkex_sessions_active", "Sessions that are not over.", registry=REGISTRY)
-WORKERS_ALIVE = Gauge("tinkex_workers_alive", "Workers seen lately.", registry=REGISTRY)
+SESSIONS_ACTIVE = Gauge("tinkex_sessions_active", "Active sessions.", registry=REGISTRY)
+WORKERS_ALIVE = Gauge("tinkex_workers_alive", "Workers with a recent heartbeat.", registry=REGISTRY)
 STORE_BYTES = Gauge("tinkex_store_bytes", "Size of the database.", registry=REGISTRY)
-STORE_UP = Gauge("tinkex_store_up", "Whether the database answers.", registry=REGISTRY)
+STORE_UP = Gauge("tinkex_store_up", "Whether the database is reachable.", registry=REGISTRY)
 
 
 class RequestMetrics:
@@ -57,7 +57,7 @@ class RequestMetrics:
         self._by_status: dict[int, Counter] = {}
 
     def observe(self, status: int, seconds: float) -> None:
-        """Note one answer."""
+        """Count one response."""
         counter = self._by_status.get(status)
         if counter is None:
             counter = self._by_status[status] = REQUESTS.labels(self._endpoint, str(status))
@@ -66,7 +66,7 @@ class RequestMetrics:
 
 
 def render_metrics(stats: StoreStats | None, now: float) -> bytes:
-    """Everything that is counted, as Prometheus reads it; no figures means no database."""
+    """All metrics in the Prometheus text format; `stats` is None if the store is unavailable."""
     API_PROCESS.labels(str(os.getpid())).set(1)
     STORE_UP.set(stats is not None)
     if stats is not None:

@@ -1,4 +1,4 @@
-"""A small memory that forgets: bounded in size, and every entry for a limited time."""
+"""What endpoint handlers work with: services, caches, the request context and raw responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ V = TypeVar("V")
 
 
 class TTLCache(Generic[K, V]):
-    """What was found out lately; belongs to one event loop."""
+    """A bounded cache whose entries expire; for use on one event loop only."""
 
     def __init__(self, *, max_entries: int, ttl_seconds: float) -> None:
         self._max_entries = max_entries
@@ -35,18 +35,18 @@ class TTLCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K, now: float | None = None) -> V | None:
-        """What is remembered of a key, unless it is too old."""
-        found = self._entries.get(key)
-        if found is None:
+        """Return a cached value, or None if there is none or it has expired."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        until, value = found
-        if until <= (time.monotonic() if now is None else now):
+        expires_at, value = entry
+        if expires_at <= (time.monotonic() if now is None else now):
             self._entries.pop(key, None)
             return None
         return value
 
     def put(self, key: K, value: V, now: float | None = None) -> None:
-        """Remember something; the oldest entry makes room."""
+        """Cache a value; evicts the oldest entry if the cache is full."""
         now = time.monotonic() if now is None else now
         self._entries.pop(key, None)
         self._entries[key] = (now + self.ttl_seconds, value)
@@ -54,12 +54,12 @@ class TTLCache(Generic[K, V]):
             self._entries.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._entries.clear()
 
 
-#: Requests of one tenant that an API process works on at the same time. More would only wait for
-#: the same few threads and the same writer, ahead of other tenants' requests.
+#: Requests of one tenant that an API process handles concurrently. More would only wait for the
+#: same few threads and the same writer, ahead of other tenants' requests.
 MAX_ACTIVE_REQUESTS = 8
 
 
@@ -71,7 +71,7 @@ class TenantSlots:
         self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def semaphore_for(self, tenant_id: str) -> asyncio.Semaphore:
-        """The tenant's semaphore; it lives as long as a request holds it or waits for it."""
+        """The tenant's semaphore; it exists while a request holds it or waits for it."""
         semaphore = self._semaphores.get(tenant_id)
         if semaphore is None:
             semaphore = self._semaphores[tenant_id] = asyncio.Semaphore(self._max_active)
@@ -82,60 +82,59 @@ RequestT = TypeVar("RequestT")
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: A key that was revoked is refused after this at the latest.
+#: A revoked key is rejected after this time at the latest.
 ACCEPTED_KEY_TTL_SECONDS = 1.5
-#: Of an idempotency key.
-MAX_IDEMPOTENCY_KEY_CHARS = 255
-#: A key that is made while somebody tries it is accepted after this at the latest.
+#: A new key that was tried before it existed is accepted after this time at the latest.
 REJECTED_KEY_TTL_SECONDS = 0.5
+MAX_IDEMPOTENCY_KEY_CHARS = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerIdentity:
-    """Who asks."""
+    """The tenant and the API key of a caller."""
 
     tenant_id: str
     key_id: int
     expires_at: float | None = None
-    """When the credential ends; None for a key, which has no end."""
+    """Expiry of a token; None for an API key, which does not expire."""
 
     @property
     def urn(self) -> str:
-        """How the tenant is called in answers."""
+        """The tenant's name in responses."""
         return f"tml:user:{self.tenant_id}"
 
 
 ANONYMOUS = CallerIdentity(tenant_id="", key_id=0)
-"""Who asks where no key is needed."""
+"""The caller of a public endpoint."""
 
 
 @dataclass(slots=True)
 class ProcessCache:
-    """What an API process remembers between requests."""
+    """Caches of an API process."""
 
     identities: TTLCache[str, CallerIdentity] = field(
         default_factory=lambda: TTLCache(max_entries=4096, ttl_seconds=ACCEPTED_KEY_TTL_SECONDS)
     )
-    """Whose a credential is, by its digest."""
+    """The owner of a credential, by its digest."""
     rejections: TTLCache[str, str] = field(
         default_factory=lambda: TTLCache(max_entries=1024, ttl_seconds=REJECTED_KEY_TTL_SECONDS)
     )
-    """Why a credential was refused, by its digest; apart, so that a flood evicts nobody."""
+    """Errors of rejected credentials, by digest; separate, so that a flood evicts no identity."""
     pause_reasons: TTLCache[str, str] = field(
         default_factory=lambda: TTLCache(max_entries=1024, ttl_seconds=1.0)
     )
-    """Why a tenant's work does not go on, by tenant; empty if it does."""
+    """Why a tenant's jobs are paused, by tenant; empty if they are not."""
     base_models: TTLCache[tuple[str, str], BaseModel] = field(
         default_factory=lambda: TTLCache(max_entries=4096, ttl_seconds=5.0)
     )
     """The base model of a run or a sampling session, by tenant and id."""
     fetched_job_ids: set[str] = field(default_factory=set)
-    """Promises whose results were sent to their clients, not yet noted in the store."""
+    """Jobs whose results were sent to clients, not yet recorded in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What handlers work with; an API process has one."""
+    """Shared dependencies of endpoint handlers; one instance per API process."""
 
     config: ServerConfig
     home: Home
@@ -144,52 +143,52 @@ class Services:
     waiters: FutureWaiters
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     secret: bytes
-    """Signs tokens and download URLs; all processes of a store share it."""
+    """Key for signing tokens and download URLs; all processes of a store share it."""
     cache: ProcessCache = field(default_factory=lambda: ProcessCache())
-    """What this process remembers between requests; nothing is lost with it."""
+    """Caches of this process; they can be dropped at any time."""
     tenant_slots: TenantSlots = field(default_factory=TenantSlots)
-    """Limits how many requests of one tenant this process works on at the same time."""
+    """Limits the concurrent requests of one tenant in this process."""
     verified_checkpoints: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
-    """Checkpoints whose files this process has compared with their manifest."""
+    """Checkpoints whose files this process has checked against their manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext(Generic[RequestT]):
-    """A request that was authenticated and decoded."""
+    """An authenticated and decoded request."""
 
     endpoint: str
-    """The row's name in the endpoint table."""
+    """The name of the endpoint."""
     identity: CallerIdentity
-    """Who asks; endpoints that need no key see an empty one."""
+    """The caller; ANONYMOUS for public endpoints."""
     request: RequestT
-    """The decoded message. For forward_backward it is a ForwardRequest where the client asks for
-    the first half alone."""
+    """The decoded message. For forward_backward it is a ForwardRequest if the client requests only
+    the forward pass."""
     body: bytes = b""
-    """The message's own bytes, unpacked."""
+    """The encoded message, decompressed."""
     is_proto: bool = False
     """Whether the body is protobuf."""
     ids: Mapping[str, str] = field(default_factory=dict)
-    """What stood in the path, checked and unquoted."""
+    """Ids from the path, validated and unquoted."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By lower-case name."""
+    """Headers by lower-case name."""
     base_url: str = ""
-    """How the client reached this server, for links that lead back to it."""
+    """The server's URL as the client used it, for links in responses."""
 
     @property
     def idempotency_key(self) -> str:
-        """The idempotency key, if there is one; what is beyond its limit makes no difference."""
+        """The idempotency key, cut to the maximum length; empty if there is none."""
         return self.headers.get("x-idempotency-key", "")[:MAX_IDEMPOTENCY_KEY_CHARS]
 
     @property
     def tenant_id(self) -> str:
-        """Whose request it is."""
+        """The caller's tenant."""
         return self.identity.tenant_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawResponse:
-    """An answer that is more than a message with status 200."""
+    """A response with its own status, content type or headers."""
 
     status: int = 200
     body: bytes = b"{}"
@@ -198,10 +197,10 @@ class RawResponse:
 
 
 Reply: TypeAlias = Any
-"""An `Answer`, or a struct or mapping that is answered as JSON with status 200."""
+"""A `RawResponse`, or a struct or mapping that is sent as JSON with status 200."""
 Handler: TypeAlias = Callable[[Services, RequestContext[Any]], Awaitable[Reply]]
 
 
 async def run_in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Run what blocks, such as a question to the database, without holding up the loop."""
+    """Run a blocking function, such as a database query, without blocking the event loop."""
     return await asyncio.to_thread(function, *args, **options)

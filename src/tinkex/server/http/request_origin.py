@@ -1,4 +1,4 @@
-"""How a request came here, as far as it matters for trust: from where, for whom, through what."""
+"""Where a request comes from, to decide trust: peer address, Host header, proxies, scheme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from litestar import Request
 
 from tinkex.server.config import is_ip_address, is_loopback
 
-#: The names by which a machine calls itself. Any other may be a stranger's name that leads here.
+#: Host names of loopback. Any other name may belong to another site that points it here.
 _PORT = r"(:[0-9]{1,5})?"
 _LOOPBACK_HOST = re.compile(rf"(localhost|127\.0\.0\.1|\[::1\]){_PORT}", re.IGNORECASE)
 _PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip"})
@@ -19,28 +19,28 @@ _PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOrigin:
-    """How a request came here, as far as it matters for trust."""
+    """The properties of a request that decide whether it is trusted."""
 
     peer: str
     """The address at the other end of the connection."""
     http_version: str
     headers: tuple[tuple[str, str], ...]
-    """By lower-case name."""
+    """Headers with lower-case names."""
     scheme: str = "http"
     address: str = ""
-    """The address of this machine that the connection was made to."""
+    """The local address of the connection."""
 
     def header_values(self, name: str) -> list[str]:
-        """Every value of a header."""
+        """All values of a header."""
         return [value for key, value in self.headers if key == name]
 
     def header(self, name: str) -> str | None:
-        """A header's first value."""
+        """The first value of a header."""
         return next(iter(self.header_values(name)), None)
 
 
 def read_origin(request: Request[Any, Any, Any]) -> RequestOrigin:
-    """How a request came here."""
+    """Read the origin of a request."""
     return RequestOrigin(
         peer=request.client.host if request.client else "",
         http_version=str(request.scope.get("http_version", "")),
@@ -54,22 +54,22 @@ def read_origin(request: Request[Any, Any, Any]) -> RequestOrigin:
 
 
 def is_local(listen_host: str, origin: RequestOrigin) -> bool:
-    """Whether a request was made on this machine, by its user, directly; for a server only there.
+    """Whether the server listens only on loopback and the request comes from this machine.
 
-    On other servers a browser's page is not shown without a key, wherever the browser is.
+    Other servers always require a key for the dashboard.
     """
     return is_loopback(listen_host) and is_from_this_machine(origin)
 
 
 def is_from_this_machine(origin: RequestOrigin) -> bool:
-    """Whether a request was made on this machine, directly, and names this machine as its host.
+    """Whether a request comes from this machine without a proxy and has its name as Host.
 
-    A page of another site can make a browser on this machine send requests here, by a name of
-    that site which leads to loopback; the Host header gives it away.
+    The Host check prevents DNS rebinding: a web site can resolve its own name to loopback and make
+    a browser on this machine send requests here.
     """
     # A peer with the server's own address is on this machine too.
-    is_same = is_ip_address(origin.address) and origin.peer == origin.address
-    if not is_loopback(origin.peer) and not is_same:
+    is_own_address = is_ip_address(origin.address) and origin.peer == origin.address
+    if not is_loopback(origin.peer) and not is_own_address:
         return False
     hosts = origin.header_values("host")
     if len(hosts) != 1 or not _is_own_host(hosts[0], origin.address):
@@ -81,7 +81,7 @@ def _is_own_host(host: str, address: str) -> bool:
     if _LOOPBACK_HOST.fullmatch(host):
         return True
     literal = f"[{address}]" if ":" in address else address
-    # Another site can point a host name at this machine, but not an address.
+    # Another site can make a host name resolve to this machine, but not an address.
     return is_ip_address(address) and re.fullmatch(re.escape(literal) + _PORT, host) is not None
 
 
@@ -89,12 +89,12 @@ def _is_proxied(origin: RequestOrigin) -> bool:
     names = {name for name, _ in origin.headers}
     if names & _PROXY_HEADERS or any(name.startswith("x-forwarded") for name in names):
         return True
-    # No current browser sends HTTP/1.0; a proxy with default settings may.
+    # Browsers do not send HTTP/1.0; a proxy with default settings may.
     return origin.http_version == "1.0"
 
 
 def is_same_origin(request_origin: RequestOrigin) -> bool:
-    """Whether a form was sent from our own page, as far as the browser says."""
+    """Whether a form was sent from a page of this server, according to the browser's headers."""
     site = request_origin.header("sec-fetch-site")
     if site is not None:
         return site in {"same-origin", "none"}
@@ -108,5 +108,5 @@ def is_same_origin(request_origin: RequestOrigin) -> bool:
 
 
 def is_https(origin: RequestOrigin) -> bool:
-    """Whether the browser came by https, here or at a proxy."""
+    """Whether the browser uses https, to this server or to a proxy in front of it."""
     return origin.scheme == "https" or origin.header("x-forwarded-proto") == "https"

@@ -1,4 +1,4 @@
-"""Every row of the endpoint table as a route: authenticate, decode, call the handler, encode."""
+"""Routes of the endpoint table: authenticate, decode, call the handler, encode the response."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from tinkex.wire.endpoints import ENDPOINTS, PREFIX, BodyFormat, Endpoint
 from tinkex.wire.messages import Empty
 from tinkex.wire.proto import decode_forward_backward_request
 
-#: Endpoints that ask for no key.
+#: Endpoints that need no API key.
 PUBLIC_ENDPOINTS = frozenset({"health"})
-#: Endpoints without a slot of their tenant: long polls, which take one only while they read the
-#: store, and heartbeats, without which a session ends.
+#: Endpoints that do not take a tenant slot: long polls, which take one only while they read the
+#: store, and heartbeats, without which a session would expire.
 ENDPOINTS_WITHOUT_SLOT = PUBLIC_ENDPOINTS | {
     "retrieve_future",
     "retrieve_futures",
@@ -62,66 +62,65 @@ _EMPTY_REQUEST = Empty()
 
 
 class LenientTelemetryEvent(msgspec.Struct, frozen=True):
-    """An event of any client, of which only the kind matters here."""
+    """An event of any client version; only its type is read."""
 
     event: str = ""
 
 
 class LenientTelemetry(msgspec.Struct, frozen=True):
-    """A batch of telemetry of any version: kinds of events that are unknown here are no error."""
+    """A telemetry batch of any client version; unknown event types are accepted."""
 
     events: list[LenientTelemetryEvent]
 
 
-#: Requests that are read less strictly than their row says.
+#: Request types that replace those of the endpoint table, to decode leniently.
 _LENIENT_TYPES: Mapping[str, type[Any]] = {"telemetry": LenientTelemetry}
 
 
 def build_routes(services: Services, routes: Mapping[str, Handler]) -> list[HTTPRouteHandler]:
-    """One route per row of the table; `routes` says who answers which row."""
-    intake = BodyMemoryBudget(services.config)
+    """Build one Litestar route per endpoint; `routes` maps endpoint names to handlers."""
+    body_budget = BodyMemoryBudget(services.config)
     return [
-        _build_route(EndpointHandler(services, intake, ENDPOINTS[name], routes[name]))
-        for name in routes
+        _build_route(EndpointHandler(services, body_budget, ENDPOINTS[name], handler))
+        for name, handler in routes.items()
     ]
 
 
 def route_path(path: str) -> str:
-    """A path of the table in the framework's spelling; a checkpoint id is two segments."""
-    spelled = path.replace("{checkpoint_id}", "{segment}/{name}")
-    return PREFIX + spelled.replace("}", ":str}")
+    """The path of an endpoint in Litestar's syntax; a checkpoint id consists of two segments."""
+    return PREFIX + path.replace("{checkpoint_id}", "{segment}/{name}").replace("}", ":str}")
 
 
 def _build_route(handler: EndpointHandler) -> HTTPRouteHandler:
-    row = handler.endpoint
+    endpoint = handler.endpoint
 
     async def serve(request: Request[Any, Any, Any]) -> ASGIApp:
         return RawResponseApp(await handler.serve(request.scope, request.receive))
 
-    methods = [HttpMethod(row.method)]
-    if row.method == "GET":
+    methods = [HttpMethod(endpoint.method)]
+    if endpoint.method == "GET":
         methods.append(HttpMethod.HEAD)
     route = HTTPRouteHandler(
-        route_path(row.path), http_method=methods, name=row.name, status_code=200
+        route_path(endpoint.path), http_method=methods, name=endpoint.name, status_code=200
     )
     return route(serve)
 
 
 class RawResponseApp:
-    """An answer on its way: what the framework calls once the handler is done."""
+    """An ASGI application that sends a finished response."""
 
-    __slots__ = ("_answer",)
+    __slots__ = ("_response",)
 
     def __init__(self, response: RawResponse) -> None:
-        self._answer = response
+        self._response = response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        await send_response(self._answer, send)
+        """Send the response."""
+        await send_response(self._response, send)
 
 
 async def send_response(response: RawResponse, send: Send) -> None:
-    """Send an answer in one piece, with its length; the server drops the body of a HEAD."""
+    """Send a response in one chunk; uvicorn drops the body of a HEAD request."""
     headers = [
         (b"content-type", response.content_type.encode("latin-1")),
         (b"content-length", b"%d" % len(response.body)),
@@ -135,7 +134,7 @@ async def send_response(response: RawResponse, send: Send) -> None:
 
 
 class EndpointHandler:
-    """One endpoint with its handler."""
+    """Serves the requests of one endpoint."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class EndpointHandler:
         self._services = services
         self._body_budget = body_budget
         self._handler = handler
-        self._meter = RequestMetrics(endpoint.name)
+        self._metrics = RequestMetrics(endpoint.name)
         self._is_public = endpoint.name in PUBLIC_ENDPOINTS
         self._takes_slot = endpoint.name not in ENDPOINTS_WITHOUT_SLOT
         self._request_type = _LENIENT_TYPES.get(endpoint.name, endpoint.request)
@@ -159,36 +158,35 @@ class EndpointHandler:
         )
 
     async def serve(self, scope: Any, receive: Receive) -> RawResponse:
-        """Answer one request; what nobody foresaw is left to the application's own handler."""
+        """Handle one request; unexpected errors go to the application's exception handler."""
         started_at = time.perf_counter()
         status = 500
         try:
-            answer = await self._handle(scope, receive)
-            status = answer.status
+            response = await self._handle(scope, receive)
+            status = response.status
         except HANDLED_ERRORS as error:
-            answer = response_for_error(error)
-            status = answer.status
+            response = response_for_error(error)
+            status = response.status
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            answer = internal_error_response(error, self.endpoint.name)
-            status = answer.status
+            response = internal_error_response(error, self.endpoint.name)
+            status = response.status
         finally:
-            self._meter.observe(status, time.perf_counter() - started_at)
-        return answer
+            self._metrics.observe(status, time.perf_counter() - started_at)
+        return response
 
     async def _handle(self, scope: Any, receive: Receive) -> RawResponse:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        row = self.endpoint
         identity = ANONYMOUS if self._is_public else await authenticate(self._services, headers)
         ids = _parse_path_ids(scope["path_params"])
-        query = parse_query(scope["query_string"], row.query)
-        with self._body_budget.reserve(identity.tenant_id) as hold:
-            request, body, is_proto = await self._read_request(headers, receive, hold)
-            call = RequestContext(
-                endpoint=row.name,
+        query = parse_query(scope["query_string"], self.endpoint.query)
+        with self._body_budget.reserve(identity.tenant_id) as reservation:
+            request, body, is_proto = await self._read_request(headers, receive, reservation)
+            context = RequestContext(
+                endpoint=self.endpoint.name,
                 identity=identity,
                 request=request,
                 body=body,
@@ -200,37 +198,37 @@ class EndpointHandler:
             )
             if self._takes_slot:
                 async with self._services.tenant_slots.semaphore_for(identity.tenant_id):
-                    reply = await self._handler(self._services, call)
+                    reply = await self._handler(self._services, context)
             else:
-                reply = await self._handler(self._services, call)
+                reply = await self._handler(self._services, context)
         return reply if isinstance(reply, RawResponse) else _to_response(reply)
 
     async def _read_request(
         self, headers: Mapping[str, str], receive: Receive, reservation: BodyReservation
     ) -> tuple[Any, bytes, bool]:
-        """The decoded message, its bytes, and whether they are protobuf."""
-        row = self.endpoint
-        if row.body is BodyFormat.NONE:
+        """Return the decoded message, its bytes, and whether they are protobuf."""
+        endpoint = self.endpoint
+        if endpoint.body is BodyFormat.NONE:
             return _EMPTY_REQUEST, b"", False
-        is_packed = is_zstd_encoded(headers.get("content-encoding", "").strip().lower())
+        is_compressed = is_zstd_encoded(headers.get("content-encoding", "").strip().lower())
         is_proto = "protobuf" in headers.get("content-type", "")
-        if is_proto and row.body is not BodyFormat.PROTO:
-            raise UnsupportedMediaType(f"{row.name} takes application/json, not protobuf")
+        if is_proto and endpoint.body is not BodyFormat.PROTO:
+            raise UnsupportedMediaType(f"{endpoint.name} accepts application/json, not protobuf")
         limit, length = self._max_bytes, headers.get("content-length")
         body = await read_body(
             receive, length, limit, self._body_budget.body_seconds, reservation.grow
         )
         decode: Callable[[bytes], Any] = _decode_proto if is_proto else self._decode_json
-        if not is_packed and len(body) <= MAX_INLINE_DECODE_BYTES:
+        if not is_compressed and len(body) <= MAX_INLINE_DECODE_BYTES:
             return decode(body), body, is_proto
-        if is_packed:
+        if is_compressed:
             reservation.grow(decompressed_bytes(body, limit))
 
-        def work() -> tuple[Any, bytes, bool]:
-            content = decompress_body(body, limit) if is_packed else body
+        def decode_body() -> tuple[Any, bytes, bool]:
+            content = decompress_body(body, limit) if is_compressed else body
             return decode(content), content, is_proto
 
-        return await self._body_budget.run_decoder(work)
+        return await self._body_budget.run_decoder(decode_body)
 
     def _decode_json(self, body: bytes) -> Any:
         check_json(body)
@@ -251,7 +249,7 @@ def _decode_proto(body: bytes) -> Any:
 
 
 def _parse_path_ids(path_params: Mapping[str, str]) -> dict[str, str]:
-    """The ids of the path, each one segment; `segment` and `name` together name a checkpoint."""
+    """Validate the ids in a path; `segment` and `name` together are a checkpoint id."""
     if not path_params:
         return {}
     ids = {name: check_id(name, value) for name, value in path_params.items()}

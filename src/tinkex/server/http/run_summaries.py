@@ -1,4 +1,4 @@
-"""The state of a training run in a word that people recognize, from what the store knows."""
+"""Summaries of training runs: state, name, newest metrics and last activity."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def _final_state(run: RunRecord, session: SessionRecord) -> RunProgressState | N
 
 
 def run_name(run: RunRecord, session: SessionRecord) -> str | None:
-    """The name of a run: its own, else that of its session."""
-    named = (run.user_metadata or {}).get("name")
-    return named if isinstance(named, str) and named.strip() else session.display_name
+    """The name of a run: its own, or else that of its session."""
+    name = (run.user_metadata or {}).get("name")
+    return name if isinstance(name, str) and name.strip() else session.display_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,29 +85,29 @@ class RunSummary:
     state: RunProgressState
     workload: RunWorkload
     metrics: Mapping[str, float]
-    """Those of its newest optimizer step, with `loss` if that is known."""
+    """Metrics of the newest optimizer step, with `loss` if it is known."""
     active_at: float
-    """When it was last used, or completed an optimizer step."""
+    """When it was last used or completed an optimizer step."""
 
 
 def summarize_runs(db: Connection, runs: Sequence[RunRecord], now: float) -> list[RunSummary]:
-    """What is known about these runs, which all belong to one tenant."""
+    """Summarize runs that belong to one tenant."""
     if not runs:
         return []
     session_ids = {run.session_id for run in runs}
     tenant_id = runs[0].tenant_id
-    known = sessions.find_many(db, session_ids)
-    work = stats.open_jobs_by_run(db, tenant_id, [run.id for run in runs])
+    sessions_by_id = sessions.find_many(db, session_ids)
+    open_jobs = stats.open_jobs_by_run(db, tenant_id, [run.id for run in runs])
     sampling = stats.sessions_with_open_samples(db, tenant_id, session_ids)
     summaries = []
     for run in runs:
-        num_queued, num_running = work.get(run.id, (0, 0))
+        num_queued, num_running = open_jobs.get(run.id, (0, 0))
         workload = RunWorkload(num_queued=num_queued, num_running=num_running)
         metrics, active_at = _newest_metrics(db, run)
         if run.session_id in sampling:
             # Reinforcement learning draws samples between two optimizer steps.
             active_at = now
-        session = known[run.session_id]
+        session = sessions_by_id[run.session_id]
         summaries.append(
             RunSummary(
                 run=run,
@@ -124,9 +124,9 @@ def summarize_runs(db: Connection, runs: Sequence[RunRecord], now: float) -> lis
 
 def _newest_metrics(db: Connection, run: RunRecord) -> tuple[dict[str, float], float]:
     """The metrics of the newest optimizer step, and when the run was last active."""
-    found = list_newest_steps(db, run, 1)
-    if not found:
+    newest = list_newest_steps(db, run, 1)
+    if not newest:
         return {}, run.used_at
-    step = found[0]
-    told = {} if step.loss is None else {"loss": step.loss}
-    return told | step.metrics, max(run.used_at, step.finished_at.timestamp())
+    step = newest[0]
+    loss = {} if step.loss is None else {"loss": step.loss}
+    return loss | step.metrics, max(run.used_at, step.finished_at.timestamp())

@@ -1,4 +1,4 @@
-"""Records of the store in the words of the API."""
+"""Convert records of the store to API types, in the form that the client's version reads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _FINISH_REASONS: Mapping[str, types.ClientSessionFinishReason] = {
 
 
 def to_datetime(seconds: float) -> datetime:
-    """Seconds since 1970 as a time."""
+    """Convert seconds since 1970 to a UTC datetime."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def owner_urn(tenant_id: str) -> str:
-    """How a tenant is called in answers."""
+    """The tenant's name in responses."""
     return CallerIdentity(tenant_id=tenant_id, key_id=0).urn
 
 
 def stringify_metadata(user_metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """What a user attached to something; values that are no text are shown as JSON."""
+    """User metadata with all values as strings; values of other types become JSON."""
     if user_metadata is None:
         return None
     return {
@@ -42,7 +42,7 @@ def stringify_metadata(user_metadata: Mapping[str, Any] | None) -> dict[str, str
 
 
 def serialize_checkpoint(checkpoint: CheckpointRecord) -> types.Checkpoint:
-    """A checkpoint as lists show it."""
+    """Convert a checkpoint for lists."""
     path, expires_at = checkpoint.path, checkpoint.expires_at
     return types.Checkpoint(
         checkpoint_id=path.checkpoint_id,
@@ -59,12 +59,12 @@ def serialize_checkpoint(checkpoint: CheckpointRecord) -> types.Checkpoint:
 def serialize_run(
     run: RunRecord, newest: Mapping[str, CheckpointRecord], summary: RunSummary | None
 ) -> types.TrainingRun:
-    """A run as lists show it, with its newest checkpoint of each kind.
+    """Convert a run for lists, with its newest checkpoint of each kind.
 
-    Only its owner sees what is attached to it and how it goes: for others there is no summary, also
-    when a checkpoint is published.
+    Only its owner sees metadata and progress: for other tenants, who see a run if one of its
+    checkpoints is public, `summary` is None.
     """
-    shown = {kind: serialize_checkpoint(checkpoint) for kind, checkpoint in newest.items()}
+    serialized = {kind: serialize_checkpoint(checkpoint) for kind, checkpoint in newest.items()}
     return types.TrainingRun(
         training_run_id=run.id,
         base_model=run.base_model,
@@ -73,8 +73,8 @@ def serialize_run(
         corrupted=run.state == RunState.CORRUPTED,
         lora_rank=run.spec["rank"],
         last_request_time=to_datetime(run.used_at),
-        last_checkpoint=shown.get("weights"),
-        last_sampler_checkpoint=shown.get("sampler_weights"),
+        last_checkpoint=serialized.get("weights"),
+        last_sampler_checkpoint=serialized.get("sampler_weights"),
         user_metadata=None if summary is None else stringify_metadata(run.user_metadata),
         name=None if summary is None else summary.name,
         state=None if summary is None else summary.state,
@@ -84,19 +84,19 @@ def serialize_run(
     )
 
 
-def serialize_session(facts: SessionWithStorage) -> types.SessionSummary:
-    """A session as a search shows it."""
-    session = facts.session
+def serialize_session(row: SessionWithStorage) -> types.SessionSummary:
+    """Convert a session for search results."""
+    session = row.session
     return types.SessionSummary(
         session_id=session.id,
         created_at=to_datetime(session.created_at),
         owner=owner_urn(session.tenant_id),
         project_id=session.project_id,
         status=_session_status(session),
-        checkpoints_count=facts.num_checkpoints,
+        checkpoints_count=row.num_checkpoints,
         display_name=session.display_name,
         user_metadata=stringify_metadata(session.user_metadata),
-        checkpoint_storage_bytes=facts.checkpoint_bytes,
+        checkpoint_storage_bytes=row.checkpoint_bytes,
     )
 
 
@@ -105,11 +105,11 @@ def _session_status(session: SessionRecord) -> types.SessionStatus:
         reason = _FINISH_REASONS[session.finish_reason or "success"]
         return types.ClientSessionFinished(reason=reason, detail=session.finish_detail)
     if session.expired_at is not None:
-        return types.SessionCancelled(detail="its client was not heard of any more")
+        return types.SessionCancelled(detail="the client stopped sending heartbeats")
     return types.SessionActive()
 
 
-#: The version of a client that does not state one; it gets the current form of every reply.
+#: The version of a client that does not state one; it gets current replies.
 NEWEST_VERSION: Final = (1 << 31, 0, 0)
 #: The first SDK whose `CheckpointType` has "external"; older ones reject a list that contains it.
 FIRST_WITH_EXTERNAL: Final = (0, 28, 0)
@@ -121,17 +121,17 @@ _USER_AGENT = re.compile(r"(?:Async)?Tinker/Python (\S+)")
 def client_version(
     context: RequestContext[Any], session_sdk_version: str = ""
 ) -> tuple[int, int, int]:
-    """The SDK version as three numbers, or `NEWEST`; never a reason to refuse a request.
+    """The SDK version as three numbers, or `NEWEST_VERSION`; never raises.
 
-    The first of these that has a version decides: the header X-Stainless-Package-Version, the
-    User-Agent of the official SDK, and the version that created the session of the request.
+    Sources, in order: the header X-Stainless-Package-Version, the User-Agent of the official SDK,
+    and the version that created the session of the request.
     """
     agent = context.headers.get("user-agent", "")
     if agent.startswith("tinkex/"):
         return NEWEST_VERSION
-    found = _USER_AGENT.match(agent)
-    stated = context.headers.get("x-stainless-package-version", "")
-    for text in (stated, found[1] if found else "", session_sdk_version):
+    match = _USER_AGENT.match(agent)
+    package_version = context.headers.get("x-stainless-package-version", "")
+    for text in (package_version, match[1] if match else "", session_sdk_version):
         if version := _VERSION.match(text):
             major, minor, patch = (int(part or 0) for part in version.groups())
             return major, minor, patch
@@ -139,7 +139,7 @@ def client_version(
 
 
 def run_session_status(session: SessionRecord) -> types.RunSessionStatus:
-    """Where a session is in its life, in one word."""
+    """The status of a session: active, finished or lost."""
     if session.finished_at is not None:
         return "finished"
     return "lost" if session.expired_at is not None else "active"

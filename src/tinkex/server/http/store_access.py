@@ -1,4 +1,4 @@
-"""The store, asked from an event loop: reads on a thread, writes by the store's own writer."""
+"""Access to the store from the event loop, and audit log entries."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ T = TypeVar("T")
 
 
 async def read(services: Services, query: Callable[[Connection], T]) -> T:
-    """Run work that changes nothing."""
+    """Run a read-only query on a thread."""
     return await run_in_thread(services.database.read, query)
 
 
 async def write(services: Services, transaction: Callable[[Connection], T]) -> T:
-    """Run work in a transaction, and wait until it is on disk."""
+    """Run a transaction on the store's writer and wait for its commit."""
     return await await_store_future(services.database.write_soon(transaction))
 
 
 async def await_store_future(future: Future[T]) -> T:
-    """What a future of the store brings.
+    """Wait for a future of the store.
 
-    A client that goes away must not cancel it: the work is in the writer's hands already.
+    Shielded: a client that disconnects must not cancel a transaction that is already queued.
     """
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def record_event(db: Connection, identity: CallerIdentity, event: str, **details: Any) -> None:
-    """Write down an event, named resource_action, and by whose key it happened."""
+    """Add an audit log entry with the caller's key; events are named resource_action."""
     _insert_entry(db, identity, event, details)
 
 
@@ -46,9 +46,9 @@ def record_checkpoint_event(
     checkpoint: CheckpointRecord,
     **details: Any,
 ) -> None:
-    """Write down what was done to a checkpoint."""
-    named = {"checkpoint_id": checkpoint.path.checkpoint_id, "tinker_path": str(checkpoint.path)}
-    _insert_entry(db, identity, event, named | details, checkpoint)
+    """Add an audit log entry about a checkpoint."""
+    ids = {"checkpoint_id": checkpoint.path.checkpoint_id, "tinker_path": str(checkpoint.path)}
+    _insert_entry(db, identity, event, ids | details, checkpoint)
 
 
 def _insert_entry(

@@ -1,4 +1,4 @@
-"""Requests become promises: what all operations on models and samplers have in common."""
+"""Submit requests as jobs: ordering, deduplication and checks shared by all operations."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob
 
-#: How exactly it is known when a model was last used.
+#: Resolution of a model's last-used time; limits writes.
 TOUCH_INTERVAL_SECONDS = 1.0
 
 
 async def submit_job(
     services: Services, new: NewJob, prepare: PrepareJob | None = None
 ) -> types.UntypedAPIFuture:
-    """Make a promise and name it, once it is on disk."""
+    """Store a job and return its future once it is committed."""
     job = await await_store_future(services.queue.submit(new, prepare))
-    sequence_ids = [f"{job.id}:{place}" for place in range(job.num_sequences)]
+    sequence_ids = [f"{job.id}:{index}" for index in range(job.num_sequences)]
     return types.UntypedAPIFuture(
         request_id=job.id,
         model_id=job.run_id,
@@ -44,9 +44,9 @@ async def submit_operation(
     payload: bytes | None = None,
     extra_prepare: PrepareJob | None = None,
 ) -> types.UntypedAPIFuture:
-    """Promise an operation on a model, in its place among the model's operations.
+    """Submit an operation on a model, ordered by its sequence number.
 
-    The payload is the request's body unless another is given; `also` is done in the same
+    The payload is the request's body unless another is given; `extra_prepare` runs in the same
     transaction.
     """
     new = _build_job(context, kind, model_id, seq_id)
@@ -63,7 +63,7 @@ async def submit_pass(
     seq_id: int | None,
     num_tokens: int,
 ) -> types.UntypedAPIFuture:
-    """Promise a pass of so many tokens."""
+    """Submit a forward or forward_backward pass of `num_tokens` tokens."""
     new = replace(_build_job(context, kind, model_id, seq_id), num_tokens=num_tokens)
     return await submit_job(services, new, _build_prepare(context, model_id, seq_id))
 
@@ -75,7 +75,7 @@ async def skip_sequence_number(
     model_id: str,
     seq_id: int | None,
 ) -> None:
-    """Note that a request was refused, so that the model's next operation does not wait for it."""
+    """Mark a rejected request's number as used, so that later operations do not wait for it."""
     if seq_id is None:
         return
     new = _build_job(context, kind, model_id, seq_id)
@@ -106,7 +106,7 @@ def _build_prepare(
     seq_id: int | None,
     extra_prepare: PrepareJob | None = None,
 ) -> PrepareJob:
-    """What is checked and done in the transaction that stores an operation."""
+    """The checks and updates in the transaction that stores an operation."""
     tenant_id, now = context.tenant_id, clock.now()
 
     def prepare(db: Connection) -> None:
@@ -114,8 +114,8 @@ def _build_prepare(
         require_open_session(db, tenant_id, run.session_id)
         if seq_id is not None and seq_id <= run.forgotten_seq:
             raise PromiseExpiredError(
-                f"operation {seq_id} of model {model_id!r} was done long ago and its result is "
-                "forgotten; it is not done again"
+                f"operation {seq_id} of model {model_id!r} has finished and its result has "
+                "expired; it is not run again"
             )
         if now - run.used_at > TOUCH_INTERVAL_SECONDS:
             runs.touch(db, run.id, now)
@@ -126,20 +126,20 @@ def _build_prepare(
 
 
 def operation_key(context: RequestContext[Any], model_id: str, seq_id: int | None) -> str | None:
-    """What makes two operations on a model the same; without a number none are."""
+    """The deduplication key of an operation; None without a sequence number."""
     return None if seq_id is None else job_key("op", context.tenant_id, model_id, seq_id)
 
 
 def job_key(kind: str, tenant_id: str, owner_id: str, number: int) -> str:
-    """What makes a repeated request the same request.
+    """The deduplication key of a job; a repeated request has the same key.
 
-    The tenant is part of it: nobody can find out which numbers others have used.
+    It includes the tenant, so that tenants cannot probe which numbers others have used.
     """
     return f"{kind}:{tenant_id}:{owner_id}:{number}"
 
 
 def build_model_id(session_id: str, model_seq_id: int) -> str:
-    """The id of a session's nth model, which clients may work out themselves."""
+    """The id of a session's nth model; clients may compute it themselves."""
     return f"{session_id}:train:{model_seq_id}"
 
 
@@ -149,5 +149,5 @@ def build_sampler_id(session_id: str, seq_id: int) -> str:
 
 
 def parse_session_id(owned_id: str) -> str:
-    """The session in the id of a model or sampling session."""
+    """The session id within the id of a model or sampling session."""
     return owned_id.rsplit(":", 2)[0]

@@ -1,7 +1,7 @@
-"""A session as a trace that Perfetto and chrome://tracing show: who waited, who ran, and how well.
+"""Export a session as a trace in the Chrome trace event format, for Perfetto or chrome://tracing.
 
 Every model and sampling session has a track. Operations of a model run one after another and are
-bars on it; samples overlap, and so does waiting, so these are spans with an id of their own.
+complete events; samples and waiting times overlap, so they are async spans with ids.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import msgspec
 from tinkex.store.records import JobRecord, SessionRecord, StepRecord
 
 TraceEvent: TypeAlias = dict[str, Any]
-#: Everything of a session is one process to the viewers.
+#: Viewers show the whole session as one process.
 TRACE_PID = 1
-#: Work that belongs to no model or sampler.
+#: The track of jobs without a model or sampler.
 OTHER_TRACK = "other"
-#: Events that are written at a time.
+#: Events per chunk of the response.
 EVENTS_PER_CHUNK = 500
 
 
 @dataclass(slots=True)
 class _Tracks:
-    """Numbers for tracks, in the order in which they first occur."""
+    """Assigns track numbers in order of first occurrence."""
 
     numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, name: str) -> tuple[int, bool]:
-        """A track's number, and whether it is new."""
-        known = self.numbers.get(name)
-        if known is not None:
-            return known, False
+        """Return a track's number, and whether it is new."""
+        number = self.numbers.get(name)
+        if number is not None:
+            return number, False
         self.numbers[name] = len(self.numbers) + 1
         return self.numbers[name], True
 
@@ -42,7 +42,7 @@ class _Tracks:
 def trace_events(
     session: SessionRecord, steps: Iterable[StepRecord], waiting: Iterable[JobRecord], now: float
 ) -> Iterator[TraceEvent]:
-    """All events of a session; times are microseconds since it began."""
+    """All events of a session; times are in microseconds since its start."""
     yield _metadata_event("process_name", session.display_name or f"session {session.id}")
     tracks, begin = _Tracks(), session.created_at
     for step in steps:
@@ -66,10 +66,8 @@ def _metadata_event(kind: str, name: str, track: int = 0) -> TraceEvent:
 
 
 def _step_events(step: StepRecord, track: int, begin: float) -> Iterator[TraceEvent]:
-    queued, started = (
-        _to_microseconds(step.queued_at - begin),
-        _to_microseconds(step.started_at - begin),
-    )
+    queued = _to_microseconds(step.queued_at - begin)
+    started = _to_microseconds(step.started_at - begin)
     finished = max(started, _to_microseconds(step.finished_at - begin))
     yield from _span_events(f"{step.kind} waits", "queued", track, step.job_id, (queued, started))
     details = {"job_id": step.job_id, "tokens": step.num_tokens, **_finite_metrics(step)}
@@ -97,7 +95,7 @@ def _counter_events(step: StepRecord, at: int) -> Iterator[TraceEvent]:
 
 
 def _waiting_events(job: JobRecord, track: int, begin: float, now: float) -> Iterator[TraceEvent]:
-    """Work that is not over yet, drawn up to now."""
+    """Events of an unfinished job, drawn until now."""
     queued, end = _to_microseconds(job.created_at - begin), _to_microseconds(now - begin)
     started = end if job.started_at is None else _to_microseconds(job.started_at - begin)
     yield from _span_events(f"{job.kind} waits", "queued", track, job.id, (queued, started))
@@ -134,16 +132,16 @@ def _finite_metrics(step: StepRecord) -> dict[str, float]:
 
 
 def iter_trace_json(session: SessionRecord, events: Iterable[TraceEvent]) -> Iterator[bytes]:
-    """The trace as JSON, piece by piece, so that its length does not matter."""
-    about = msgspec.json.encode({"session_id": session.id, "started_at": session.created_at})
-    yield b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":['
-    piece: list[bytes] = []
+    """Yield the trace as JSON in chunks, so that a long one does not fill the memory."""
+    metadata = msgspec.json.encode({"session_id": session.id, "started_at": session.created_at})
+    yield b'{"displayTimeUnit":"ms","otherData":' + metadata + b',"traceEvents":['
+    chunk: list[bytes] = []
     separator = b""
     for event in events:
-        piece.append(msgspec.json.encode(event))
-        if len(piece) >= EVENTS_PER_CHUNK:
-            yield separator + b",".join(piece)
-            piece, separator = [], b","
-    if piece:
-        yield separator + b",".join(piece)
+        chunk.append(msgspec.json.encode(event))
+        if len(chunk) >= EVENTS_PER_CHUNK:
+            yield separator + b",".join(chunk)
+            chunk, separator = [], b","
+    if chunk:
+        yield separator + b",".join(chunk)
     yield b"]}"

@@ -1,4 +1,4 @@
-"""What a request may say: numbers, names and free-form values within bounds, or 422."""
+"""Validation of request fields and query strings; invalid values raise HTTP 422."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tinkex.ids import check_id
 from tinkex.server.http.request_context import RequestContext
 from tinkex.wire.codec import encode_json
 
-#: The largest number that both databases keep.
+#: The largest integer that both databases store.
 MAX_INT64 = 2**63 - 1
 MAX_PROJECT_CHARS = 255
-#: Of a name or version that people read.
+#: Maximum length of a display name or version.
 MAX_LABEL_CHARS = 1024
 MAX_TAGS_BYTES = 16 * 1024
 
@@ -25,98 +25,94 @@ MAX_TAGS_BYTES = 16 * 1024
 def check_number(
     name: str, value: int | None, minimum: int = 0, maximum: int = MAX_INT64
 ) -> int | None:
-    """A number within bounds, or None if none was given."""
+    """Return a number if it is within bounds; None stays None."""
     if value is not None and not minimum <= value <= maximum:
         raise UnprocessableEntityError(f"{name} is {value}; expected {minimum} to {maximum}")
     return value
 
 
 def check_label(name: str, text: str | None) -> str | None:
-    """A short text that people read."""
+    """Return a display name or version if it is not too long."""
     if text is not None:
         check_number(f"the length of {name}", len(text), maximum=MAX_LABEL_CHARS)
     return text
 
 
 def check_tags(tags: Sequence[str]) -> list[str]:
-    """What a user finds sessions by, if it is not too much."""
+    """Return the tags of a session if they are not too large."""
     check_number("the size of tags in bytes", len(encode_json(tags)), maximum=MAX_TAGS_BYTES)
     return list(tags)
 
 
 def check_project(project_id: str) -> str:
-    """A project's name, which must be one that lists can be asked for by."""
+    """Return a project id if it is valid, so that lists can be filtered by it."""
     check_id("project id", project_id)
     check_number("the length of project_id", len(project_id), maximum=MAX_PROJECT_CHARS)
     return project_id
 
 
 def parse_page(context: RequestContext[Any], default_limit: int) -> tuple[int, int]:
-    """The limit and offset that a list was asked for; the query is checked by now."""
+    """The limit and offset of a list request; `parse_query` has validated them."""
     return int(context.query.get("limit", default_limit)), int(context.query.get("offset", 0))
 
 
 MAX_LIMIT = 1000
-#: What the databases count with.
-MAX_OFFSET = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryParameter:
-    """One name that queries may have."""
+    """A query parameter with its JSON schema and description."""
 
     schema: Mapping[str, Any]
-    """Its JSON schema."""
     description: str
-    """What it is for."""
 
     def find_problem(self, text: str) -> str | None:
-        """What is wrong with a value, or None."""
+        """Return what is wrong with a value, or None."""
         return _find_problem(self.schema, text)
 
 
 QUERY_PARAMETERS: Mapping[str, QueryParameter] = {
     "limit": QueryParameter(
         schema={"type": "integer", "minimum": 1, "maximum": MAX_LIMIT},
-        description="How many to list.",
+        description="Maximum number of items.",
     ),
     "offset": QueryParameter(
-        schema={"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
-        description="How many to leave out at the beginning.",
+        schema={"type": "integer", "minimum": 0, "maximum": MAX_INT64},
+        description="Number of items to skip.",
     ),
     "after": QueryParameter(
-        schema={"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
-        description="List what comes after this cursor; 0 is the beginning.",
+        schema={"type": "integer", "minimum": 0, "maximum": MAX_INT64},
+        description="List items after this cursor; 0 starts at the beginning.",
     ),
     "base_model": QueryParameter(
         schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^\s?#%]+$"},
-        description="The base model's name.",
+        description="The name of the base model.",
     ),
     "digest": QueryParameter(
         schema={"type": "string", "minLength": 64, "maxLength": 64, "pattern": r"^[0-9a-f]+$"},
-        description="The digest from an answer without files; then the answer has the files.",
+        description="The digest from a response without files; then the response has the files.",
     ),
     "access_scope": QueryParameter(
         schema={"type": "string", "enum": ["owned", "accessible"]},
-        description="One's own things, or also those that others published.",
+        description="Only the caller's resources, or also those that others have published.",
     ),
     "project_id": QueryParameter(
         schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\w.:@~+=-]+$"},
-        description="Only what belongs to this project.",
+        description="Only items of this project.",
     ),
     "search": QueryParameter(
         schema={"type": "string", "minLength": 1, "maxLength": 120, "pattern": r"^[^\x00-\x1f]+$"},
-        description="Only runs whose id begins with this text or whose name contains it.",
+        description="Only runs whose id starts with this text or whose name contains it.",
     ),
     "event_type": QueryParameter(
         schema={
             "type": "string",
             "enum": ["all", "checkpoints", "projects", "teams", "organizations"],
         },
-        description="Which kind of events to list.",
+        description="The kind of events to list.",
     ),
     "day": QueryParameter(
-        schema={"type": "string", "format": "date"}, description="Only events of this day."
+        schema={"type": "string", "format": "date"}, description="Only events on this day."
     ),
     "starting_on": QueryParameter(
         schema={"type": "string", "format": "date-time"}, description="The first hour, on the hour."
@@ -128,21 +124,21 @@ QUERY_PARAMETERS: Mapping[str, QueryParameter] = {
 
 
 def parse_query(raw: bytes, allowed: frozenset[str]) -> dict[str, str]:
-    """The query string taken apart and checked; values stay text."""
+    """Parse and validate a query string; values stay text."""
     if not raw:
         return {}
-    found: dict[str, str] = {}
+    query: dict[str, str] = {}
     for name, text in _parse_pairs(raw):
         if name not in allowed:
             known = ", ".join(sorted(allowed)) or "none"
-            raise UnprocessableEntityError(f"query name {name[:80]!r} is unknown; known: {known}")
-        if name in found:
-            raise UnprocessableEntityError(f"query name {name!r} is given twice; give it once")
+            raise UnprocessableEntityError(f"unknown query parameter {name[:80]!r}; known: {known}")
+        if name in query:
+            raise UnprocessableEntityError(f"query parameter {name!r} is given twice")
         problem = QUERY_PARAMETERS[name].find_problem(text)
         if problem is not None:
             raise UnprocessableEntityError(f"{name} is {text[:80]!r}; {problem}")
-        found[name] = text
-    return found
+        query[name] = text
+    return query
 
 
 def _parse_pairs(raw: bytes) -> list[tuple[str, str]]:
@@ -151,7 +147,7 @@ def _parse_pairs(raw: bytes) -> list[tuple[str, str]]:
             raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64
         )
     except ValueError:
-        raise UnprocessableEntityError("the query string cannot be read") from None
+        raise UnprocessableEntityError("the query string is invalid") from None
 
 
 def _find_problem(schema: Mapping[str, Any], text: str) -> str | None:
@@ -174,7 +170,7 @@ def _find_text_problem(schema: Mapping[str, Any], text: str) -> str | None:
     if not low <= len(text) <= high:
         return f"expected {low} to {high} characters"
     if not re.search(schema["pattern"], text):
-        return "it contains a character that it never has"
+        return "it contains an invalid character"
     return None
 
 

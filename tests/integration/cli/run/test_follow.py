@@ -95,7 +95,7 @@ def test_a_server_that_does_not_tell_says_so(
 def test_a_run_that_is_not_there(words: tuple[str, ...], trained: Trained, tinkex: RunCli) -> None:
     result = tinkex("run", *words, "nosuch", "--json", context=trained.context)
     assert (result.exit_code, result.failure["status"]) == (1, 404)
-    assert "there is no training run 'nosuch'" in result.failure["message"]
+    assert "training run 'nosuch' does not exist" in result.failure["message"]
 
 
 def test_a_curve_is_drawn(trained: Trained, tinkex: RunCli) -> None:

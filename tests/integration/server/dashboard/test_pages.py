@@ -106,7 +106,7 @@ def test_the_queue_shows_what_waits_and_whether_anybody_works(dashboard: Dashboa
     assert re.search(r"asample 2 1 (just now|\d s ago)", page)
     assert re.search(r"optim_step 1 0 (just now|\d s ago)", page)
     assert "forward " not in page
-    assert "No worker is alive." in page
+    assert "No worker is running." in page
 
     bell = WakeupListener(dashboard.harness.services.database, "worker")
     try:
@@ -114,7 +114,7 @@ def test_the_queue_shows_what_waits_and_whether_anybody_works(dashboard: Dashboa
     finally:
         bell.close()
     assert "Worker alive" in page
-    assert "No worker is alive" not in page
+    assert "No worker is running" not in page
 
 
 def test_checkpoints_show_where_they_are_and_who_sees_them(dashboard: DashboardSetup) -> None:
@@ -125,7 +125,7 @@ def test_checkpoints_show_where_they_are_and_who_sees_them(dashboard: DashboardS
 
     for path in ("/", f"/runs/{run.id}"):
         page = text_of(dashboard.local.get(path).text)
-        assert f"tinker://{run.id}/weights/one 123 kB 2 min ago never everybody" in page
+        assert f"tinker://{run.id}/weights/one 123 kB 2 min ago never everyone" in page
         assert f"tinker://{run.id}/weights/two 123 kB 2 min ago in 2 h you" in page
         assert "passing" not in page
 

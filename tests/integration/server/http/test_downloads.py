@@ -114,7 +114,7 @@ def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
     for url in wrong:
         answer = fetch(harness, url)
         assert answer.status_code == 403, url
-        assert "ask for a new one" in answer.json()["error"]
+        assert "request a new one" in answer.json()["error"]
     assert "has expired" in fetch(harness, old).json()["error"]
 
 

@@ -258,7 +258,7 @@ def test_what_is_foreign_is_answered_like_what_does_not_exist(
 
         assert words(foreign, theirs) == words(nobodys, MISSING_IDS)
         assert foreign.status_code == 404
-        assert foreign.json()["error"].startswith("there is no ")
+        assert foreign.json()["error"].endswith(" does not exist")
     assert inventory(harness) == before
 
 

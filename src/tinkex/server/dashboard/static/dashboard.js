@@ -1,5 +1,5 @@
-// Keeps the page current: asks for the same page again and changes only what is different, so that
-// scrolling, focus and selected text stay as they are.
+// Refresh the page: fetch it again and update only the nodes that differ, so that scroll position,
+// focus and selected text are preserved.
 "use strict";
 
 const SECONDS = 3;
@@ -36,22 +36,22 @@ function sync(old, fresh) {
   });
 }
 
-function say(state, text) {
+function showStatus(state, text) {
   pulse.dataset.state = state;
   pulse.textContent = text;
 }
 
 async function refresh() {
-  const answer = await fetch(location.href, { cache: "no-store", credentials: "same-origin" });
-  if (answer.status === 401 || answer.status === 404) {
-    // The page itself says what to do.
+  const response = await fetch(location.href, { cache: "no-store", credentials: "same-origin" });
+  if (response.status === 401 || response.status === 404) {
+    // Show the login or error page.
     location.reload();
     return;
   }
-  if (!answer.ok) throw new Error(answer.statusText);
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (!response.ok) throw new Error(response.statusText);
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
   const fresh = page.getElementById("live");
-  if (!fresh) throw new Error("not our page");
+  if (!fresh) throw new Error("not a dashboard page");
   sync(live, fresh);
   document.title = page.title;
 }
@@ -61,14 +61,14 @@ async function loop() {
     try {
       await refresh();
       wait = SECONDS;
-      say("live", "live");
+      showStatus("live", "live");
     } catch {
       wait = Math.min(2 * wait, MAX_SECONDS);
-      say("lost", "the server does not answer");
+      showStatus("lost", "the server does not respond");
     }
   }
   setTimeout(loop, 1000 * wait);
 }
 
-say("live", "live");
+showStatus("live", "live");
 setTimeout(loop, 1000 * wait);

@@ -1,1 +1,1 @@
-"""What each endpoint does, one module per kind of thing."""
+"""Endpoint handlers, one module per kind of resource."""

@@ -1,4 +1,4 @@
-"""Checkpoints: lists, sharing, lifetime, deletion, and links to their files."""
+"""Checkpoint endpoints: lists, publishing, time to live, deletion and download links."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ _EMPTY_RESPONSE = RawResponse()
 async def list_checkpoints(
     services: Services, context: RequestContext[Any]
 ) -> types.CheckpointsListResponse:
-    """The checkpoints of one of the caller's runs, newest first."""
+    """List the checkpoints of one of the caller's runs, newest first."""
     run_id = context.ids["training_run_id"]
 
-    def look(db: Connection) -> list[types.Checkpoint]:
+    def query(db: Connection) -> list[types.Checkpoint]:
         run = require_run(db, context.tenant_id, run_id, "training run")
         session = sessions.find(db, run.session_id)
         version = client_version(context, session.sdk_version if session is not None else "")
-        found = checkpoints.list_by_run(
+        records = checkpoints.list_by_run(
             db, run_id, clock.now(), with_external=version >= FIRST_WITH_EXTERNAL
         )
-        return [serialize_checkpoint(row) for row in found]
+        return [serialize_checkpoint(record) for record in records]
 
-    return types.CheckpointsListResponse(checkpoints=await read(services, look))
+    return types.CheckpointsListResponse(checkpoints=await read(services, query))
 
 
 async def list_user_checkpoints(
     services: Services, context: RequestContext[Any]
 ) -> types.CheckpointsListResponse:
-    """A page of the caller's checkpoints, newest first."""
+    """List a page of the caller's checkpoints, newest first."""
     limit, offset = parse_page(context, DEFAULT_LIMIT)
     with_external = client_version(context) >= FIRST_WITH_EXTERNAL
 
-    def look(db: Connection) -> types.CheckpointsListResponse:
-        found, total = checkpoints.list_page(
+    def query(db: Connection) -> types.CheckpointsListResponse:
+        records, total = checkpoints.list_page(
             db,
             context.tenant_id,
             limit=limit,
@@ -81,11 +81,11 @@ async def list_user_checkpoints(
             with_external=with_external,
         )
         return types.CheckpointsListResponse(
-            checkpoints=[serialize_checkpoint(checkpoint) for checkpoint in found],
+            checkpoints=[serialize_checkpoint(record) for record in records],
             cursor=types.Cursor(offset=offset, limit=limit, total_count=total),
         )
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 # --- changes ---------------------------------------------------------------------------------
@@ -95,26 +95,26 @@ def _require_own_checkpoint(db: Connection, context: RequestContext[Any]) -> Che
 
 
 async def delete_checkpoint(services: Services, context: RequestContext[Any]) -> RawResponse:
-    """Delete a checkpoint; its files go soon after."""
+    """Delete a checkpoint; the worker removes its files soon after."""
 
-    def change(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         checkpoint = _require_own_checkpoint(db, context)
         checkpoints.delete(db, checkpoint.id, clock.now())
         record_checkpoint_event(db, context.identity, "checkpoint_deleted", checkpoint)
 
-    await write(services, change)
-    # The worker removes files; one that starts on demand has to start for that.
+    await write(services, transaction)
+    # The worker removes the files; a worker on demand may have to start for that.
     await run_in_thread(services.queue.wake_worker)
     return _EMPTY_RESPONSE
 
 
 async def publish(services: Services, context: RequestContext[Any]) -> RawResponse:
-    """Let everybody read a checkpoint; 409 if everybody may."""
+    """Make a checkpoint public; 409 if it already is."""
     return await _set_public(services, context, True)
 
 
 async def unpublish(services: Services, context: RequestContext[Any]) -> RawResponse:
-    """Keep a checkpoint to its owner again; 409 if it is."""
+    """Make a checkpoint private; 409 if it already is."""
     return await _set_public(services, context, False)
 
 
@@ -123,35 +123,35 @@ async def _set_public(
 ) -> RawResponse:
     event = "checkpoint_published" if is_public else "checkpoint_unpublished"
 
-    def change(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         checkpoint = _require_own_checkpoint(db, context)
         if not checkpoints.set_public(db, checkpoint.id, is_public):
             state = "public" if is_public else "private"
             raise ConflictError(
                 f"{checkpoint.path} is {state} already",
                 category=RequestErrorCategory.User,
-                # Without this, clients take a conflict for a lock and try for minutes.
+                # Otherwise clients treat a conflict as a lock and retry for minutes.
                 should_retry=False,
             )
         record_checkpoint_event(db, context.identity, event, checkpoint)
 
-    await write(services, change)
+    await write(services, transaction)
     return _EMPTY_RESPONSE
 
 
 async def set_ttl(services: Services, context: RequestContext[TtlRequest]) -> RawResponse:
-    """Set a checkpoint's time to live, counted from now, or remove it."""
+    """Set a checkpoint's time to live from now, or remove it."""
     ttl_seconds = check_ttl(context.request.ttl_seconds)
     expires_at = None if ttl_seconds is None else clock.now() + ttl_seconds
 
-    def change(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         checkpoint = _require_own_checkpoint(db, context)
         checkpoints.set_expiry(db, checkpoint.id, expires_at)
         record_checkpoint_event(
             db, context.identity, "checkpoint_ttl_set", checkpoint, ttl_seconds=ttl_seconds
         )
 
-    await write(services, change)
+    await write(services, transaction)
     return _EMPTY_RESPONSE
 
 
@@ -159,10 +159,10 @@ async def set_ttl(services: Services, context: RequestContext[TtlRequest]) -> Ra
 async def external_weights_urls(
     services: Services, context: RequestContext[Any]
 ) -> types.ExternalWeightsUrlsResponse:
-    """A link per file of a checkpoint that the caller may read."""
+    """Return a signed URL for each file of a checkpoint that the caller may read."""
     checkpoint = await _require_downloadable(services, context)
     directory = services.home.checkpoint_directory(checkpoint.id)
-    # Here rather than with the first file: this answer carries the reason.
+    # Verified here, not with the first download: this response can carry the reason.
     await run_in_thread(services.verified_checkpoints.verify, directory, checkpoint.path)
     names = await run_in_thread(downloadable_names, directory)
     expires = _link_expiry(services, checkpoint)
@@ -170,23 +170,23 @@ async def external_weights_urls(
         name: _sign_link(services, context, FileRef(FileArea.FILE, checkpoint.id, name), expires)
         for name in names
     }
-    shown = to_datetime(int(clock.to_wall_time(expires)))
-    return types.ExternalWeightsUrlsResponse(urls=urls, expires=shown)
+    expires_at = to_datetime(int(clock.to_wall_time(expires)))
+    return types.ExternalWeightsUrlsResponse(urls=urls, expires=expires_at)
 
 
 async def archive(services: Services, context: RequestContext[Any]) -> RawResponse:
-    """The link to a checkpoint's tar: in JSON for whoever asks for that, else by redirection."""
+    """Return the signed URL of a checkpoint's tar: as JSON if accepted, otherwise a redirect."""
     checkpoint = await _require_downloadable(services, context)
     expires = _link_expiry(services, checkpoint)
     url = _sign_link(
         services, context, FileRef(FileArea.ARCHIVE, checkpoint.id, ARCHIVE_NAME), expires
     )
-    shown = to_datetime(int(clock.to_wall_time(expires)))
-    body = encode_json(ArchiveReply(url=url, expires=shown))
+    expires_at = to_datetime(int(clock.to_wall_time(expires)))
+    body = encode_json(ArchiveReply(url=url, expires=expires_at))
     if "json" in context.headers.get("accept", ""):
         return RawResponse(body=body)
-    until = format_datetime(shown, usegmt=True)
-    return RawResponse(status=302, body=body, headers={"location": url, "expires": until})
+    headers = {"location": url, "expires": format_datetime(expires_at, usegmt=True)}
+    return RawResponse(status=302, body=body, headers=headers)
 
 
 async def _require_downloadable(
@@ -198,21 +198,21 @@ async def _require_downloadable(
     def find(db: Connection) -> CheckpointRecord:
         return require_readable_checkpoint(db, readers, path, clock.now())
 
-    def find_and_note(db: Connection) -> CheckpointRecord:
+    def find_and_record(db: Connection) -> CheckpointRecord:
         checkpoint = find(db)
         record_checkpoint_event(db, context.identity, "checkpoint_downloaded", checkpoint)
         return checkpoint
 
     try:
-        return await write(services, find_and_note)
+        return await write(services, find_and_record)
     except StoreError as error:
-        # Whose disk is full wants to get weights off it more than an entry in a log.
-        LOG.warning("a download is not in the audit log: %s", error)
+        # With a full disk, downloading weights matters more than the audit log.
+        LOG.warning("cannot record a download in the audit log: %s", error)
         return await read(services, find)
 
 
 def _link_expiry(services: Services, checkpoint: CheckpointRecord) -> int:
-    """When a link ends by the server's clock: after its time, or with the checkpoint."""
+    """Expiry of a link on the server's clock: not later than that of the checkpoint."""
     until = clock.now() + services.config.url_seconds
     return int(until if checkpoint.expires_at is None else min(until, checkpoint.expires_at))
 

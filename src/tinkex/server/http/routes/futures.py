@@ -1,4 +1,4 @@
-"""Binary results as older clients read them: JSON, where null stands for NaN and infinity."""
+"""Future endpoints: retrieve results by long poll, one or many, and cancel samples."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tinkex.wire.results import make_error_body
 
 
 def to_json_compat(kind: str, result: bytes) -> bytes:
-    """A result of one of the BINARY kinds as JSON."""
+    """Convert a protobuf result to the JSON that older clients read."""
     if kind == JobKind.SAMPLE:
         return msgspec.json.encode(_to_builtins(decode_sample_response(result)))
     return msgspec.json.encode(_to_builtins(decode_forward_backward_output(result)))
 
 
 def _to_builtins(value: Any) -> Any:
-    """The value in builtins; msgspec itself writes NaN and infinities as null."""
+    """Convert a value to builtins; msgspec encodes NaN and infinity as null."""
     if isinstance(value, TensorData):
         return value.to_wire()
     if isinstance(value, list):
@@ -56,28 +56,28 @@ def _to_builtins(value: Any) -> Any:
 
 
 PROTOBUF_TYPE = "application/x-protobuf"
-#: Completions per answer; a client that has more waiting asks again at once.
+#: Completions per response; a client with more polls again at once.
 MAX_COMPLETIONS = 1000
-#: Ids that one question may report as retrieved: they become parameters of one statement.
+#: Ids that one request may report as retrieved: they become parameters of one SQL statement.
 MAX_RETRIEVED = 30_000
-#: From this share of the tenant's limit on, work is said to wait for capacity.
+#: Above this share of the tenant's job limit, the queue state is "paused_capacity".
 LONG_QUEUE_SHARE = 0.5
 
 
-# --- one promise ---------------------------------------------------------------------------
+# --- one future ----------------------------------------------------------------------------
 async def retrieve_future(
     services: Services, context: RequestContext[types.FutureRetrieveRequest]
 ) -> RawResponse:
-    """The result of a promise; if it is not there yet, wait for it a while."""
+    """Return the result of a future; long-polls if it is not ready."""
     request_id = context.request.request_id
-    with services.waiters.subscribe(request_id) as promise:
-        found = await _load_outcome(services, context.tenant_id, request_id)
-        if not found.job.is_finished:
-            await promise.wait(services.config.long_poll_seconds)
-            found = await _load_outcome(services, context.tenant_id, request_id)
-    if not found.job.is_finished:
-        return await _pending_response(services, found.job)
-    return await _result_response(services, context, found)
+    with services.waiters.subscribe(request_id) as waiter:
+        outcome = await _load_outcome(services, context.tenant_id, request_id)
+        if not outcome.job.is_finished:
+            await waiter.wait(services.config.long_poll_seconds)
+            outcome = await _load_outcome(services, context.tenant_id, request_id)
+    if not outcome.job.is_finished:
+        return await _pending_response(services, outcome.job)
+    return await _result_response(services, context, outcome)
 
 
 async def _load_outcome(
@@ -99,36 +99,36 @@ async def _pending_response(services: Services, job: JobRecord) -> RawResponse:
 
 
 def _pause_reason(services: Services, tenant_id: str) -> str:
-    """Why a tenant's work does not go on, or nothing if it does."""
+    """Why a tenant's jobs are paused; empty if they are not."""
     since = clock.now() - ALIVE_SECONDS
     max_jobs = services.config.max_jobs_per_tenant
 
-    def work(db: Connection) -> str:
+    def query(db: Connection) -> str:
         if not coordination.list_alive_processes(db, "worker", since=since):
-            return "no worker is running; the work is kept and begins when one is there"
+            return "no worker is running; queued jobs start when one does"
         num_jobs = job_store.get_load(db, tenant_id).num_jobs
         if num_jobs > max_jobs * LONG_QUEUE_SHARE:
             return f"{num_jobs} of your requests are waiting; the limit is {max_jobs}"
         return ""
 
-    return services.database.read(work)
+    return services.database.read(query)
 
 
 async def _result_response(
     services: Services,
     context: RequestContext[types.FutureRetrieveRequest],
-    found: job_store.JobWithResult,
+    outcome: job_store.JobWithResult,
 ) -> RawResponse:
-    job, result = found
+    job, result = outcome
     if job.state == JobState.FAILED:
         services.cache.fetched_job_ids.add(job.id)
         category = RequestErrorCategory.parse(job.category)
         return RawResponse(
-            body=encode_json(make_error_body(job.error or "the work failed", category))
+            body=encode_json(make_error_body(job.error or "the job failed", category))
         )
     if result is None:
         raise PromiseExpiredError(
-            f"the result of promise {job.id!r} has expired; submit the work again"
+            f"the result of future {job.id!r} has expired; submit the request again"
         )
     if context.request.allow_metadata_only and len(result) > services.config.inline_result_bytes:
         size = {"status": "complete_metadata", "response_payload_size": len(result)}
@@ -142,30 +142,30 @@ async def _result_response(
 
 
 def is_protobuf_accepted(accept: str) -> bool:
-    """Whether a client reads protobuf answers: it says so, or says nothing at all."""
+    """Whether a client reads protobuf: its Accept header is empty or includes it."""
     return not accept or "protobuf" in accept
 
 
-# --- many promises -------------------------------------------------------------------------
+# --- many futures --------------------------------------------------------------------------
 async def retrieve_futures(
     services: Services, context: RequestContext[types.FuturesRetrieveRequest]
 ) -> types.FuturesRetrieveResponse:
-    """What a sampling client's promises came to since it last asked; waits for news."""
+    """Return a sampling client's futures that finished since its last poll; long-polls."""
     request = context.request
     _check_retrieve_request(request)
     sampler_id, retrieved = request.target.sampling_session_id, request.retrieved_request_ids
     await read(services, lambda db: require_sampler(db, context.tenant_id, sampler_id))
     if retrieved:
         await write(services, lambda db: samplers.delete_completions(db, sampler_id, retrieved))
-    ends_at = time.monotonic() + _poll_seconds(services, request)
+    deadline = time.monotonic() + _poll_seconds(services, request)
     while True:
-        with services.waiters.subscribe() as any_promise:
-            done, cursor = await run_in_thread(_list_completions, services, request)
-            seconds = ends_at - time.monotonic()
-            if done or services.waiters.is_closing or seconds <= 0:
-                return types.FuturesRetrieveResponse(completions=done, cursor=cursor)
-            # A bell can be lost, so it is not trusted for long.
-            await any_promise.wait(min(seconds, future_waiters.POLL_SECONDS))
+        with services.waiters.subscribe() as waiter:
+            completions, cursor = await run_in_thread(_list_completions, services, request)
+            seconds = deadline - time.monotonic()
+            if completions or services.waiters.is_closing or seconds <= 0:
+                return types.FuturesRetrieveResponse(completions=completions, cursor=cursor)
+            # Wake-up messages can be lost, so the store is also polled.
+            await waiter.wait(min(seconds, future_waiters.POLL_SECONDS))
 
 
 def _check_retrieve_request(request: types.FuturesRetrieveRequest) -> None:
@@ -174,7 +174,7 @@ def _check_retrieve_request(request: types.FuturesRetrieveRequest) -> None:
     num_ids = len(request.retrieved_request_ids)
     if num_ids > MAX_RETRIEVED:
         raise UnprocessableEntityError(
-            f"retrieved_request_ids has {num_ids} ids; {MAX_RETRIEVED} is the most at once"
+            f"retrieved_request_ids has {num_ids} ids; the limit is {MAX_RETRIEVED}"
         )
 
 
@@ -187,7 +187,7 @@ def _list_completions(
     services: Services, request: types.FuturesRetrieveRequest
 ) -> tuple[list[types.FutureCompletion], int]:
     target = request.target
-    found, cursor = services.database.read(
+    rows, cursor = services.database.read(
         lambda db: samplers.list_completions(
             db,
             target.sampling_session_id,
@@ -196,7 +196,7 @@ def _list_completions(
             MAX_COMPLETIONS,
         )
     )
-    return [_serialize_completion(job_id, size) for job_id, size in found], cursor
+    return [_serialize_completion(job_id, size) for job_id, size in rows], cursor
 
 
 def _serialize_completion(job_id: str, size: int | None) -> types.FutureCompletion:
@@ -208,7 +208,7 @@ def _serialize_completion(job_id: str, size: int | None) -> types.FutureCompleti
 async def cancel_future(
     services: Services, context: RequestContext[CancelFutureRequest]
 ) -> dict[str, Any]:
-    """Give up on a sample that nobody waits for any more."""
+    """Cancel a sample."""
     await await_store_future(services.queue.cancel(context.tenant_id, context.request.request_id))
     return {}
 

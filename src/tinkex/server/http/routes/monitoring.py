@@ -1,4 +1,4 @@
-"""For those who run the server: is it ready, how is it doing, what does it offer."""
+"""Endpoints for operators: readiness, Prometheus metrics and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tinkex.store import stats
 from tinkex.wire.codec import encode_json
 
 JSON_TYPE = "application/json"
-#: Litestar names the charset of a text itself.
+#: Litestar adds the charset itself.
 METRICS_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
 NO_WORKER = "no worker is running"
 
 
 @get("/readyz", name="readyz")
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """200 only when work would be done: the store answers and a worker is alive."""
+    """Return 200 if the store is reachable and a worker is alive, otherwise 503."""
     services: Services = request.app.state.services
-    if (refused := await _reject_unauthenticated(services, request)) is not None:
-        return refused
+    if (rejection := await _reject_unauthenticated(services, request)) is not None:
+        return rejection
     try:
-        found = await _load_stats(services)
+        store_stats = await _load_stats(services)
     except StoreError as error:
         return _readiness_response(error.message)
-    return _readiness_response("" if found.num_workers else NO_WORKER)
+    return _readiness_response("" if store_stats.num_workers else NO_WORKER)
 
 
 def _readiness_response(reason: str) -> Response[bytes]:
@@ -50,20 +50,20 @@ def _readiness_response(reason: str) -> Response[bytes]:
 
 @get("/metrics", name="metrics")
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Numbers for Prometheus."""
+    """Return the metrics in the Prometheus text format."""
     services: Services = request.app.state.services
-    if (refused := await _reject_unauthenticated(services, request)) is not None:
-        return refused
+    if (rejection := await _reject_unauthenticated(services, request)) is not None:
+        return rejection
     try:
-        found = await _load_stats(services)
+        store_stats = await _load_stats(services)
     except StoreError:
-        found = None
-    return Response(render_metrics(found, clock.now()), media_type=METRICS_TYPE)
+        store_stats = None
+    return Response(render_metrics(store_stats, clock.now()), media_type=METRICS_TYPE)
 
 
 @get(["/schema", "/schema/openapi.json", "/openapi.json"], name="schema", sync_to_thread=False)
 def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """The API's description."""
+    """Return the OpenAPI document."""
     state = request.app.state
     if "document" not in state:
         state.document = build_document(state.routes, package_version())
@@ -78,20 +78,19 @@ async def _load_stats(services: Services) -> stats.StoreStats:
 async def _reject_unauthenticated(
     services: Services, request: Request[Any, Any, Any]
 ) -> Response[bytes] | None:
-    """A refusal, unless the question comes from this machine or with a key."""
-    arrival = read_origin(request)
-    if is_from_this_machine(arrival):
+    """Return an error response unless the request comes from this machine or has a valid key."""
+    origin = read_origin(request)
+    if is_from_this_machine(origin):
         return None
-    headers = dict(arrival.headers)
     try:
-        await authenticate(services, headers)
+        await authenticate(services, dict(origin.headers))
     except (AuthenticationError, StoreError) as error:
-        answer = response_for_error(error)
+        response = response_for_error(error)
         return Response(
-            answer.body,
-            status_code=answer.status,
+            response.body,
+            status_code=response.status,
             media_type=JSON_TYPE,
-            headers=dict(answer.headers),
+            headers=dict(response.headers),
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Lists of training runs."""
+"""Training run endpoints: lists, names, and metrics of optimizer steps."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MAX_NAME_CHARS = 120
 
 
 async def list_runs(services: Services, context: RequestContext[Any]) -> types.TrainingRunsResponse:
-    """A page of training runs, newest first."""
+    """List a page of training runs, newest first."""
     limit, offset = parse_page(context, DEFAULT_LIMIT)
 
-    def look(db: Connection) -> types.TrainingRunsResponse:
-        found, total = runs.list_page(
+    def query(db: Connection) -> types.TrainingRunsResponse:
+        records, total = runs.list_page(
             db,
             context.tenant_id,
             limit=limit,
@@ -45,41 +45,41 @@ async def list_runs(services: Services, context: RequestContext[Any]) -> types.T
             search=context.query.get("search"),
         )
         cursor = types.Cursor(offset=offset, limit=limit, total_count=total)
-        shown = _serialize_runs(db, context.tenant_id, found)
-        return types.TrainingRunsResponse(training_runs=shown, cursor=cursor)
+        serialized = _serialize_runs(db, context.tenant_id, records)
+        return types.TrainingRunsResponse(training_runs=serialized, cursor=cursor)
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 async def get_run(services: Services, context: RequestContext[Any]) -> types.TrainingRun:
-    """One training run; that it is not in memory does not matter."""
+    """Return one training run, loaded or not."""
     run_id = context.ids["training_run_id"]
 
-    def look(db: Connection) -> types.TrainingRun:
-        found = runs.find(db, run_id)
-        if found is None or not _can_see(db, context, found):
-            raise NotFoundError(f"there is no training run {run_id!r}")
-        return _serialize_runs(db, context.tenant_id, [found])[0]
+    def query(db: Connection) -> types.TrainingRun:
+        run = runs.find(db, run_id)
+        if run is None or not _can_see(db, context, run):
+            raise NotFoundError(f"training run {run_id!r} does not exist")
+        return _serialize_runs(db, context.tenant_id, [run])[0]
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 async def rename_run(
     services: Services, context: RequestContext[RenameRunRequest]
 ) -> dict[str, Any]:
-    """Name a training run, or take its name away."""
+    """Set or remove the name of a training run."""
     name = check_run_name(context.request.name)
 
-    def change(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         run = require_run(db, context.tenant_id, context.ids["training_run_id"], "training run")
         runs.rename(db, run, name)
 
-    await write(services, change)
+    await write(services, transaction)
     return {}
 
 
 def check_run_name(name: str | None) -> str | None:
-    """A name on one line without spaces around it; None if nothing is left."""
+    """Return a name without surrounding spaces; None if it is empty."""
     stripped = (name or "").strip()
     if len(stripped) > MAX_NAME_CHARS or not stripped.isprintable():
         raise UnprocessableEntityError(
@@ -99,25 +99,25 @@ def _can_see(db: Connection, context: RequestContext[Any], run: RunRecord) -> bo
 
 
 def _serialize_runs(
-    db: Connection, tenant_id: str, found: Sequence[RunRecord]
+    db: Connection, tenant_id: str, records: Sequence[RunRecord]
 ) -> list[types.TrainingRun]:
-    newest: dict[str, dict[str, CheckpointRecord]] = {run.id: {} for run in found}
+    newest: dict[str, dict[str, CheckpointRecord]] = {run.id: {} for run in records}
     run_ids = list(newest)
     for (run_id, segment), checkpoint in checkpoints.newest_by_run(
         db, run_ids, clock.now()
     ).items():
         newest[run_id][segment] = checkpoint
-    for run in found:
-        is_hidden = any(not checkpoint.is_public for checkpoint in newest[run.id].values())
-        if run.tenant_id != tenant_id and is_hidden:
+    for run in records:
+        has_private = any(not checkpoint.is_public for checkpoint in newest[run.id].values())
+        if run.tenant_id != tenant_id and has_private:
             newest[run.id] = _published_checkpoints(db, run.id)
-    own = [run for run in found if run.tenant_id == tenant_id]
-    summaries = {each.run.id: each for each in summarize_runs(db, own, clock.now())}
-    return [serialize_run(run, newest[run.id], summaries.get(run.id)) for run in found]
+    own_runs = [run for run in records if run.tenant_id == tenant_id]
+    summaries = {each.run.id: each for each in summarize_runs(db, own_runs, clock.now())}
+    return [serialize_run(run, newest[run.id], summaries.get(run.id)) for run in records]
 
 
 def _published_checkpoints(db: Connection, run_id: str) -> dict[str, CheckpointRecord]:
-    """The newest published checkpoint of each segment: all that others see of a run."""
+    """The newest published checkpoint of each segment: other tenants see only these."""
     newest: dict[str, CheckpointRecord] = {}
     for checkpoint in checkpoints.list_by_run(db, run_id, clock.now()):
         if checkpoint.is_public:
@@ -133,24 +133,24 @@ ROUTES: dict[str, Handler] = {
 
 
 DEFAULT_NUM_STEPS = 100
-#: Of one report.
+#: Limits of one report.
 MAX_METRICS, MAX_METRIC_CHARS = 64, 64
-#: Steps from which the speed is read.
+#: Number of step records from which the speed is measured.
 _NUM_SPEED_STEPS = 3 * NUM_SPEED_PASSES
 
 
 async def get_run_metrics(
     services: Services, context: RequestContext[Any]
 ) -> types.RunMetricsResponse:
-    """The newest steps of a run, or the first ones after a cursor."""
+    """Return the newest steps of a run, or the first ones after a cursor."""
     run_id = context.ids["training_run_id"]
     limit = int(context.query.get("limit", DEFAULT_NUM_STEPS))
     after = int(context.query["after"]) if "after" in context.query else None
     now = clock.now()
 
-    def look(db: Connection) -> types.RunMetricsResponse:
+    def query(db: Connection) -> types.RunMetricsResponse:
         run = require_run(db, context.tenant_id, run_id, "training run")
-        found = (
+        run_steps = (
             list_newest_steps(db, run, limit)
             if after is None
             else list_steps_after(db, run, after, limit)
@@ -161,7 +161,7 @@ async def get_run_metrics(
         oldest = steps.list_between(db, run_id, oldest_no - 1, oldest_no)
         return types.RunMetricsResponse(
             training_run_id=run_id,
-            steps=found,
+            steps=run_steps,
             num_steps=run.num_steps,
             is_whole=extend_history(RunHistory(), oldest).is_whole,
             status=run_session_status(summary.session),
@@ -173,24 +173,24 @@ async def get_run_metrics(
             num_running=summary.workload.num_running,
         )
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 async def report_run_metrics(
     services: Services, context: RequestContext[ReportMetricsRequest]
 ) -> dict[str, Any]:
-    """Add what a client measured to one of its optimizer steps."""
+    """Add client metrics to one of the run's optimizer steps."""
     run_id = context.ids["training_run_id"]
     position = context.request.seq_id
     check_number("seq_id", position)
     metrics = _check_metrics(context.request.metrics)
 
-    def change(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         require_run(db, context.tenant_id, run_id, "training run")
         if not steps.add_metrics(db, run_id, position, metrics):
             raise NotFoundError(f"run {run_id!r} has no finished optimizer step {position}")
 
-    await write(services, change)
+    await write(services, transaction)
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Sampling sessions and samples."""
+"""Sampling endpoints: sampling sessions and samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_SAMPLES = 1024
 
 
 class _SampleSource(NamedTuple):
-    """What is sampled from."""
+    """The base model and optional checkpoint to sample from."""
 
     base_model: str
     checkpoint_id: str | None = None
@@ -45,13 +45,13 @@ class _SampleSource(NamedTuple):
 async def create_sampling_session(
     services: Services, context: RequestContext[types.CreateSamplingSessionRequest]
 ) -> types.CreateSamplingSessionResponse:
-    """Open a sampling session; the same number in the same session is the same one."""
+    """Create a sampling session; idempotent for the same session and number."""
     request, tenant_id = context.request, context.tenant_id
     check_number("sampling_session_seq_id", request.sampling_session_seq_id)
     sampler_id = build_sampler_id(request.session_id, request.sampling_session_seq_id)
     readers = await resolve_readers(services, context)
 
-    def enter(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         require_session(db, tenant_id, request.session_id)
         if samplers.find(db, sampler_id) is not None:
             return
@@ -70,7 +70,7 @@ async def create_sampling_session(
             ),
         )
 
-    await write(services, enter)
+    await write(services, transaction)
     return types.CreateSamplingSessionResponse(sampling_session_id=sampler_id)
 
 
@@ -84,56 +84,57 @@ def _find_source(
             raise UnprocessableEntityError(f"{request.type} needs base_model or model_path")
         return _SampleSource(require_sampleable_model(db, request.base_model).name)
     path = parse_tinker_path(request.model_path)
-    found = require_readable_checkpoint(db, readers, path, clock.now())
-    if found.segment == "external_weights":
+    checkpoint = require_readable_checkpoint(db, readers, path, clock.now())
+    base_model = checkpoint.base_model
+    if checkpoint.segment == "external_weights":
         raise BadRequestError(f"{path} is for other tools; sample from weights or sampler_weights")
-    if request.base_model is not None and request.base_model != found.base_model:
+    if request.base_model is not None and request.base_model != base_model:
         raise BadRequestError(
-            f"{path} is of {found.base_model}, not of {request.base_model!r:.200}"
+            f"{path} belongs to base model {base_model}, not to {request.base_model!r:.200}"
         )
-    return _SampleSource(require_sampleable_model(db, found.base_model).name, found.id)
+    return _SampleSource(require_sampleable_model(db, base_model).name, checkpoint.id)
 
 
 async def join_sampling_session(
     services: Services, context: RequestContext[types.JoinSamplingSessionRequest]
 ) -> types.JoinSamplingSessionResponse:
-    """Give another client of a sampling session its own number."""
+    """Assign a number to another client of a sampling session."""
     sampler_id = context.request.sampling_session_id
 
-    def enter(db: Connection) -> int:
+    def transaction(db: Connection) -> int:
         require_sampler(db, context.tenant_id, sampler_id)
         return samplers.add_clone(db, sampler_id)
 
-    return types.JoinSamplingSessionResponse(client_counter=await write(services, enter))
+    return types.JoinSamplingSessionResponse(client_counter=await write(services, transaction))
 
 
 async def get_sampler(services: Services, context: RequestContext[Any]) -> types.GetSamplerResponse:
-    """Say what a sampling session samples from."""
+    """Return the base model and checkpoint of a sampling session."""
     sampler_id = context.ids["sampler_id"]
 
-    def look(db: Connection) -> types.GetSamplerResponse:
-        found = require_sampler(db, context.tenant_id, sampler_id)
-        base = find_model(list_served_models(db), found.base_model)
+    def query(db: Connection) -> types.GetSamplerResponse:
+        sampler = require_sampler(db, context.tenant_id, sampler_id)
+        base = find_model(list_served_models(db), sampler.base_model)
         return types.GetSamplerResponse(
-            sampler_id=found.id,
-            base_model=found.base_model,
-            model_path=found.model_path,
-            tokenizer_id=(base.tokenizer_id if base is not None else None) or found.base_model,
+            sampler_id=sampler.id,
+            base_model=sampler.base_model,
+            model_path=sampler.model_path,
+            tokenizer_id=(base.tokenizer_id if base is not None else None) or sampler.base_model,
         )
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 async def sample(
     services: Services, context: RequestContext[types.SampleRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise samples; the same number in the same sampling session is the same promise."""
+    """Submit a sample request; idempotent for the same sampling session and number."""
     request, tenant_id = context.request, context.tenant_id
     _check_request(request)
     sampler_id = request.sampling_session_id
     readers = await resolve_readers(services, context)
 
-    def prepare(db: Connection) -> str:
+    def find_base(db: Connection) -> str:
         if sampler_id is None:
             return _find_source(db, readers, request).base_model
         sampler = require_sampler(db, tenant_id, sampler_id)
@@ -141,11 +142,11 @@ async def sample(
         return sampler.base_model
 
     source = sampler_id or request.model_path or request.base_model or ""
-    model = await find_base_model(services, (tenant_id, source), prepare)
+    model = await find_base_model(services, (tenant_id, source), find_base)
     num_tokens = await check_sample(request, model)
 
-    def store(db: Connection) -> None:
-        prepare(db)
+    def prepare(db: Connection) -> None:
+        find_base(db)
         if sampler_id is not None:
             samplers.touch(db, sampler_id, clock.now(), TOUCH_INTERVAL_SECONDS)
 
@@ -162,7 +163,7 @@ async def sample(
         num_tokens=num_tokens,
         base_model=model.name if model is not None and sampler_id is None else None,
     )
-    return await submit_job(services, new, store)
+    return await submit_job(services, new, prepare)
 
 
 def _sample_key(context: RequestContext[types.SampleRequest]) -> str | None:
@@ -173,7 +174,7 @@ def _sample_key(context: RequestContext[types.SampleRequest]) -> str | None:
 
 
 def _check_request(request: types.SampleRequest) -> None:
-    """Refuse at once what no engine can do."""
+    """Raise for values that no engine supports."""
     check_number("num_samples", request.num_samples, minimum=1, maximum=MAX_SAMPLES)
     check_number("seq_id", request.seq_id)
     check_number("topk_prompt_logprobs", request.topk_prompt_logprobs)

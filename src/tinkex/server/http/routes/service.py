@@ -1,4 +1,4 @@
-"""Start-up and sessions: configuration, credentials, heartbeats, telemetry."""
+"""Service endpoints: health, capabilities, client flags, credentials, sessions, telemetry."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tinkex.types.telemetry import EventType
 from tinkex.wire.messages import ApiKeyReply, FinishSessionRequest
 
 DEFAULT_PROJECT = "default"
-#: Of why a session ended; the rest is cut off, because nothing could be done about a refusal.
+#: A longer detail of a finished session is cut: a client that ends could not react to an error.
 MAX_DETAIL_CHARS = 4096
-#: The kinds of events that are counted by name; clients could invent any number.
+#: Events counted by name; clients could send any number of other names.
 _EVENT_TYPES = frozenset(get_args(EventType))
 _OK_RESPONSE = RawResponse(body=b'{"status":"ok"}')
 _ACCEPTED_RESPONSE = RawResponse(body=b'{"status":"accepted"}')
 
 
 async def health(services: Services, context: RequestContext[Any]) -> RawResponse:
-    """Say that the server is there."""
+    """Return 200 while the server is up."""
     return _OK_RESPONSE
 
 
 async def capabilities(
     services: Services, context: RequestContext[Any]
 ) -> types.GetServerCapabilitiesResponse:
-    """List the base models, as the worker announced them."""
+    """List the base models that the worker serves."""
     models = await read(services, list_served_models)
     return types.GetServerCapabilitiesResponse(
         supported_models=[
@@ -56,7 +56,7 @@ async def capabilities(
 async def client_config(
     services: Services, context: RequestContext[types.ClientConfigRequest]
 ) -> dict[str, Any]:
-    """Give the flags that a client starts with."""
+    """Return the flags that a client reads at startup."""
     config = services.config
     flags = {"pjwt_auth_enabled": config.jwt, "parallel_fwdbwd_chunks": True}
     return flags | dict(config.client_flags)
@@ -65,16 +65,16 @@ async def client_config(
 async def dynamic_config(
     services: Services, context: RequestContext[types.ClientConfigRequest]
 ) -> dict[str, Any]:
-    """Give the flags that a client asks for again and again."""
+    """Return the flags that a client polls."""
     return {"sample_cancel_enabled": True} | dict(services.config.dynamic_flags)
 
 
 # --- credentials ---------------------------------------------------------------------------
 async def auth_token(services: Services, context: RequestContext[Any]) -> types.AuthTokenResponse:
-    """Exchange a key for a new token; for a token, one that ends when it does."""
+    """Exchange an API key or token for a new token; a token's expiry is not extended."""
     tenant = await read(services, lambda db: keys.find_tenant(db, context.tenant_id))
     if tenant is None:
-        raise NotFoundError("there is no such account")
+        raise NotFoundError("the account does not exist")
     seconds = services.config.jwt_seconds
     return types.AuthTokenResponse(
         jwt=issue_token(services.secret, context.identity, tenant, seconds)
@@ -82,22 +82,22 @@ async def auth_token(services: Services, context: RequestContext[Any]) -> types.
 
 
 async def get_api_key(services: Services, context: RequestContext[Any]) -> ApiKeyReply:
-    """Say whose key this is."""
+    """Describe the caller's API key and tenant."""
 
-    def work(db: Connection) -> ApiKeyReply:
+    def query(db: Connection) -> ApiKeyReply:
         key = keys.find_by_id(db, context.identity.key_id)
         tenant = keys.find_tenant(db, context.tenant_id)
         if key is None or tenant is None:
-            raise NotFoundError("there is no such key")
+            raise NotFoundError("the API key does not exist")
         email = tenant.name if "@" in tenant.name else ""
         details = {"org_details": {"name": tenant.name}, "user_details": {"email": email}}
         return ApiKeyReply(key_id=key.id, name=key.name, note=key.note or "", details=details)
 
-    return await read(services, work)
+    return await read(services, query)
 
 
 async def delete_api_key(services: Services, context: RequestContext[Any]) -> dict[str, Any]:
-    """Revoke the key that is used."""
+    """Revoke the caller's API key."""
     now = clock.now()
 
     await write(services, lambda db: keys.revoke(db, context.identity.key_id, now))
@@ -109,19 +109,19 @@ async def delete_api_key(services: Services, context: RequestContext[Any]) -> di
 async def create_session(
     services: Services, context: RequestContext[types.CreateSessionRequest]
 ) -> types.CreateSessionResponse:
-    """Open a session; a repeated request, known by its idempotency key, gets the same one."""
+    """Create a session; a request with the same idempotency key returns the same session."""
     session = _build_session(context)
-    repeat_key = context.idempotency_key
+    key = context.idempotency_key
 
-    def work(db: Connection) -> str:
-        if repeat_key:
-            before = idempotency.find_response(db, context.tenant_id, context.endpoint, repeat_key)
-            if before is not None:
-                return before
+    def transaction(db: Connection) -> str:
+        if key:
+            session_id = idempotency.find_response(db, context.tenant_id, context.endpoint, key)
+            if session_id is not None:
+                return session_id
         services.quotas.check_session(db, context.tenant_id, session.created_at)
-        if repeat_key:
+        if key:
             idempotency.save_response(
-                db, context.tenant_id, context.endpoint, repeat_key, session.id, session.created_at
+                db, context.tenant_id, context.endpoint, key, session.id, session.created_at
             )
         sessions.insert(db, session)
         record_event(
@@ -133,7 +133,7 @@ async def create_session(
         )
         return session.id
 
-    return types.CreateSessionResponse(session_id=await write(services, work))
+    return types.CreateSessionResponse(session_id=await write(services, transaction))
 
 
 def _build_session(context: RequestContext[types.CreateSessionRequest]) -> SessionRecord:
@@ -154,27 +154,27 @@ def _build_session(context: RequestContext[types.CreateSessionRequest]) -> Sessi
 async def heartbeat(
     services: Services, context: RequestContext[types.SessionHeartbeatRequest]
 ) -> types.SessionHeartbeatResponse:
-    """Note that a session's client is alive; 410 if it said that it was done."""
+    """Record a heartbeat of a session's client; 410 if the session has finished."""
     now = clock.now()
 
-    def work(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         session = require_session(db, context.tenant_id, context.request.session_id)
         if session.finished_at is not None:
             raise PromiseExpiredError(f"session {session.id!r} has finished; create a new one")
         sessions.touch(db, session.id, now)
 
-    await write(services, work)
+    await write(services, transaction)
     return types.SessionHeartbeatResponse()
 
 
 async def finish_session(
     services: Services, context: RequestContext[FinishSessionRequest]
 ) -> dict[str, Any]:
-    """Note how a session ended; the first reason stays."""
+    """Finish a session with a reason; the first reason is kept."""
     now = clock.now()
     request = context.request
 
-    def work(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         session = require_session(db, context.tenant_id, context.ids["session_id"])
         if session.finished_at is None:
             detail = request.detail and request.detail[:MAX_DETAIL_CHARS]
@@ -187,12 +187,12 @@ async def finish_session(
                 reason=request.reason.type,
             )
 
-    await write(services, work)
+    await write(services, transaction)
     return {}
 
 
 async def telemetry(services: Services, context: RequestContext[LenientTelemetry]) -> RawResponse:
-    """Count a batch of events and keep none: they may quote headers, and so secrets."""
+    """Count telemetry events; none are stored, because they may contain secrets."""
     for event in context.request.events:
         TELEMETRY_EVENTS.labels(event.event if event.event in _EVENT_TYPES else "other").inc()
     return _ACCEPTED_RESPONSE

@@ -1,4 +1,4 @@
-"""Sessions: lists, search, projects and traces."""
+"""Session endpoints: lists, search, projects and traces."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TRACE_NAME = "trace.json"
 async def list_sessions(
     services: Services, context: RequestContext[Any]
 ) -> types.ListSessionsResponse:
-    """A page of session ids, newest first."""
+    """List a page of session ids, newest first."""
     limit, offset = parse_page(context, DEFAULT_LIMIT)
-    found = await read(
+    session_ids = await read(
         services, lambda db: sessions.list_ids(db, context.tenant_id, limit=limit, offset=offset)
     )
-    return types.ListSessionsResponse(sessions=found)
+    return types.ListSessionsResponse(sessions=session_ids)
 
 
 async def get_session(services: Services, context: RequestContext[Any]) -> types.GetSessionResponse:
-    """What belongs to a session."""
+    """Return the runs and sampling sessions of a session."""
 
-    def look(db: Connection) -> types.GetSessionResponse:
+    def query(db: Connection) -> types.GetSessionResponse:
         session = require_session(db, context.tenant_id, context.ids["session_id"])
         return types.GetSessionResponse(
             training_run_ids=[run.id for run in runs.list_by_session(db, session.id)],
@@ -42,31 +42,31 @@ async def get_session(services: Services, context: RequestContext[Any]) -> types
             display_name=session.display_name,
         )
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 async def search_sessions(
     services: Services, context: RequestContext[types.SessionSearchRequest]
 ) -> types.SessionSearchResponse:
-    """A page of the caller's sessions that fit."""
+    """List a page of the caller's sessions that match a search."""
     identity = context.identity
-    found = await read(
+    page = await read(
         services,
         lambda db: sessions.search(db, identity.tenant_id, identity.urn, context.request),
     )
     return types.SessionSearchResponse(
-        sessions=[serialize_session(facts) for facts in found.sessions],
-        next_cursor=found.next_cursor,
+        sessions=[serialize_session(row) for row in page.sessions],
+        next_cursor=page.next_cursor,
     )
 
 
 async def assign_project(
     services: Services, context: RequestContext[AssignProjectRequest]
 ) -> RawResponse:
-    """Move a session to a project, with the checkpoints that it made."""
+    """Assign a session and its checkpoints to a project."""
     project_id = check_project(context.request.project_id)
 
-    def change(db: Connection) -> None:
+    def transaction(db: Connection) -> None:
         session = require_session(db, context.tenant_id, context.ids["session_id"])
         sessions.assign_project(db, session.id, project_id)
         record_event(
@@ -78,17 +78,17 @@ async def assign_project(
             previous_project_id=session.project_id,
         )
 
-    await write(services, change)
+    await write(services, transaction)
     return RawResponse()
 
 
 async def trace_export(services: Services, context: RequestContext[Any]) -> TraceExportReply:
-    """The link to a session's trace, which is written while it is fetched."""
+    """Return the signed URL of a session's trace, which is generated on download."""
     session_id = context.ids["session_id"]
     await read(services, lambda db: require_session(db, context.tenant_id, session_id))
     expires = int(clock.now() + services.config.url_seconds)
-    place = FileRef(FileArea.TRACE, session_id, TRACE_NAME)
-    url = sign_url(services.secret, context.base_url, place, expires)
+    file_ref = FileRef(FileArea.TRACE, session_id, TRACE_NAME)
+    url = sign_url(services.secret, context.base_url, file_ref, expires)
     return TraceExportReply(status="ready", url=url)
 
 

@@ -1,4 +1,4 @@
-"""Models in training: making one, passes, optimizer steps, and asking about one."""
+"""Training endpoints: create models, submit passes and optimizer steps, describe, unload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tinkex.store.records import NewJob
 async def create_model(
     services: Services, context: RequestContext[types.CreateModelRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise a new model; the same number in the same session is the same model."""
+    """Submit the creation of a model; idempotent for the same session and number."""
     request, tenant_id = context.request, context.tenant_id
     check_number("model_seq_id", request.model_seq_id)
     spec = spec_for_create(request)
@@ -61,15 +61,15 @@ async def create_model(
 async def forward_backward(
     services: Services, context: RequestContext[types.ForwardBackwardRequest | types.ForwardRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise a pass, with gradients or, if the message says so, without."""
-    # Protobuf has no missing number: an absent one arrives as 0.
+    """Submit a forward_backward pass, or a forward pass if the message requests it."""
+    # In protobuf, an absent number is decoded as 0.
     return await _submit_pass(services, context, context.request.seq_id or None)
 
 
 async def forward(
     services: Services, context: RequestContext[types.ForwardRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise a pass without gradients, as older clients ask for it."""
+    """Submit a forward pass, in the form of older clients."""
     return await _submit_pass(services, context, context.request.seq_id)
 
 
@@ -80,16 +80,16 @@ async def _submit_pass(
 ) -> types.UntypedAPIFuture:
     request, model_id = context.request, context.request.model_id
     if isinstance(request, types.ForwardRequest):
-        kind, work = JobKind.FORWARD, request.forward_input
+        kind, batch = JobKind.FORWARD, request.forward_input
     else:
-        kind, work = JobKind.FORWARD_BACKWARD, request.forward_backward_input
+        kind, batch = JobKind.FORWARD_BACKWARD, request.forward_backward_input
 
     def find(db: Connection) -> str:
         return require_trainable_run(db, context.tenant_id, model_id).base_model
 
     model = await find_base_model(services, (context.tenant_id, model_id), find)
     try:
-        num_tokens = await check_pass(services, work, model)
+        num_tokens = await check_pass(services, batch, model)
     except InvalidInput:
         await skip_sequence_number(services, context, kind, model_id, seq_id)
         raise
@@ -99,7 +99,7 @@ async def _submit_pass(
 async def optim_step(
     services: Services, context: RequestContext[types.OptimStepRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise an optimizer step."""
+    """Submit an optimizer step."""
     request = context.request
     return await submit_operation(
         services, context, JobKind.OPTIM_STEP, request.model_id, request.seq_id
@@ -109,7 +109,7 @@ async def optim_step(
 async def create_custom_loss(
     services: Services, context: RequestContext[types.CreateCustomLossRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise to keep a loss for a session."""
+    """Submit a custom loss of a session."""
     request, tenant_id = context.request, context.tenant_id
     check_number("custom_loss_seq_id", request.custom_loss_seq_id)
 
@@ -132,7 +132,7 @@ async def get_info(
 ) -> types.GetInfoResponse:
     """Describe a model."""
 
-    def look(db: Connection) -> types.GetInfoResponse:
+    def query(db: Connection) -> types.GetInfoResponse:
         run = require_run(db, context.tenant_id, context.request.model_id)
         base = find_model(list_served_models(db), run.base_model)
         name = run.base_model
@@ -150,13 +150,13 @@ async def get_info(
             model_name=name,
         )
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 async def unload_model(
     services: Services, context: RequestContext[types.UnloadModelRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise to forget a model's live state, after what was promised before."""
+    """Submit the unloading of a model, after its earlier operations."""
     return await submit_operation(
         services, context, JobKind.UNLOAD_MODEL, context.request.model_id, None
     )

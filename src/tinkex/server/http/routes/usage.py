@@ -1,4 +1,4 @@
-"""What was used, hour by hour, as events in the words of the API."""
+"""Usage endpoints: hourly usage and storage, quotas and the audit log."""
 
 from __future__ import annotations
 
@@ -33,21 +33,19 @@ _EVENT_BUILDERS: Mapping[str, Callable[[int], Any]] = {
 
 
 class HourRange(NamedTuple):
-    """From one full hour to another, in seconds since 1970."""
+    """A range of full hours, in seconds since 1970."""
 
     start: float
     end: float
 
 
 def parse_hour_range(starting_on: str | None, ending_before: str | None) -> HourRange:
-    """The span that a request asks for: full hours, at most 14 days."""
-    start, end = (
-        _parse_hour("starting_on", starting_on),
-        _parse_hour("ending_before", ending_before),
-    )
+    """Parse the range of a request: full hours, at most 14 days."""
+    start = _parse_hour("starting_on", starting_on)
+    end = _parse_hour("ending_before", ending_before)
     if not timedelta(0) < end - start <= MAX_RANGE:
         raise UnprocessableEntityError(
-            f"{starting_on} to {ending_before} is no span of up to {MAX_RANGE.days} days"
+            f"the range is {starting_on} to {ending_before}; expected up to {MAX_RANGE.days} days"
         )
     return HourRange(start.timestamp(), end.timestamp())
 
@@ -63,7 +61,7 @@ def _parse_hour(name: str, text: str | None) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class UsageItem:
-    """Something that was used in one hour, by one session, of one base model."""
+    """The usage of one kind in one hour, by one session, of one base model."""
 
     hour: int
     session_id: str
@@ -72,7 +70,7 @@ class UsageItem:
 
 
 def sum_usage(rows: Iterable[UsageRecord]) -> dict[tuple[int, str, str, str], UsageItem]:
-    """What was counted, with the runs of a session added up."""
+    """Sum usage records over the runs of each session."""
     amounts: dict[tuple[int, str, str, str], int] = {}
     for row in rows:
         if row.kind in _EVENT_BUILDERS:
@@ -87,13 +85,13 @@ def sum_usage(rows: Iterable[UsageRecord]) -> dict[tuple[int, str, str, str], Us
 def sum_storage(
     stored_checkpoints: Iterable[CheckpointRecord], hours: HourRange, now: float
 ) -> Iterator[UsageItem]:
-    """What checkpoints took that are still there, in gigabyte hours."""
+    """The storage of checkpoints that still exist, in gigabyte hours."""
     totals: dict[tuple[int, str, str], float] = {}
     for checkpoint in stored_checkpoints:
-        end = checkpoint.expires_at
-        until = min(hours.end, now, now if end is None else end)
+        expires_at = checkpoint.expires_at
+        end = min(hours.end, now, now if expires_at is None else expires_at)
         start = max(hours.start, checkpoint.created_at)
-        for hour, share in _hour_shares(start, until):
+        for hour, share in _hour_shares(start, end):
             key = (hour, checkpoint.session_id, checkpoint.base_model)
             totals[key] = totals.get(key, 0.0) + share * checkpoint.size_bytes / GIGABYTE
     for key, amount in totals.items():
@@ -101,7 +99,7 @@ def sum_storage(
 
 
 def _hour_shares(start: float, end: float) -> Iterator[tuple[int, float]]:
-    """The hours between two moments, and how much of each lies between them."""
+    """Yield the hours that overlap a time range, and the fraction of each that does."""
     hour = int(start // HOUR_SECONDS)
     while start < end and hour * HOUR_SECONDS < end:
         begin, stop = hour * HOUR_SECONDS, (hour + 1) * HOUR_SECONDS
@@ -112,7 +110,7 @@ def _hour_shares(start: float, end: float) -> Iterator[tuple[int, float]]:
 def serialize_usage(
     item: UsageItem, tenant_id: str, project_id: str | None
 ) -> types.BillingUsageEvent:
-    """One event; nothing costs anything here, so no price is named."""
+    """Convert usage to a billing event without a price."""
     return types.BillingUsageEvent(
         bucket_start=to_datetime(item.hour * HOUR_SECONDS),
         bucket_end=to_datetime((item.hour + 1) * HOUR_SECONDS),
@@ -124,7 +122,7 @@ def serialize_usage(
     )
 
 
-#: Events of the audit log by the filter that shows them.
+#: Events of the audit log by filter.
 EVENTS_BY_FILTER: dict[str, tuple[str, ...]] = {
     "checkpoints": (
         "checkpoint_saved",
@@ -146,13 +144,13 @@ _PAGE_SIZE = 1000
 
 
 async def audit_log(services: Services, context: RequestContext[Any]) -> types.AuditLogResponse:
-    """What the caller's tenant did on one day, in order; today unless another is named."""
-    day = context.query.get("day")
-    asked = date.fromisoformat(day) if day else datetime.fromtimestamp(clock.now(), UTC).date()
-    start = datetime.combine(asked, datetime.min.time(), UTC).timestamp()
+    """List the audit log of one day, by default today, oldest first."""
+    text = context.query.get("day")
+    day = date.fromisoformat(text) if text else datetime.fromtimestamp(clock.now(), UTC).date()
+    start = datetime.combine(day, datetime.min.time(), UTC).timestamp()
     events = EVENTS_BY_FILTER.get(context.query.get("event_type", "all"))
 
-    def look(db: Connection) -> list[AuditRecord]:
+    def query(db: Connection) -> list[AuditRecord]:
         return accounting.list_audit(
             db,
             context.tenant_id,
@@ -162,9 +160,9 @@ async def audit_log(services: Services, context: RequestContext[Any]) -> types.A
             limit=MAX_ENTRIES,
         )
 
-    found = await read(services, look)
+    newest_first = await read(services, query)
     return types.AuditLogResponse(
-        entries=[_serialize_audit_entry(entry) for entry in reversed(found)]
+        entries=[_serialize_audit_entry(entry) for entry in reversed(newest_first)]
     )
 
 
@@ -181,22 +179,22 @@ def _serialize_audit_entry(entry: AuditRecord) -> types.AuditLogEntry:
 async def billing_usage(
     services: Services, context: RequestContext[Any]
 ) -> types.BillingUsageResponse:
-    """What the caller used, by the hour, and what its checkpoints took."""
-    span = parse_hour_range(context.query.get("starting_on"), context.query.get("ending_before"))
+    """Return the caller's hourly usage of tokens and checkpoint storage."""
+    hours = parse_hour_range(context.query.get("starting_on"), context.query.get("ending_before"))
     tenant_id = context.tenant_id
 
-    def look(db: Connection) -> types.BillingUsageResponse:
-        rows = accounting.list_usage(db, tenant_id, span.start, span.end)
-        stored = sum_storage(_list_checkpoints(db, tenant_id), span, clock.now())
-        uses = sorted(
-            (*sum_usage(rows).values(), *stored), key=lambda use: (use.hour, use.session_id)
+    def query(db: Connection) -> types.BillingUsageResponse:
+        rows = accounting.list_usage(db, tenant_id, hours.start, hours.end)
+        storage = sum_storage(_list_checkpoints(db, tenant_id), hours, clock.now())
+        items = sorted(
+            (*sum_usage(rows).values(), *storage), key=lambda item: (item.hour, item.session_id)
         )
-        known = _find_sessions(db, tenant_id, {use.session_id for use in uses})
+        known = _find_sessions(db, tenant_id, {item.session_id for item in items})
         events = [
-            serialize_usage(use, tenant_id, known[use.session_id].project_id)
-            if use.session_id in known
-            else serialize_usage(use, tenant_id, None)
-            for use in uses
+            serialize_usage(item, tenant_id, known[item.session_id].project_id)
+            if item.session_id in known
+            else serialize_usage(item, tenant_id, None)
+            for item in items
         ]
         return types.BillingUsageResponse(
             data=events,
@@ -208,20 +206,20 @@ async def billing_usage(
             },
         )
 
-    return await read(services, look)
+    return await read(services, query)
 
 
 def _list_checkpoints(db: Connection, tenant_id: str) -> list[CheckpointRecord]:
-    """All checkpoints of a tenant that are still there."""
+    """All existing checkpoints of a tenant."""
     now = clock.now()
-    found: list[CheckpointRecord] = []
+    records: list[CheckpointRecord] = []
     while True:
         page, total = checkpoints.list_page(
-            db, tenant_id, limit=_PAGE_SIZE, offset=len(found), now=now
+            db, tenant_id, limit=_PAGE_SIZE, offset=len(records), now=now
         )
-        found += page
-        if not page or len(found) >= total:
-            return found
+        records += page
+        if not page or len(records) >= total:
+            return records
 
 
 def _find_sessions(
@@ -238,9 +236,9 @@ def _find_sessions(
 async def storage_usage(
     services: Services, context: RequestContext[Any]
 ) -> types.CurrentCheckpointStorageUsageResponse:
-    """What the caller's checkpoints take now, by project."""
+    """Return the current checkpoint storage of the caller, by project."""
     project_id = context.query.get("project_id")
-    found = await read(
+    rows = await read(
         services,
         lambda db: checkpoints.storage_by_project(db, context.tenant_id, project_id, clock.now()),
     )
@@ -252,18 +250,18 @@ async def storage_usage(
             size_bytes=row.num_bytes,
             size_gigabytes=row.num_bytes / GIGABYTE,
         )
-        for row in found
+        for row in rows
     ]
     return types.CurrentCheckpointStorageUsageResponse(data=items)
 
 
 async def get_quotas(services: Services, context: RequestContext[Any]) -> QuotaUsageResponse:
-    """What the caller's tenant may have, and what it has."""
-    found = await read(
+    """Return the quotas of the caller's tenant and their use."""
+    uses = await read(
         services, lambda db: services.quotas.list_usage(db, context.tenant_id, clock.now())
     )
     return QuotaUsageResponse(
-        quotas=[QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in found]
+        quotas=[QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in uses]
     )
 
 

@@ -1,4 +1,4 @@
-"""Saving, loading and copying weights."""
+"""Weights endpoints: save, load, describe and copy checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _SEGMENT_BY_KIND = {
 async def save_weights(
     services: Services, context: RequestContext[types.SaveWeightsRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise a training checkpoint: weights and the optimizer's memory."""
+    """Submit a save of a training checkpoint: weights and optimizer state."""
     request = context.request
     return await _submit_save(services, context, JobKind.SAVE_WEIGHTS, request.path)
 
@@ -66,7 +66,7 @@ async def save_weights(
 async def save_weights_for_sampler(
     services: Services, context: RequestContext[types.SaveWeightsForSamplerRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise weights to sample from: named, or for one new sampling session."""
+    """Submit a save of sampler weights: named, or for one new sampling session."""
     request = context.request
     check_number("sampling_session_seq_id", request.sampling_session_seq_id)
     if request.path is None and request.sampling_session_seq_id is None:
@@ -79,7 +79,7 @@ async def save_weights_for_sampler(
 async def save_weights_external(
     services: Services, context: RequestContext[types.SaveWeightsExternalRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise weights in files that other tools read."""
+    """Submit a save of weights in a format for other tools."""
     return await _submit_save(
         services, context, JobKind.SAVE_WEIGHTS_EXTERNAL, context.request.path
     )
@@ -93,15 +93,15 @@ async def _submit_save(
     check_ttl(context.request.ttl_seconds)
     model_id, seq_id = context.request.model_id, context.request.seq_id
     is_unnamed = kind == JobKind.SAVE_WEIGHTS_FOR_SAMPLER and name is None
-    # A checkpoint without a name gets one of its own, so any that is not in use stands for it.
+    # Without a name the worker generates a new one, so the quota check needs no path.
     path = None if is_unnamed else TinkerPath(model_id, _SEGMENT_BY_KIND[kind], name or "")
 
-    def admit(db: Connection) -> None:
+    def check_quota(db: Connection) -> None:
         services.quotas.check_checkpoint(db, context.tenant_id, path)
 
     try:
         return await submit_operation(
-            services, context, kind, model_id, seq_id, extra_prepare=admit
+            services, context, kind, model_id, seq_id, extra_prepare=check_quota
         )
     except QuotaExceeded:
         # The model's next operation must not wait for this one.
@@ -113,7 +113,7 @@ async def _submit_save(
 async def load_weights(
     services: Services, context: RequestContext[types.LoadWeightsRequest]
 ) -> types.UntypedAPIFuture:
-    """Promise to load weights into a model, or into one that is made for them."""
+    """Submit a load of weights into a model, or into a new one."""
     request = context.request
     if request.model_id is None:
         return await _submit_create_from_checkpoint(services, context)
@@ -139,15 +139,13 @@ async def _submit_create_from_checkpoint(
         raise UnprocessableEntityError(
             "load_weights needs model_id, or session_id and model_seq_id"
         )
-    key, run_id = (
-        job_key("model", tenant_id, session_id, number),
-        build_model_id(session_id, number),
-    )
+    key = job_key("model", tenant_id, session_id, number)
+    run_id = build_model_id(session_id, number)
     source = await _find_source(services, context, key)
 
     def prepare(db: Connection) -> None:
         session = require_open_session(db, tenant_id, session_id)
-        assert source is not None  # None only if the promise was made before
+        assert source is not None  # None only for a repeated request, which is not prepared
         spec = spec_for_load(request, source)
         require_trainable_model(db, spec.base_model)
         insert_run(db, session, run_id, spec, request.user_metadata)
@@ -169,18 +167,18 @@ async def _submit_create_from_checkpoint(
 async def _find_source(
     services: Services, context: RequestContext[types.LoadWeightsRequest], key: str | None
 ) -> CheckpointRecord | None:
-    """The checkpoint to load; None if the promise was made before, when it need not be there."""
+    """The checkpoint to load; None for a repeated request, whose checkpoint may be deleted."""
     path = parse_tinker_path(context.request.path)
     readers = await resolve_readers(services, context, context.request.weights_access_token)
 
-    def look(db: Connection) -> CheckpointRecord | None:
+    def query(db: Connection) -> CheckpointRecord | None:
         if key is not None and jobs.find_by_key(db, key) is not None:
             return None
         return require_readable_checkpoint(db, readers, path, clock.now())
 
-    source = await read(services, look)
+    source = await read(services, query)
     if source is not None and source.segment != "weights":
-        raise BadRequestError(f"{path} is no training checkpoint and cannot be loaded")
+        raise BadRequestError(f"{path} is not a training checkpoint and cannot be loaded")
     return source
 
 
@@ -203,11 +201,11 @@ def _record_load(
         )
 
 
-# --- asking and copying ----------------------------------------------------------------------
+# --- info and copies -------------------------------------------------------------------------
 async def weights_info(
     services: Services, context: RequestContext[WeightsInfoRequest]
 ) -> types.WeightsInfoResponse:
-    """Say what one must know to load a checkpoint."""
+    """Return the base model, LoRA settings and optimizer of a checkpoint."""
     path = parse_tinker_path(context.request.tinker_path)
     readers = await resolve_readers(services, context)
     source = await read(
@@ -228,28 +226,29 @@ async def weights_info(
 async def copy_weights(
     services: Services, context: RequestContext[types.CopyWeightsRequest]
 ) -> types.CopyWeightsResponse:
-    """Copy a checkpoint for the caller; the same idempotency key makes it happen once."""
+    """Copy a checkpoint to the caller; idempotent for the same idempotency key."""
     request, tenant_id = context.request, context.tenant_id
     check_ttl(request.ttl_seconds)
     check_number("model_seq_id", request.model_seq_id)
     path = parse_tinker_path(request.source_path)
     readers = await resolve_readers(services, context, request.weights_access_token)
 
-    def look(db: Connection) -> str | CheckpointRecord:
-        before = _find_repeated_reply(db, context)
-        if before is not None:
-            return before
-        # Before any file is touched: this may be refused.
+    def query(db: Connection) -> str | CheckpointRecord:
+        repeated = _find_repeated_reply(db, context)
+        if repeated is not None:
+            return repeated
+        # Checked before any file is copied.
         resolve_destination(db, tenant_id, request)
         source = require_readable_checkpoint(db, readers, path, clock.now())
-        copied = path._replace(run_id="")
-        services.quotas.check_checkpoint(db, tenant_id, copied, source.size_bytes)
+        target_path = path._replace(run_id="")
+        services.quotas.check_checkpoint(db, tenant_id, target_path, source.size_bytes)
         return source
 
-    found = await read(services, look)
-    if isinstance(found, str):
-        return types.CopyWeightsResponse(tinker_path=found)
-    return types.CopyWeightsResponse(tinker_path=await _copy_checkpoint(services, context, found))
+    reply_or_source = await read(services, query)
+    if isinstance(reply_or_source, str):
+        return types.CopyWeightsResponse(tinker_path=reply_or_source)
+    copy_path = await _copy_checkpoint(services, context, reply_or_source)
+    return types.CopyWeightsResponse(tinker_path=copy_path)
 
 
 async def _copy_checkpoint(
@@ -263,20 +262,20 @@ async def _copy_checkpoint(
         )
         await asyncio.to_thread(copy_files, home.checkpoint_directory(source.id), target)
     except CheckpointError:
-        # If it was deleted meanwhile, that is the answer.
+        # If the checkpoint was deleted in the meantime, report that instead.
         await read(
             services, lambda db: require_checkpoint(db, source.tenant_id, source.path, clock.now())
         )
         raise
 
-    def enter(db: Connection) -> tuple[str, bool]:
-        before = _find_repeated_reply(db, context)
-        if before is not None:
-            return before, False
-        place = resolve_destination(db, context.tenant_id, context.request)
-        target_path = source.path._replace(run_id=place.run_id)
+    def transaction(db: Connection) -> tuple[str, bool]:
+        repeated = _find_repeated_reply(db, context)
+        if repeated is not None:
+            return repeated, False
+        destination = resolve_destination(db, context.tenant_id, context.request)
+        target_path = source.path._replace(run_id=destination.run_id)
         services.quotas.check_checkpoint(db, context.tenant_id, target_path, source.size_bytes)
-        copy = insert_copy(db, source, copy_id, place, context.request.ttl_seconds)
+        copy = insert_copy(db, source, copy_id, destination, context.request.ttl_seconds)
         record_checkpoint_event(
             db, context.identity, "checkpoint_copied", copy, source=str(source.path)
         )
@@ -284,14 +283,14 @@ async def _copy_checkpoint(
         return str(copy.path), True
 
     try:
-        path, is_entered = await write(services, enter)
+        path, is_inserted = await write(services, transaction)
     except (asyncio.CancelledError, StoreError):
-        # Perhaps it was entered all the same; files that nothing refers to are removed in time.
+        # The record may have been inserted; housekeeping removes files without a record.
         raise
     except TinkexError:
         await asyncio.to_thread(remove_directory, target)
         raise
-    if not is_entered:
+    if not is_inserted:
         await asyncio.to_thread(remove_directory, target)
     return path
 

@@ -175,7 +175,7 @@ def test_a_result_that_was_dropped_is_410(harness: ServerHarness) -> None:
     answer = retrieve(harness, job)
 
     assert answer.status_code == 410
-    assert "submit the work again" in answer.json()["error"]
+    assert "submit the request again" in answer.json()["error"]
 
 
 # --- waiting -------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_another_tenants_samples_are_nobodys_news(harness: ServerHarness, is_for
     answer = _completions(harness)
 
     assert answer.status_code == 404
-    assert answer.json()["error"] == f"there is no sampling session {SAMPLER_ID!r}"
+    assert answer.json()["error"] == f"sampling session {SAMPLER_ID!r} does not exist"
 
 
 @pytest.mark.parametrize(

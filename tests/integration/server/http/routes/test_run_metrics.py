@@ -152,7 +152,7 @@ def test_others_do_not_see_it(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 1)
     foreign, missing = send_request(harness, run_id, key=OTHER_KEY), send_request(harness, "nosuch")
     assert foreign.status_code == missing.status_code == 404
-    assert foreign.json()["error"] == f"there is no training run {run_id!r}"
+    assert foreign.json()["error"] == f"training run {run_id!r} does not exist"
 
 
 def test_a_run_is_listed_with_name_state_step_and_newest_metrics(

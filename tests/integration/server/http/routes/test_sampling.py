@@ -77,7 +77,11 @@ def test_a_sampler_of_a_base_model_has_no_path(harness: ServerHarness) -> None:
         ({}, 422, "needs base_model or model_path"),
         ({"base_model": "other"}, 400, f"'other' cannot be sampled here; there is: {BASE_MODEL}"),
         ({"model_path": "x"}, 422, "Invalid tinker path"),
-        ({"model_path": "tinker://x/weights/y"}, 404, "there is no checkpoint"),
+        (
+            {"model_path": "tinker://x/weights/y"},
+            404,
+            "checkpoint 'tinker://x/weights/y' does not exist",
+        ),
         ({"base_model": BASE_MODEL, "sampling_session_seq_id": -1}, 422, "expected 0 to"),
     ],
 )

@@ -151,7 +151,7 @@ def test_another_tenants_session_is_no_session(harness: ServerHarness, is_foreig
 
     for answer in (beat, end):
         assert answer.status_code == 404
-        assert answer.json()["error"] == f"there is no session {session_id!r}"
+        assert answer.json()["error"] == f"session {session_id!r} does not exist"
 
 
 @pytest.mark.parametrize(

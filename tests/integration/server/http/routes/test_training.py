@@ -115,7 +115,7 @@ def test_create_model_for_existing_run_without_job_is_rejected(harness: ServerHa
     answer = create_model(harness, other)
 
     assert answer.status_code == 400
-    assert "exists already" in answer.json()["error"]
+    assert "already exists" in answer.json()["error"]
 
 
 def _renamed(run: Any, run_id: str, session_id: str) -> Any:
@@ -132,8 +132,8 @@ def _renamed(run: Any, run_id: str, session_id: str) -> Any:
         ({"lora_config": {"rank": 1, "seed": 2**63}}, 422, "lora_config.seed"),
         ({"model_seq_id": -1}, 422, "model_seq_id is -1"),
         ({"model_seq_id": 2**63}, 422, "model_seq_id"),
-        ({"optimizer_config": {"type": "sgd"}}, 400, "'sgd' is not known here"),
-        ({"session_id": "nobody's"}, 404, 'there is no session "nobody\'s"'),
+        ({"optimizer_config": {"type": "sgd"}}, 400, "unknown optimizer 'sgd'"),
+        ({"session_id": "nobody's"}, 404, 'session "nobody\'s" does not exist'),
         ({"session_id": "a/b"}, 422, "Invalid session id"),
         ({"user_metadata": {"x": "y" * 70_000}}, 422, "user_metadata has"),
     ],
@@ -256,7 +256,7 @@ def test_a_pass_of_too_many_tokens_is_refused_with_the_numbers(tmp_path: Path) -
         answer = send_pass(harness, proto_pass(run_id, 2, [datum([1] * 7)] * 3))
     assert fits.status_code == 200
     assert answer.status_code == 422
-    assert "has 21 tokens, and this server takes at most 20" in answer.json()["error"]
+    assert "has 21 tokens; the limit of one training request is 20" in answer.json()["error"]
 
 
 def test_a_repeated_operation_gets_the_same_promise(harness: ServerHarness) -> None:
@@ -304,8 +304,11 @@ def test_an_operation_notes_that_the_model_was_used(harness: ServerHarness) -> N
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (RunState.UNLOADED, "was unloaded; make a model from one of its checkpoints"),
-        (RunState.FAILED, "could not be made"),
+        (
+            RunState.UNLOADED,
+            "was unloaded; to continue, create a model from one of its",
+        ),
+        (RunState.FAILED, "could not be created"),
         (RunState.CORRUPTED, "has lost its state"),
     ],
 )
@@ -395,7 +398,7 @@ def test_other_tenants_model_returns_404_for_used_and_unused_seq_ids(
 
     for answer in answers:
         assert answer.status_code == 404
-        assert answer.json()["error"] == f"there is no model {run_id!r}"
+        assert answer.json()["error"] == f"model {run_id!r} does not exist"
 
 
 def test_operation_up_to_forgotten_seq_returns_410(harness: ServerHarness) -> None:
@@ -408,4 +411,4 @@ def test_operation_up_to_forgotten_seq_returns_410(harness: ServerHarness) -> No
     )
 
     assert (old.status_code, new.status_code) == (410, 200)
-    assert "not done again" in old.json()["error"]
+    assert "not run again" in old.json()["error"]

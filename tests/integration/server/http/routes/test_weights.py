@@ -161,7 +161,7 @@ def test_load_without_optimizer_state_uses_requested_optimizer(harness: ServerHa
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
-        ({"path": "tinker://x/weights/y"}, 404, "there is no checkpoint 'tinker://x/weights/y'"),
+        ({"path": "tinker://x/weights/y"}, 404, "checkpoint 'tinker://x/weights/y' does not exist"),
         ({"path": "nowhere"}, 422, "Invalid tinker path"),
         ({"model_seq_id": None}, 422, "needs model_id, or session_id and model_seq_id"),
         ({"session_id": None}, 422, "needs model_id, or session_id and model_seq_id"),
@@ -189,7 +189,7 @@ def test_weights_to_sample_from_cannot_be_trained_on(harness: ServerHarness) -> 
     answer = load(harness, model_id=run_id, seq_id=1, path=path)
 
     assert answer.status_code == 400
-    assert "is no training checkpoint" in answer.json()["error"]
+    assert "is not a training checkpoint" in answer.json()["error"]
 
 
 # --- reading what others own ---------------------------------------------------------------------
