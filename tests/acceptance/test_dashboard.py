@@ -125,7 +125,7 @@ def is_marked(page: Page) -> bool:
     return bool(page.evaluate("window.mark === 'still here'"))
 
 
-def test_the_snippet_of_the_empty_page_makes_a_run_appear_by_itself(
+def test_first_steps_snippet_creates_run(
     server: Server, context: BrowserContext, complaints: list[str], tmp_path: Path
 ) -> None:
     page = context.new_page()
@@ -146,7 +146,7 @@ def test_the_snippet_of_the_empty_page_makes_a_run_appear_by_itself(
     assert complaints == []
 
 
-def test_a_curve_grows_while_one_looks(
+def test_curve_updates_live(
     server: Server, train: Train, context: BrowserContext, complaints: list[str]
 ) -> None:
     training = train(3)
@@ -172,7 +172,7 @@ def _ends_at(step: int) -> re.Pattern[str]:
     return re.compile(rf" at step {step}$")
 
 
-def test_a_hostile_name_is_text_and_nothing_runs(
+def test_hostile_name_is_escaped(
     server: Server, train: Train, context: BrowserContext, complaints: list[str]
 ) -> None:
     train(1, HOSTILE)
@@ -187,7 +187,7 @@ def test_a_hostile_name_is_text_and_nothing_runs(
     assert complaints == []
 
 
-def test_from_elsewhere_a_key_is_asked_for(server: Server, chromium: Browser) -> None:
+def test_remote_visitor_logs_in(server: Server, chromium: Browser) -> None:
     # What a proxy in front of the server would add.
     with chromium.new_context(extra_http_headers={"X-Forwarded-For": "203.0.113.5"}) as context:
         context.set_default_timeout(PATIENCE_MS)
@@ -206,7 +206,7 @@ def test_from_elsewhere_a_key_is_asked_for(server: Server, chromium: Browser) ->
         expect(page.get_by_label("API key")).to_be_visible()
 
 
-def test_a_page_works_without_scripts_and_on_a_phone(
+def test_page_without_javascript_and_on_small_screen(
     server: Server, train: Train, chromium: Browser
 ) -> None:
     train(2, "a name that is long enough to need more than one line on a small screen")
@@ -231,9 +231,7 @@ def page_of_run(server: Server, page: Page) -> str:
     return found
 
 
-def test_a_page_says_when_the_server_does_not_answer(
-    server: Server, context: BrowserContext
-) -> None:
+def test_page_shows_lost_connection(server: Server, context: BrowserContext) -> None:
     page = context.new_page()
     page.goto(server.url)
     state = page.get_by_role("status")

@@ -152,14 +152,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_training_loop_survives_kills_with_the_same_numbers(
+def test_training_results_are_identical_after_kills(
     tmp_path: Path, undisturbed: list[Any], seed: int
 ) -> None:
     with serve(tmp_path / "home") as server:
         assert train_among_kills(server, random.Random(seed), NUM_KILLS) == undisturbed
 
 
-def test_postgresql_and_several_api_processes_make_no_difference(
+def test_training_after_kills_on_postgresql_with_several_api_processes(
     tmp_path: Path, undisturbed: list[Any], postgres: PostgresServer
 ) -> None:
     url = postgres.create_database()

@@ -37,7 +37,7 @@ def status_of_key(url: str, key: str) -> int:
 # --- about a server -----------------------------------------------------------------------------
 
 
-def test_without_a_server_every_command_says_so(at_home: Path) -> None:
+def test_commands_report_missing_server(at_home: Path) -> None:
     status = run_tinkex("serve", "status")
     assert status.returncode == 1
     assert "stopped" in status.stdout
@@ -53,7 +53,7 @@ def test_without_a_server_every_command_says_so(at_home: Path) -> None:
     assert not at_home.exists()
 
 
-def test_a_server_is_described_and_stopped(serve: Serve, home: Path) -> None:
+def test_status_and_stop(serve: Serve, home: Path) -> None:
     serve_process = serve(home)
     url = serve_process.ready()
     as_json = run_tinkex("serve", "status", "--json", "--home", str(home))
@@ -73,7 +73,7 @@ def test_a_server_is_described_and_stopped(serve: Serve, home: Path) -> None:
     assert find_lock_holder(serve_process.home) is None
 
 
-def test_a_busy_server_is_stopped_by_force(serve: Serve, home: Path) -> None:
+def test_force_stop_of_busy_server(serve: Serve, home: Path) -> None:
     slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
     serve_process = serve(home, env=slow)
     submit_slow_job(serve_process, serve_process.ready())
@@ -82,7 +82,7 @@ def test_a_busy_server_is_stopped_by_force(serve: Serve, home: Path) -> None:
     assert serve_process.ended() == 0
 
 
-def test_a_log_is_shown_and_followed(at_home: Path) -> None:
+def test_logs_are_shown_and_followed(at_home: Path) -> None:
     log = at_home / "logs" / "server.log"
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {number}\n" for number in range(9)))
@@ -105,7 +105,7 @@ def test_a_log_is_shown_and_followed(at_home: Path) -> None:
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def test_keys_are_made_listed_and_revoked_without_a_server(at_home: Path) -> None:
+def test_key_commands_work_without_server(at_home: Path) -> None:
     made = run_tinkex("key", "create", "--tenant", "ann", "--name", "laptop", "--note", "hers")
     assert made.returncode == 0
     secret = made.stdout.strip()
@@ -129,7 +129,7 @@ def test_keys_are_made_listed_and_revoked_without_a_server(at_home: Path) -> Non
     assert secret not in run_tinkex("key", "list", "--json").stdout
 
 
-def test_keys_of_a_running_server_count_at_once(serve: Serve, at_home: Path) -> None:
+def test_key_changes_apply_to_running_server(serve: Serve, at_home: Path) -> None:
     serve_process = serve(at_home)
     url = serve_process.ready()
     made = json.loads(run_tinkex("key", "create", "--tenant", "bob", "--json").stdout)
@@ -141,7 +141,7 @@ def test_keys_of_a_running_server_count_at_once(serve: Serve, at_home: Path) -> 
 
 @pytest.mark.parametrize("option", ["--tenant", "--name"])
 @pytest.mark.parametrize("text", ["", " x", "a\nb", "x" * 201])
-def test_names_that_nobody_could_read_are_refused(at_home: Path, option: str, text: str) -> None:
+def test_unprintable_names_are_rejected(at_home: Path, option: str, text: str) -> None:
     from click.testing import CliRunner
 
     from tinkex.cli.main import main

@@ -64,7 +64,7 @@ def train(**options: str) -> float:
     return (metrics or {})["step"]
 
 
-def test_a_client_with_nothing_configured_trains_and_the_next_one_finds_the_same_server(
+def test_clients_without_configuration_share_local_server(
     local_home: Home,
 ) -> None:
     assert train() == 1.0
@@ -80,7 +80,7 @@ def test_a_client_with_nothing_configured_trains_and_the_next_one_finds_the_same
     assert "Traceback" not in logs.stdout
 
 
-def test_a_server_that_was_stopped_is_started_again_and_waiting_clients_go_on(
+def test_stopped_local_server_is_restarted_and_clients_continue(
     local_home: Home,
 ) -> None:
     # A port that nobody else gets while no server has it.
@@ -99,7 +99,7 @@ def test_a_server_that_was_stopped_is_started_again_and_waiting_clients_go_on(
     assert pid_of(local_home) != first
 
 
-def test_ten_processes_at_once_start_one_server(local_home: Home) -> None:
+def test_concurrent_clients_start_one_server(local_home: Home) -> None:
     started = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", PROBE],
@@ -116,7 +116,7 @@ def test_ten_processes_at_once_start_one_server(local_home: Home) -> None:
     assert "already" not in local_home.log_file.read_text()
 
 
-def test_a_server_that_a_person_started_is_used(serve: Serve, local_home: Home) -> None:
+def test_manually_started_server_is_used(serve: Serve, local_home: Home) -> None:
     serve_process = serve(local_home.root)
     url = serve_process.ready()
     assert children_of(serve_process.pid).keys() == {"api_process", "worker_process"}
@@ -126,9 +126,7 @@ def test_a_server_that_a_person_started_is_used(serve: Serve, local_home: Home) 
     assert not local_home.log_file.exists()
 
 
-def test_a_server_that_is_being_started_by_a_person_is_waited_for(
-    serve: Serve, local_home: Home
-) -> None:
+def test_client_waits_for_manually_started_server(serve: Serve, local_home: Home) -> None:
     serve_process = serve(local_home.root)
     # It has the home already, and does not answer yet.
     eventually(
@@ -140,7 +138,7 @@ def test_a_server_that_is_being_started_by_a_person_is_waited_for(
         assert service.config.base_url == serve_process.ready()
 
 
-def test_a_server_outlives_the_client_that_started_it(local_home: Home) -> None:
+def test_local_server_outlives_its_client(local_home: Home) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
     )
@@ -154,7 +152,7 @@ def test_a_server_outlives_the_client_that_started_it(local_home: Home) -> None:
     eventually(lambda: not is_process_alive(pid))
 
 
-def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home) -> None:
+def test_failed_start_shows_end_of_server_log(local_home: Home) -> None:
     local_home.create()
     local_home.config_file.write_text("prot = 8000\n")
     with pytest.raises(ConfigError, match=r"ended with exit code 1; end of its log:") as refused:
@@ -167,7 +165,7 @@ def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home)
     assert "prot" not in str(refused.value)
 
 
-def test_a_stale_state_file_misleads_nobody(local_home: Home) -> None:
+def test_stale_state_file_is_ignored(local_home: Home) -> None:
     local_home.create()
     stale = {"pid": os.getpid(), "url": "http://127.0.0.1:1", "version": "0", "started_at": 1.0}
     local_home.state_file.write_text(json.dumps(stale))
@@ -176,15 +174,13 @@ def test_a_stale_state_file_misleads_nobody(local_home: Home) -> None:
         assert service.get_server_capabilities().supported_models
 
 
-def test_the_rest_client_alone_uses_it_too(local_home: Home) -> None:
+def test_rest_client_uses_local_server(local_home: Home) -> None:
     assert tinkex.RestClient().list_sessions().result().sessions == []
     assert find_server(local_home) is not None
 
 
 @pytest.mark.parametrize("way", ["local", "by address"])
-def test_a_command_that_only_reads_starts_no_worker_and_the_first_work_does(
-    local_home: Home, way: str
-) -> None:
+def test_read_only_command_starts_no_worker_until_first_job(local_home: Home, way: str) -> None:
     assert train() == 1.0
     assert run_tinkex("serve", "stop").returncode == 0
     listed = run_tinkex("run", "list", "--json")
@@ -214,7 +210,7 @@ def test_a_command_that_only_reads_starts_no_worker_and_the_first_work_does(
     assert len(json.loads(run_tinkex("run", "list", "--json").stdout)["runs"]) == 3
 
 
-def test_changed_models_start_the_worker_of_a_command_that_only_reads(
+def test_changed_models_start_worker_for_read_only_command(
     local_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train() == 1.0

@@ -45,9 +45,7 @@ def served(url: str, key: str) -> dict[str, int | None]:
     return {str(model.model_name): model.max_context_length for model in models}
 
 
-def test_a_server_to_which_nothing_was_added_serves_the_model_of_the_package(
-    serve: Serve, home: Path
-) -> None:
+def test_server_without_models_serves_built_in_model(serve: Serve, home: Path) -> None:
     serve_process = serve(home, *LOCAL)
     url = serve_process.ready()
     assert served(url, serve_process.key) == TINY_SERVED
@@ -57,7 +55,7 @@ def test_a_server_to_which_nothing_was_added_serves_the_model_of_the_package(
         service.create_lora_training_client(TINY, rank=4)
 
 
-def test_the_first_command_on_a_machine_gets_an_answer(home: Path) -> None:
+def test_first_chat_works_without_setup(home: Path) -> None:
     """No address, no key, no model: a server starts by itself and has one."""
     env = {"TINKEX_HOME": str(home), "TINKER_BASE_URL": "", "TINKER_API_KEY": ""}
     env["TINKEX_ENGINE"] = "local"
@@ -71,7 +69,7 @@ def test_the_first_command_on_a_machine_gets_an_answer(home: Path) -> None:
         assert run_tinkex("serve", "stop", env=env).returncode == 0
 
 
-def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
+def test_model_flags_override_models_of_home(
     serve: Serve, home: Path, folder: Path, tmp_path: Path
 ) -> None:
     short = save_tiny(tmp_path / "short", vocab_size=259, max_position_embeddings=32)
@@ -102,7 +100,7 @@ def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
     assert not (cache / "models--both").exists() and not (cache / "models--mine").exists()
 
 
-def test_a_model_that_cannot_be_used_keeps_a_server_from_starting(home: Path, folder: Path) -> None:
+def test_invalid_model_prevents_server_start(home: Path, folder: Path) -> None:
     assert run_tinkex("model", "add", "mine", str(folder), "--home", str(home)).returncode == 0
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])

@@ -24,7 +24,7 @@ from tests.support.serve_process import (
 from tinkex.server_discovery import HEALTH_PATH, find_lock_holder, get_http_status, is_process_alive
 
 
-def test_an_api_process_that_dies_is_replaced_on_the_same_port(serve: Serve, home: Path) -> None:
+def test_killed_api_process_is_replaced_on_same_port(serve: Serve, home: Path) -> None:
     serve_process = serve(home)
     url = serve_process.ready()
     (before,) = serve_process.pids("API")
@@ -37,7 +37,7 @@ def test_an_api_process_that_dies_is_replaced_on_the_same_port(serve: Serve, hom
     assert serve_process.process.poll() is None
 
 
-def test_a_worker_that_dies_is_replaced_and_training_goes_on(serve: Serve, home: Path) -> None:
+def test_training_continues_after_worker_is_killed(serve: Serve, home: Path) -> None:
     serve_process = serve(home)
     url = serve_process.ready()
     with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
@@ -49,7 +49,7 @@ def test_a_worker_that_dies_is_replaced_and_training_goes_on(serve: Serve, home:
     assert len(serve_process.pids("worker")) == 2
 
 
-def test_nothing_survives_a_supervisor_that_is_killed(serve: Serve, home: Path) -> None:
+def test_killed_supervisor_takes_children_down(serve: Serve, home: Path) -> None:
     serve_process = serve(home)
     url = serve_process.ready()
     children = serve_process.pids("API") + serve_process.pids("worker")
@@ -61,7 +61,7 @@ def test_nothing_survives_a_supervisor_that_is_killed(serve: Serve, home: Path) 
     eventually(lambda: find_lock_holder(serve_process.home) is None)
 
 
-def test_the_next_server_begins_right_after_the_last_was_killed(serve: Serve, home: Path) -> None:
+def test_server_starts_right_after_kill(serve: Serve, home: Path) -> None:
     port = free_port()
     killed = serve(home, port=port)
     url = killed.ready()
@@ -73,9 +73,7 @@ def test_the_next_server_begins_right_after_the_last_was_killed(serve: Serve, ho
     assert following.key == killed.key
 
 
-def test_a_busy_supervisor_that_is_killed_takes_a_busy_worker_with_it(
-    serve: Serve, home: Path
-) -> None:
+def test_killed_supervisor_takes_busy_worker_down(serve: Serve, home: Path) -> None:
     serve_process = serve(home, env={"TINKEX_FAKE_SECONDS": "600"})
     submit_slow_job(serve_process, serve_process.ready())
     (worker,) = serve_process.pids("worker")
@@ -83,9 +81,7 @@ def test_a_busy_supervisor_that_is_killed_takes_a_busy_worker_with_it(
     eventually(lambda: not is_process_alive(worker))
 
 
-def test_who_waits_for_a_promise_is_answered_when_the_server_stops(
-    serve: Serve, home: Path
-) -> None:
+def test_shutdown_answers_waiting_clients(serve: Serve, home: Path) -> None:
     # However long the API process takes to answer, it is not ended by force before that.
     slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
     serve_process = serve(home, env=slow | {"TINKEX_LONG_POLL_SECONDS": "40"})
@@ -110,7 +106,7 @@ def state_of(serve_process: ServeProcess, request_id: str) -> str:
     return str(state)
 
 
-def test_a_second_signal_is_impatient(serve: Serve, home: Path) -> None:
+def test_second_signal_kills_processes(serve: Serve, home: Path) -> None:
     slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
     serve_process = serve(home, env=slow)
     submit_slow_job(serve_process, serve_process.ready())
@@ -121,7 +117,7 @@ def test_a_second_signal_is_impatient(serve: Serve, home: Path) -> None:
     assert "killing the server's processes" in serve_process.log_text
 
 
-def test_a_server_that_nobody_asks_stops_by_itself(serve: Serve, home: Path) -> None:
+def test_idle_server_stops(serve: Serve, home: Path) -> None:
     serve_process = serve(home, "--idle-stop", "1")
     url = serve_process.ready()
     # Asking whether it is well is no sign of somebody working.
@@ -131,7 +127,7 @@ def test_a_server_that_nobody_asks_stops_by_itself(serve: Serve, home: Path) -> 
     assert not serve_process.home.state_file.exists()
 
 
-def test_work_that_is_not_done_keeps_a_server_from_stopping(serve: Serve, home: Path) -> None:
+def test_unfinished_jobs_prevent_idle_stop(serve: Serve, home: Path) -> None:
     env = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "1"}
     serve_process = serve(home, "--idle-stop", "6", env=env)
     submit_slow_job(serve_process, serve_process.ready())

@@ -19,7 +19,7 @@ MODEL = "tinkex/bigram"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_server_says_one_line_serves_and_stops_by_a_signal(
+def test_serve_prints_one_line_and_stops_on_signal(
     serve: Serve, home: Path, number: signal.Signals
 ) -> None:
     serve_process = serve(home, "--engine", "fake")
@@ -35,7 +35,7 @@ def test_a_server_says_one_line_serves_and_stops_by_a_signal(
     assert "Traceback" not in serve_process.log_text
 
 
-def test_programs_are_told_in_json_that_it_is_ready(serve: Serve, home: Path) -> None:
+def test_ready_message_in_json(serve: Serve, home: Path) -> None:
     serve_process = serve(home, "--engine", "fake", "--json")
     eventually(lambda: serve_process.output.read_text().endswith("}\n"))
     told = json.loads(serve_process.output.read_text())
@@ -46,7 +46,7 @@ def test_programs_are_told_in_json_that_it_is_ready(serve: Serve, home: Path) ->
     assert json.loads(serve_process.output.read_text()) == told, "nothing else is said"
 
 
-def test_what_a_running_server_leaves_in_its_home(serve: Serve, home: Path) -> None:
+def test_files_in_home_of_running_server(serve: Serve, home: Path) -> None:
     serve_process = serve(home)
     url = serve_process.ready()
     state = json.loads(serve_process.home.state_file.read_text())
@@ -64,9 +64,7 @@ def test_what_a_running_server_leaves_in_its_home(serve: Serve, home: Path) -> N
     assert serve_process.key not in serve_process.log_text
 
 
-def test_key_and_port_of_a_home_stay_and_a_revoked_key_is_replaced(
-    serve: Serve, home: Path
-) -> None:
+def test_home_keeps_key_and_port_and_replaces_revoked_key(serve: Serve, home: Path) -> None:
     first = serve(home)
     url, key = first.ready(), first.key
     first.end()
@@ -80,7 +78,7 @@ def test_key_and_port_of_a_home_stay_and_a_revoked_key_is_replaced(
     assert third.key != key
 
 
-def test_a_second_server_in_the_same_home_is_refused(serve: Serve, home: Path) -> None:
+def test_second_server_in_same_home_is_rejected(serve: Serve, home: Path) -> None:
     serve_process = serve(home)
     url = serve_process.ready()
     refused = run_tinkex("serve", "--home", str(home), "--port", "0")
@@ -95,9 +93,7 @@ def test_a_second_server_in_the_same_home_is_refused(serve: Serve, home: Path) -
     assert read_state(serve_process.home) is not None
 
 
-def test_a_server_whose_home_was_removed_ends_and_leaves_the_next_one_alone(
-    serve: Serve, home: Path
-) -> None:
+def test_server_stops_when_home_is_removed(serve: Serve, home: Path) -> None:
     first = serve(home)
     first.ready()
     # The server may make a file while the others are being removed.
@@ -112,7 +108,7 @@ def test_a_server_whose_home_was_removed_ends_and_leaves_the_next_one_alone(
     assert (state.pid, state.url) == (second.pid, url)
 
 
-def test_a_port_that_is_taken_is_named(home: Path) -> None:
+def test_port_in_use_error(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = run_tinkex("serve", "--home", str(home), "--port", str(port))
@@ -121,7 +117,7 @@ def test_a_port_that_is_taken_is_named(home: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_the_network_gets_no_server_without_a_key(home: Path, host: str) -> None:
+def test_public_host_requires_key(home: Path, host: str) -> None:
     refused = run_tinkex("serve", "--home", str(home), "--host", host, "--port", "0")
     assert refused.returncode == 1
     assert "the server has no API key" in refused.stderr
@@ -132,7 +128,7 @@ def test_the_network_gets_no_server_without_a_key(home: Path, host: str) -> None
     assert again.returncode == 1
 
 
-def test_the_network_gets_a_server_with_a_key(serve: Serve, home: Path) -> None:
+def test_public_host_with_key(serve: Serve, home: Path) -> None:
     told = {"TINKEX_SERVER_API_KEY": "tml-told-by-the-environment"}
     serve_process = serve(home, "--host", "0.0.0.0", env=told)
     url = serve_process.ready()
@@ -142,7 +138,7 @@ def test_the_network_gets_a_server_with_a_key(serve: Serve, home: Path) -> None:
     assert told["TINKEX_SERVER_API_KEY"] not in serve_process.log_text
 
 
-def test_settings_come_from_the_homes_file(serve: Serve, home: Path) -> None:
+def test_settings_from_home_file(serve: Serve, home: Path) -> None:
     home.mkdir()
     (home / "server.toml").write_text("models = ['our/model']\n")
     serve_process = serve(home)
@@ -151,7 +147,7 @@ def test_settings_come_from_the_homes_file(serve: Serve, home: Path) -> None:
     assert [model.model_name for model in models] == ["our/model"]
 
 
-def test_several_processes_answer_on_one_port(serve: Serve, home: Path) -> None:
+def test_several_api_processes_share_port(serve: Serve, home: Path) -> None:
     serve_process = serve(home, "--api-processes", "2")
     url = serve_process.ready()
     assert len(set(serve_process.pids("API"))) == 2
@@ -172,16 +168,14 @@ def test_several_processes_answer_on_one_port(serve: Serve, home: Path) -> None:
         (["--log-level", "loud"], "log_level is 'loud'"),
     ],
 )
-def test_wrong_settings_are_one_sentence_and_exit_code_1(
-    home: Path, words: list[str], sentence: str
-) -> None:
+def test_invalid_settings_exit_with_code_1(home: Path, words: list[str], sentence: str) -> None:
     refused = run_tinkex("serve", "--home", str(home), "--port", "0", *words)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert sentence in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_a_home_that_is_no_directory_is_named(tmp_path: Path) -> None:
+def test_home_that_is_not_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = run_tinkex("serve", "--home", str(tmp_path / "file"), "--port", "0")
     assert refused.returncode == 1

@@ -51,7 +51,7 @@ def run_python(*words: str, stdin: str = "") -> str:
     return done.stdout
 
 
-def test_models_of_a_local_server_are_sampled_and_talked_with_by_their_names(
+def test_sample_and_chat_with_models_of_local_server(
     serve: Serve, home: Path, tmp_path: Path
 ) -> None:
     folder = save_chatty(tmp_path / "model")

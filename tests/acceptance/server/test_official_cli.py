@@ -82,7 +82,7 @@ def save(server: RealServer, key: str, *names: str) -> list[str]:
         return [client.save_state(name).result(TIMEOUT_SECONDS).path for name in names]
 
 
-def test_it_is_the_version_that_is_meant(tinker: Command) -> None:
+def test_official_cli_version(tinker: Command) -> None:
     """Once as the script itself: what is forked behaves like it."""
     script = run([str(SCRIPT), "version"], tinker.environment)
     assert script.stdout == tinker("version").stdout == "tinker 0.36.0\n"
@@ -109,7 +109,7 @@ def test_runs_are_listed_and_shown(tinker: Command, stock: Stock) -> None:
     assert shown["last_checkpoint"]["tinker_path"] == stock.state
 
 
-def test_a_run_that_is_not_there_is_an_error(tinker: Command) -> None:
+def test_unknown_run_is_an_error(tinker: Command) -> None:
     answer = tinker("run", "info", "no-such-run", status=1)
     assert "not found" in answer.stderr
     assert answer.stdout == ""
@@ -132,7 +132,7 @@ def test_checkpoints_are_listed_and_shown(tinker: Command, stock: Stock) -> None
     assert "not found" in tinker("checkpoint", "info", stock.state + "x", status=1).stderr
 
 
-def test_a_checkpoint_is_published_and_taken_back(
+def test_checkpoint_is_published_and_unpublished(
     tinker: Command, stock: Stock, real_server: RealServer
 ) -> None:
     stranger = tinkex.RestClient(base_url=real_server.url, api_key=real_server.new_key("cli-other"))
@@ -147,7 +147,7 @@ def test_a_checkpoint_is_published_and_taken_back(
         stranger.get_weights_info_by_tinker_path(stock.state).result(TIMEOUT_SECONDS)
 
 
-def test_a_time_to_live_is_set_and_removed(tinker: Command, stock: Stock) -> None:
+def test_checkpoint_ttl_is_set_and_removed(tinker: Command, stock: Stock) -> None:
     tinker("checkpoint", "set-ttl", stock.sampler, "--ttl", "7200")
     expires = tinker.json("checkpoint", "info", stock.sampler)["expires_at"]
     left = datetime.fromisoformat(expires) - datetime.now(UTC)
@@ -198,7 +198,7 @@ def test_a_session_is_exported(tinker: Command, stock: Stock, tmp_path: Path) ->
     assert "not found" in tinker("session", "export-trace", "no-such", status=1).stderr
 
 
-def test_usage_is_told(tinker: Command, stock: Stock, tmp_path: Path) -> None:
+def test_usage_is_reported(tinker: Command, stock: Stock, tmp_path: Path) -> None:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = [(hour + timedelta(hours=add)).strftime("%Y-%m-%dT%H:00:00Z") for add in (-1, 2)]
     usage = tinker.json("billing", "usage", *span)
@@ -216,7 +216,7 @@ def test_usage_is_told(tinker: Command, stock: Stock, tmp_path: Path) -> None:
     assert "Error" in tinker("billing", "usage", span[1], span[0], status=1).stderr
 
 
-def test_a_wrong_key_and_a_wrong_word_have_their_own_exit_codes(
+def test_exit_codes_of_invalid_key_and_usage_error(
     real_server: RealServer, tinker: Command, tmp_path: Path
 ) -> None:
     wrong = environment_of(real_server, "tml-wrong", tmp_path)
@@ -226,7 +226,7 @@ def test_a_wrong_key_and_a_wrong_word_have_their_own_exit_codes(
     tinker("no-such-command", status=2)
 
 
-def test_a_user_logs_in_and_out(real_server: RealServer, tinker: Command, tmp_path: Path) -> None:
+def test_login_and_logout(real_server: RealServer, tinker: Command, tmp_path: Path) -> None:
     """The key is stored on login, used without a variable, and opens nothing after logout."""
     secret = real_server.new_key("cli-login")
     environment = environment_of(real_server, secret, tmp_path)
@@ -247,9 +247,7 @@ def test_a_user_logs_in_and_out(real_server: RealServer, tinker: Command, tmp_pa
         )
 
 
-def test_training_goes_on_while_the_command_looks(
-    real_server: RealServer, key: str, tinker: Command
-) -> None:
+def test_cli_reads_while_training_runs(real_server: RealServer, key: str, tinker: Command) -> None:
     """The command's own sessions leave those of others alone."""
     with tinkex.ServiceClient(base_url=real_server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL)

@@ -39,14 +39,14 @@ def test_the_official_sdk_works(
 
 
 @pytest.mark.parametrize("scenario", jwt_scenarios.SCENARIOS, ids=name_of)
-def test_it_works_over_every_other_road(
+def test_official_sdk_over_alternative_paths(
     official: Official, jwt_server: RealServer, scenario: Scenario
 ) -> None:
     official.drive(scenario, jwt_server)
 
 
 @pytest.mark.parametrize("scenario", busy_scenarios.SCENARIOS, ids=name_of)
-def test_it_works_with_a_busy_server(
+def test_official_sdk_with_busy_server(
     official: Official, busy_server: RealServer, scenario: Scenario
 ) -> None:
     official.drive(scenario, busy_server)
@@ -68,11 +68,11 @@ def driven(
     return called
 
 
-def test_every_public_method_is_driven(driven: set[str]) -> None:
+def test_every_public_method_is_called(driven: set[str]) -> None:
     assert sorted(public_methods() - driven - ON_ITS_LOOP) == []
 
 
-def test_every_road_was_taken_and_no_answer_was_a_failure(
+def test_every_endpoint_was_used_without_server_errors(
     driven: set[str], real_server: RealServer, jwt_server: RealServer, busy_server: RealServer
 ) -> None:
     assert driven

@@ -103,7 +103,7 @@ def test_training_sampling_and_resuming_async(server: RealServer, key: str) -> N
     asyncio.run(work())
 
 
-def test_a_wrong_request_names_what_is_wrong(server: RealServer, key: str) -> None:
+def test_invalid_request_error_message(server: RealServer, key: str) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL)
         with pytest.raises(tinkex.UnprocessableEntityError, match="99999"):
@@ -121,7 +121,7 @@ def test_a_wrong_request_names_what_is_wrong(server: RealServer, key: str) -> No
         )
 
 
-def test_what_is_public_cannot_be_published(server: RealServer, key: str) -> None:
+def test_publishing_twice_is_rejected(server: RealServer, key: str) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         path = service.create_lora_training_client(BASE_MODEL).save_state("one").result().path
         rest = service.rest_client()
@@ -147,7 +147,7 @@ CUT_OFF = """
 """
 
 
-def test_a_download_that_was_killed_goes_on(server: RealServer, key: str, tmp_path: Path) -> None:
+def test_killed_download_resumes(server: RealServer, key: str, tmp_path: Path) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
         step(tinkex, client)
@@ -184,7 +184,9 @@ def check_files(directory: Path) -> None:
         )
 
 
-def test_every_kind_of_checkpoint_is_fetched(server: RealServer, key: str, tmp_path: Path) -> None:
+def test_every_kind_of_checkpoint_is_downloaded(
+    server: RealServer, key: str, tmp_path: Path
+) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
         paths = [

@@ -18,9 +18,7 @@ from tinkex.store.records import ProcessRecord
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, None])
-def test_a_store_that_cannot_be_used_is_named_with_what_to_do(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_unusable_store_error_names_fix(tmp_path: Path, content: bytes | None) -> None:
     store = tmp_path / "store.db"
     if content is None:
         store.mkdir()
@@ -32,12 +30,12 @@ def test_a_store_that_cannot_be_used_is_named_with_what_to_do(
     assert "backup" in (refused.value.hint or "")
 
 
-def test_a_password_is_never_shown() -> None:
+def test_store_password_is_redacted() -> None:
     shown = redact_url("postgresql://me:secret@db.example.org/tinkex")
     assert shown == "postgresql://me:***@db.example.org/tinkex"
 
 
-def test_a_worker_says_that_it_is_alive_however_long_a_turn_takes(
+def test_worker_heartbeats_during_long_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "HEARTBEAT_SECONDS", 0.01)
@@ -50,7 +48,7 @@ def test_a_worker_says_that_it_is_alive_however_long_a_turn_takes(
         worker.run()
 
 
-def test_a_worker_that_has_left_does_not_come_back(tmp_path: Path) -> None:
+def test_stopped_worker_does_not_heartbeat(tmp_path: Path) -> None:
     with open_store(ServerConfig(home=tmp_path)) as database:
         bell = WakeupListener(database, "worker")
         bell.heartbeat()

@@ -25,7 +25,7 @@ AGENT = "user-agent"
         ({}, "", NEWEST_VERSION),
     ],
 )
-def test_the_first_stated_version_decides(
+def test_version_source_precedence(
     headers: dict[str, str], session: str, expected: tuple[int, int, int]
 ) -> None:
     call = RequestContext(
@@ -34,5 +34,5 @@ def test_the_first_stated_version_decides(
     assert client_version(call, session) == expected
 
 
-def test_the_first_sdk_that_knows_external_checkpoints() -> None:
+def test_first_version_with_external_checkpoints() -> None:
     assert (0, 27, 0) < FIRST_WITH_EXTERNAL <= (0, 28, 0) < NEWEST_VERSION

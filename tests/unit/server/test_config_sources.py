@@ -36,7 +36,7 @@ def toml(tmp_path: Path, text: str) -> Path:
 # --- precedence ---------------------------------------------------------------------------------
 
 
-def test_a_flag_wins_over_a_variable_which_wins_over_the_file(tmp_path: Path) -> None:
+def test_precedence_of_flags_variables_and_file(tmp_path: Path) -> None:
     file = toml(tmp_path, "port = 1001\nlong_poll_seconds = 3\n")
     environ = {**HOME, "TINKEX_PORT": "1002"}
     assert read_config({"port": 1003}, file, environ).port == 1003
@@ -46,13 +46,13 @@ def test_a_flag_wins_over_a_variable_which_wins_over_the_file(tmp_path: Path) ->
     assert read_config({"port": 1003}, file, environ).long_poll_seconds == 3.0
 
 
-def test_zero_is_a_value(tmp_path: Path) -> None:
+def test_zero_is_not_treated_as_unset(tmp_path: Path) -> None:
     file = toml(tmp_path, "port = 1001\nidle_stop_seconds = 5\n")
     found = read_config({"port": 0, "idle_stop_seconds": 0.0}, file, HOME)
     assert (found.port, found.idle_stop_seconds) == (0, 0.0)
 
 
-def test_the_homes_own_file_is_read_unless_another_is_named(tmp_path: Path) -> None:
+def test_home_file_is_default(tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text("port = 1001\n")
     other = toml(tmp_path, "host = 'localhost'\n")
     assert read_config({"home": tmp_path}, None, HOME).port == 1001
@@ -60,7 +60,7 @@ def test_the_homes_own_file_is_read_unless_another_is_named(tmp_path: Path) -> N
     assert read_config({"home": tmp_path}, other, HOME).port == 8000
 
 
-def test_the_home_is_a_flag_a_variable_or_the_users_own() -> None:
+def test_home_from_flag_variable_or_default() -> None:
     assert read_config({}, None, HOME).home == Path("/nowhere/.tinkex")
     told = {**HOME, "TINKEX_HOME": "/told"}
     assert read_config({}, None, told).home == Path("/told")
@@ -71,7 +71,7 @@ def test_the_home_is_a_flag_a_variable_or_the_users_own() -> None:
 # --- variables ----------------------------------------------------------------------------------
 
 
-def test_every_field_has_a_variable_and_a_sentence() -> None:
+def test_every_field_has_variable_and_docstring() -> None:
     source = inspect.getsource(ServerConfig)
     for row in fields(ServerConfig):
         assert variable_name(row.name).startswith("TINKEX_")
@@ -80,7 +80,7 @@ def test_every_field_has_a_variable_and_a_sentence() -> None:
     assert len({variable_name(name) for name in FIELDS}) == len(FIELDS)
 
 
-def test_variables_become_what_their_fields_are() -> None:
+def test_variables_are_converted_to_field_types() -> None:
     found = read_from_variables(
         {
             "TINKEX_PORT": "12",
@@ -102,14 +102,14 @@ def test_variables_become_what_their_fields_are() -> None:
     }
 
 
-def test_a_clients_key_does_not_open_a_server() -> None:
+def test_client_key_variable_is_ignored() -> None:
     environ = {**HOME, "TINKEX_API_KEY": "tml-clients", "TINKER_API_KEY": "tml-clients"}
     assert read_config({}, None, environ).api_key == ""
     told = {**environ, "TINKEX_SERVER_API_KEY": "tml-servers"}
     assert read_config({}, None, told).api_key == "tml-servers"
 
 
-def test_what_kubernetes_says_about_a_service_of_this_name_is_no_port() -> None:
+def test_kubernetes_service_port_variable_is_ignored() -> None:
     environ = {**HOME, "TINKEX_PORT": "tcp://10.0.0.1:8000"}
     assert read_config({}, None, environ).port == 8000
 
@@ -124,9 +124,7 @@ def test_what_kubernetes_says_about_a_service_of_this_name_is_no_port() -> None:
         ("TINKEX_CLIENT_FLAGS", "[]", r"client_flags is \[\] in TINKEX_CLIENT_FLAGS; .* a table"),
     ],
 )
-def test_a_variable_of_the_wrong_kind_is_named_with_its_value(
-    variable: str, text: str, words: str
-) -> None:
+def test_invalid_variable_error_names_value(variable: str, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_from_variables({variable: text})
 
@@ -134,7 +132,7 @@ def test_a_variable_of_the_wrong_kind_is_named_with_its_value(
 # --- the file -----------------------------------------------------------------------------------
 
 
-def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_unknown_setting_error_suggests_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'prot'.*mean 'port'"):
         read_from_file(toml(tmp_path, "prot = 1"))
     with pytest.raises(ConfigError, match=r"unknown setting 'zzz'; known settings: host"):
@@ -153,19 +151,19 @@ def test_tables_and_lists(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_is_strict_about_kinds(tmp_path: Path) -> None:
+def test_file_types_are_strict(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"port is '80' in .*some.toml; expected a whole number"):
         read_from_file(toml(tmp_path, "port = '80'"))
 
 
-def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
+def test_invalid_or_missing_file_error_names_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"some.toml is not valid TOML: .*line 1"):
         read_from_file(toml(tmp_path, "port = = 1"))
     with pytest.raises(ConfigError, match=r"absent.toml cannot be read: No such file"):
         read_config({}, tmp_path / "absent.toml", HOME)
 
 
-def test_a_key_is_never_shown(tmp_path: Path) -> None:
+def test_api_key_is_never_printed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         read_from_file(toml(tmp_path, "api_key = ['tml-secret']"))
     assert "secret" not in str(refused.value)
@@ -184,7 +182,7 @@ def in_toml(value: Any) -> str:
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), _SCALARS, max_size=4))
-def test_whatever_a_file_says_is_settings_or_one_sentence(
+def test_any_file_content_is_parsed_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.mktemp("toml") / "any.toml"
@@ -200,7 +198,7 @@ def test_whatever_a_file_says_is_settings_or_one_sentence(
 
 
 @given(st.text(max_size=30).filter(lambda text: "\0" not in text))
-def test_whatever_a_variable_says_is_a_setting_or_a_refusal(text: str) -> None:
+def test_any_variable_is_parsed_or_rejected(text: str) -> None:
     for name in FIELDS:
         try:
             found = read_from_variables({variable_name(name): text})
@@ -212,7 +210,7 @@ def test_whatever_a_variable_says_is_a_setting_or_a_refusal(text: str) -> None:
 # --- from process to process --------------------------------------------------------------------
 
 
-def test_settings_survive_the_way_to_another_process() -> None:
+def test_settings_round_trip_to_child_process() -> None:
     config = read_config(
         {
             "home": Path("/a/b"),
@@ -249,6 +247,6 @@ def test_settings_survive_the_way_to_another_process() -> None:
         ({"long_poll_seconds": 60.0}, "long_poll_seconds is 60.0; expected 1 to 40"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, Any], words: str) -> None:
+def test_out_of_range_setting_is_rejected(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_config(flags, None, HOME)

@@ -18,7 +18,7 @@ from tinkex.server.config import ServerConfig
 from tinkex.server.wiring import _register_tokenizers, make_engine
 
 
-def test_the_fake_engine_needs_to_be_asked_for(tmp_path: Path) -> None:
+def test_fake_engine_is_opt_in(tmp_path: Path) -> None:
     assert ServerConfig(home=tmp_path).engine == "local"
     engine = make_engine(ServerConfig(home=tmp_path, engine="fake", models=("our/model",)))
     assert isinstance(engine, FakeEngine)
@@ -26,7 +26,7 @@ def test_the_fake_engine_needs_to_be_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers"])
-def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path, library: str) -> None:
+def test_missing_torch_error_names_install_command(tmp_path: Path, library: str) -> None:
     probe = (
         "import sys\n"
         f"sys.modules[{library!r}] = None\n"
@@ -45,7 +45,7 @@ def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path, library
     assert install_command("server", "torch") in run.stdout
 
 
-def test_settings_of_the_server_are_those_of_the_engine(tmp_path: Path) -> None:
+def test_engine_settings_match_server_settings(tmp_path: Path) -> None:
     config = ServerConfig(
         home=tmp_path,
         device="cuda:1",
@@ -88,13 +88,15 @@ def test_settings_of_the_server_are_those_of_the_engine(tmp_path: Path) -> None:
         ("memory_bytes", -1, "memory_bytes is -1; expected 0 or more"),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path: Path, field: str, value: Any, words: str) -> None:
+def test_invalid_engine_setting_is_named(
+    tmp_path: Path, field: str, value: Any, words: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         ServerConfig(home=tmp_path, **{field: value})
     assert words in refused.value.message
 
 
-def test_tokenizers_of_flags_are_registered_and_taken_away(
+def test_tokenizers_of_flags_are_registered_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))

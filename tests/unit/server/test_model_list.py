@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "models.json"
 
 
-def test_a_change_is_noticed_once(file: Path) -> None:
+def test_change_is_detected_once(file: Path) -> None:
     models, engine = BaseModelList(file, ["flag=/models/flag"]), Engine()
     assert list(models.read_sources()) == ["flag", TINY]
     assert not models.refresh_if_changed(engine.replace)
@@ -37,14 +37,14 @@ def test_a_change_is_noticed_once(file: Path) -> None:
     assert engine.seen == [["added", "flag", TINY]]
 
 
-def test_a_change_during_the_start_is_not_lost(file: Path) -> None:
+def test_change_during_startup_is_detected(file: Path) -> None:
     models, engine = BaseModelList(file, []), Engine()
     write_model_list(file, {"early": "/models/early"})
     assert models.refresh_if_changed(engine.replace)
     assert engine.seen == [["early", TINY]]
 
 
-def test_a_list_that_is_removed_leaves_the_built_in_model(file: Path) -> None:
+def test_removed_list_leaves_built_in_model(file: Path) -> None:
     write_model_list(file, {"added": "/models/added"})
     models, engine = BaseModelList(file, []), Engine()
     file.unlink()
@@ -52,7 +52,7 @@ def test_a_list_that_is_removed_leaves_the_built_in_model(file: Path) -> None:
     assert engine.seen == [[TINY]]
 
 
-def test_a_damaged_list_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_list_is_ignored(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     models, engine = BaseModelList(file, []), Engine()
     file.write_text("{")
     assert not models.refresh_if_changed(engine.replace)

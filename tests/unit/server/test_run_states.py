@@ -34,7 +34,7 @@ OVER: dict[str, Any] = {"finished_at": 900.0, "finish_reason": "success"}
         (RunState.CORRUPTED, OVER, {}, 0, "failed"),
     ],
 )
-def test_a_state_follows_from_queue_session_and_model(
+def test_derive_state(
     run_state: RunState,
     ending: dict[str, Any],
     work: dict[str, int],
@@ -57,7 +57,7 @@ def test_a_state_follows_from_queue_session_and_model(
         (None, "sweep", "sweep"),
     ],
 )
-def test_a_run_has_its_own_name_or_that_of_its_session(
+def test_run_name_falls_back_to_session_name(
     metadata: dict[str, Any] | None, session_name: str | None, name: str | None
 ) -> None:
     assert run_name(run(user_metadata=metadata), session(display_name=session_name)) == name

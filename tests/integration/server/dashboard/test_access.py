@@ -35,7 +35,7 @@ def names(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
-def test_at_the_machine_no_key_is_needed(dashboard: DashboardSetup, host: str) -> None:
+def test_loopback_needs_no_key(dashboard: DashboardSetup, host: str) -> None:
     peer = "::1" if "::" in host else "127.0.0.1"
     answer = replace(dashboard.local, host=host, peer=peer).get()
 
@@ -58,7 +58,7 @@ def test_at_the_machine_no_key_is_needed(dashboard: DashboardSetup, host: str) -
     ids=str,
 )
 @pytest.mark.parametrize("path", ["/", "/runs/x:train:0"])
-def test_everybody_else_is_asked_for_a_key(
+def test_remote_visitor_needs_key(
     dashboard: DashboardSetup, changes: dict[str, Any], path: str
 ) -> None:
     answer = replace(dashboard.local, **changes).get(path)
@@ -68,15 +68,15 @@ def test_everybody_else_is_asked_for_a_key(
     assert "default" not in answer.text
 
 
-def test_a_server_on_the_network_asks_even_its_own_machine(public_dashboard: ServerHarness) -> None:
+def test_public_server_requires_key_on_loopback(public_dashboard: ServerHarness) -> None:
     assert Browser(public_dashboard).get().status_code == 401
 
 
-def test_without_a_default_tenant_a_key_is_asked_for(harness: ServerHarness) -> None:
+def test_login_required_without_default_tenant(harness: ServerHarness) -> None:
     assert Browser(harness).get().status_code == 401
 
 
-def test_a_key_opens_the_page_of_its_tenant_until_logout(dashboard: DashboardSetup) -> None:
+def test_login_shows_tenant_until_logout(dashboard: DashboardSetup) -> None:
     browser = replace(dashboard.local, peer="192.168.0.7", host="trainer.example")
 
     entered = browser.post("/login", key=f"  {KEY} ", target="/")
@@ -90,7 +90,7 @@ def test_a_key_opens_the_page_of_its_tenant_until_logout(dashboard: DashboardSet
     assert after.status_code == 401
 
 
-def test_the_cookie_is_for_the_server_alone(dashboard: DashboardSetup) -> None:
+def test_cookie_attributes(dashboard: DashboardSetup) -> None:
     plain = dashboard.local.post("/login", key=KEY).headers["set-cookie"]
     encrypted = (
         replace(dashboard.local, scheme="https").post("/login", key=KEY).headers["set-cookie"]
@@ -104,7 +104,7 @@ def test_the_cookie_is_for_the_server_alone(dashboard: DashboardSetup) -> None:
     assert "secure" in encrypted.lower()
 
 
-def test_a_key_shows_another_tenant_at_the_machine_itself(dashboard: DashboardSetup) -> None:
+def test_login_on_loopback_switches_tenant(dashboard: DashboardSetup) -> None:
     dashboard.local.post("/login", key=KEY)
     assert names(dashboard.local.get()) == "alice@example.com"
 
@@ -113,7 +113,7 @@ def test_a_key_shows_another_tenant_at_the_machine_itself(dashboard: DashboardSe
 
 
 @pytest.mark.parametrize("key", ["", "tml-wrong", "nonsense", "x" * 5000, "tml-\x00<script>"])
-def test_a_wrong_key_gets_the_form_again(dashboard: DashboardSetup, key: str) -> None:
+def test_invalid_key_shows_login_form(dashboard: DashboardSetup, key: str) -> None:
     browser = replace(dashboard.local, peer="192.168.0.7")
 
     answer = browser.post("/login", key=key)
@@ -125,7 +125,7 @@ def test_a_wrong_key_gets_the_form_again(dashboard: DashboardSetup, key: str) ->
     assert "<script>" not in answer.text.partition("<main")[2]
 
 
-def test_a_huge_form_is_refused(dashboard: DashboardSetup) -> None:
+def test_oversized_form_is_rejected(dashboard: DashboardSetup) -> None:
     answer = dashboard.local.post("/login", key="x" * 100_000)
 
     assert answer.status_code == 413
@@ -139,7 +139,7 @@ def test_token_is_not_accepted_for_login(dashboard: DashboardSetup) -> None:
     assert Browser(dashboard.harness, peer="10.0.0.1").post("/login", key=token).status_code == 401
 
 
-def test_a_form_of_another_site_changes_nothing(dashboard: DashboardSetup) -> None:
+def test_cross_site_form_is_rejected(dashboard: DashboardSetup) -> None:
     stranger = replace(dashboard.local, headers={"Origin": "http://evil.example"})
 
     entered, left = stranger.post("/login", key=KEY), stranger.post("/logout")
@@ -152,9 +152,7 @@ def test_a_form_of_another_site_changes_nothing(dashboard: DashboardSetup) -> No
 
 
 @pytest.mark.parametrize("age", ["expired", "forged", "revoked"])
-def test_a_cookie_that_is_no_longer_good_asks_for_the_key(
-    dashboard: DashboardSetup, age: str
-) -> None:
+def test_invalid_cookie_requires_login(dashboard: DashboardSetup, age: str) -> None:
     services = dashboard.harness.services
     key = dashboard.harness.read(lambda db: keys.find_by_secret(db, DEFAULT_KEY))
     tenant = dashboard.harness.read(lambda db: keys.find_tenant(db, dashboard.tenant_id))
@@ -171,7 +169,7 @@ def test_a_cookie_that_is_no_longer_good_asks_for_the_key(
     assert browser.get().status_code == 401
 
 
-def test_the_form_leads_back_to_where_one_wanted_to_go(dashboard: DashboardSetup) -> None:
+def test_login_redirects_to_requested_page(dashboard: DashboardSetup) -> None:
     run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.harness.tenant_id))
     browser = replace(dashboard.local, peer="10.0.0.1")
 
@@ -185,7 +183,7 @@ def test_the_form_leads_back_to_where_one_wanted_to_go(dashboard: DashboardSetup
     assert elsewhere.headers["location"] == "/"
 
 
-def test_nobody_sees_the_runs_of_another_tenant(dashboard: DashboardSetup) -> None:
+def test_runs_hidden_from_other_tenants(dashboard: DashboardSetup) -> None:
     foreign = add_run(
         dashboard.harness, add_session(dashboard.harness, dashboard.harness.other_tenant_id)
     )
@@ -199,9 +197,7 @@ def test_nobody_sees_the_runs_of_another_tenant(dashboard: DashboardSetup) -> No
 
 
 @pytest.mark.parametrize("path", ["/", "/login", "/runs/unknown"])
-def test_pages_load_nothing_from_elsewhere_and_are_kept_nowhere(
-    dashboard: DashboardSetup, path: str
-) -> None:
+def test_pages_are_self_contained_and_uncached(dashboard: DashboardSetup, path: str) -> None:
     headers = dashboard.local.get(path).headers
 
     policy = headers["content-security-policy"]
@@ -213,7 +209,7 @@ def test_pages_load_nothing_from_elsewhere_and_are_kept_nowhere(
     assert headers["content-type"] == "text/html; charset=utf-8"
 
 
-def test_looking_needs_no_more_than_head_and_changes_nothing(dashboard: DashboardSetup) -> None:
+def test_get_and_head_have_no_side_effects(dashboard: DashboardSetup) -> None:
     assert dashboard.local.get(method="HEAD").status_code == 200
     for path in ("/", "/runs/x"):
         assert dashboard.local.get(path, method="POST").status_code == 405

@@ -56,7 +56,7 @@ def add_checkpoint(
     return checkpoint
 
 
-def test_a_run_shows_what_it_is_and_how_far_it_has_come(dashboard: DashboardSetup) -> None:
+def test_run_row_shows_model_and_progress(dashboard: DashboardSetup) -> None:
     session = add_session(dashboard.harness, dashboard.tenant_id, display_name="first try")
     run = add_run(dashboard.harness, session, used_at=time.time() - 7200)
     assert cells(dashboard.local.get().text, run.id)["Steps"] == "0"
@@ -73,14 +73,14 @@ def test_a_run_shows_what_it_is_and_how_far_it_has_come(dashboard: DashboardSetu
     assert row["Last activity"] in {"just now", "1 s ago", "2 s ago", "3 s ago"}
 
 
-def test_a_name_in_the_metadata_wins_over_the_sessions(dashboard: DashboardSetup) -> None:
+def test_name_in_metadata_overrides_session_name(dashboard: DashboardSetup) -> None:
     session = add_session(dashboard.harness, dashboard.tenant_id, display_name="whole sweep")
     run = add_run(dashboard.harness, session, user_metadata={"name": "rank 8"})
 
     assert "<h1><bdi>rank 8</bdi>" in dashboard.local.get(f"/runs/{run.id}").text
 
 
-def test_only_the_newest_runs_are_listed_and_all_are_counted(
+def test_overview_lists_newest_runs_and_total(
     dashboard: DashboardSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = add_session(dashboard.harness, dashboard.tenant_id)
@@ -94,7 +94,7 @@ def test_only_the_newest_runs_are_listed_and_all_are_counted(
     assert "The newest 3 of 4." in page
 
 
-def test_the_queue_shows_what_waits_and_whether_anybody_works(dashboard: DashboardSetup) -> None:
+def test_queue_shows_pending_jobs_and_worker_state(dashboard: DashboardSetup) -> None:
     for kind in ("asample", "asample", "optim_step"):
         dashboard.harness.submit_job(kind, tenant_id=dashboard.tenant_id)
     running = dashboard.harness.submit_job("asample", tenant_id=dashboard.tenant_id)
@@ -117,7 +117,7 @@ def test_the_queue_shows_what_waits_and_whether_anybody_works(dashboard: Dashboa
     assert "No worker is running" not in page
 
 
-def test_checkpoints_show_where_they_are_and_who_sees_them(dashboard: DashboardSetup) -> None:
+def test_checkpoints_show_path_and_visibility(dashboard: DashboardSetup) -> None:
     run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
     add_checkpoint(dashboard, run, "one", is_public=True)
     add_checkpoint(dashboard, run, "two", expires_at=time.time() + 7300)
@@ -130,7 +130,7 @@ def test_checkpoints_show_where_they_are_and_who_sees_them(dashboard: DashboardS
         assert "passing" not in page
 
 
-def test_sessions_show_how_they_ended(dashboard: DashboardSetup) -> None:
+def test_sessions_show_finish_reason(dashboard: DashboardSetup) -> None:
     now = time.time()
     add_session(dashboard.harness, dashboard.tenant_id, display_name="going")
     add_session(dashboard.harness, dashboard.tenant_id, display_name="silent", expired_at=now)
@@ -144,7 +144,7 @@ def test_sessions_show_how_they_ended(dashboard: DashboardSetup) -> None:
     assert re.search(r"over \S+ default finished success ", page)
 
 
-def test_an_empty_page_says_what_to_do(dashboard: DashboardSetup) -> None:
+def test_empty_overview_shows_first_steps(dashboard: DashboardSetup) -> None:
     page = dashboard.local.get().text
 
     snippet = html.unescape(page.partition('<code id="snippet">')[2].partition("</code>")[0])
@@ -156,7 +156,7 @@ def test_an_empty_page_says_what_to_do(dashboard: DashboardSetup) -> None:
     assert "snippet" not in dashboard.local.get().text
 
 
-def test_where_the_key_lies_is_told_at_the_machine_alone(dashboard: DashboardSetup) -> None:
+def test_key_file_path_shown_on_loopback_only(dashboard: DashboardSetup) -> None:
     dashboard.local.post("/login", key="tml-alice")
 
     page = dashboard.local.get().text
@@ -165,7 +165,7 @@ def test_where_the_key_lies_is_told_at_the_machine_alone(dashboard: DashboardSet
     assert str(dashboard.harness.services.home.key_file) not in page
 
 
-def test_a_runs_page_draws_its_losses_and_grows_with_them(dashboard: DashboardSetup) -> None:
+def test_run_page_draws_curve_of_new_steps(dashboard: DashboardSetup) -> None:
     run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
     path = f"/runs/{run.id}"
     assert "<polyline" not in dashboard.local.get(path).text
@@ -183,7 +183,7 @@ def test_a_runs_page_draws_its_losses_and_grows_with_them(dashboard: DashboardSe
     assert re.search(r"Done 3 1\.0000 10 1 ", text_of(after))
 
 
-def test_thousands_of_steps_stay_a_light_page(dashboard: DashboardSetup) -> None:
+def test_page_size_is_bounded_for_many_steps(dashboard: DashboardSetup) -> None:
     run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
     add_updates(dashboard.harness, run, *(4.0 / (1 + number % 97) for number in range(3000)))
 
@@ -195,7 +195,7 @@ def test_thousands_of_steps_stay_a_light_page(dashboard: DashboardSetup) -> None
     assert 'class="line faint"' in page
 
 
-def test_hostile_names_are_shown_as_text(dashboard: DashboardSetup) -> None:
+def test_hostile_names_are_escaped(dashboard: DashboardSetup) -> None:
     session = add_session(
         dashboard.harness,
         dashboard.tenant_id,
@@ -222,15 +222,13 @@ def test_hostile_names_are_shown_as_text(dashboard: DashboardSetup) -> None:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(path=st.text(st.characters(codec="utf-8", exclude_characters="/?#"), min_size=1))
-def test_any_address_of_a_run_that_is_not_there_is_a_page(
-    dashboard: DashboardSetup, path: str
-) -> None:
+def test_unknown_run_returns_html_404(dashboard: DashboardSetup, path: str) -> None:
     answer = dashboard.local.get("/runs/" + quote(path, safe=""))
 
     assert answer.status_code in {404, 405}
 
 
-def test_a_store_that_does_not_answer_is_a_page_too(
+def test_store_error_returns_html_page(
     dashboard: DashboardSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Database, work: object) -> None:
@@ -243,7 +241,7 @@ def test_a_store_that_does_not_answer_is_a_page_too(
     assert "The database is busy; try again." in answer.text
 
 
-def test_static_files_are_served_under_addresses_that_change_with_them(
+def test_static_files_have_content_hash_urls(
     dashboard: DashboardSetup,
 ) -> None:
     page = dashboard.local.get().text
@@ -262,7 +260,7 @@ def test_static_files_are_served_under_addresses_that_change_with_them(
     assert dashboard.local.get("/static/..%2fpages.py").status_code == 404
 
 
-def test_everything_on_a_page_comes_from_this_server(dashboard: DashboardSetup) -> None:
+def test_page_has_no_external_resources(dashboard: DashboardSetup) -> None:
     run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
     add_updates(dashboard.harness, run, 2.0)
 
@@ -271,7 +269,7 @@ def test_everything_on_a_page_comes_from_this_server(dashboard: DashboardSetup) 
         assert not re.search(r'(?:src|href|action)="(?!/)', page)
 
 
-def test_the_quotas_that_have_a_limit_are_shown(dashboard: DashboardSetup) -> None:
+def test_overview_shows_limited_quotas(dashboard: DashboardSetup) -> None:
     assert "<h2>Quotas</h2>" not in dashboard.local.get("/").text
     own = {"models": 12_345, "checkpoints": 0}
     dashboard.harness.write(lambda db: quotas.set_overrides(db, dashboard.tenant_id, own))

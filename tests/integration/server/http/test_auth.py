@@ -29,7 +29,7 @@ def concrete(path: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(set(ROUTES) - {"health"}))
-def test_every_endpoint_but_health_asks_for_a_key(harness: ServerHarness, name: str) -> None:
+def test_all_endpoints_except_health_require_key(harness: ServerHarness, name: str) -> None:
     row = ENDPOINTS[name]
 
     missing = harness.send_request(row.method, concrete(row.path), key=None)
@@ -40,14 +40,14 @@ def test_every_endpoint_but_health_asks_for_a_key(harness: ServerHarness, name: 
     assert wrong.headers["www-authenticate"] == "Bearer"
 
 
-def test_health_asks_for_none(harness: ServerHarness) -> None:
+def test_health_requires_no_key(harness: ServerHarness) -> None:
     answer = harness.send_request("GET", "/healthz", key=None)
 
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert harness.send_request("HEAD", "/healthz", key=None).status_code == 200
 
 
-def test_a_key_may_come_as_a_bearer_token(harness: ServerHarness) -> None:
+def test_key_as_bearer_token(harness: ServerHarness) -> None:
     for scheme in ("Bearer", "bearer"):
         headers = {"Authorization": f"{scheme} {KEY}"}
         answer = harness.send_request("GET", "/auth/apikey/me", key=None, headers=headers)
@@ -65,15 +65,13 @@ def test_a_key_may_come_as_a_bearer_token(harness: ServerHarness) -> None:
         {"X-API-Key": b"\xff\xe2\x80"},
     ],
 )
-def test_what_is_no_credential_opens_nothing(
-    harness: ServerHarness, headers: dict[str, Any]
-) -> None:
+def test_invalid_credentials_return_401(harness: ServerHarness, headers: dict[str, Any]) -> None:
     assert (
         harness.send_request("GET", "/auth/apikey/me", key=None, headers=headers).status_code == 401
     )
 
 
-def test_the_key_says_whose_it_is(harness: ServerHarness) -> None:
+def test_key_determines_tenant(harness: ServerHarness) -> None:
     answer = harness.send_request("GET", "/auth/apikey/me").json()
 
     assert answer["name"] == "alice's"
@@ -84,7 +82,7 @@ def test_the_key_says_whose_it_is(harness: ServerHarness) -> None:
     }
 
 
-def test_a_revoked_key_and_its_tokens_open_nothing_from_that_moment_on(
+def test_revoked_key_invalidates_key_and_tokens(
     harness: ServerHarness,
 ) -> None:
     token = harness.post("/auth/token", {}).json()["jwt"]
@@ -98,7 +96,7 @@ def test_a_revoked_key_and_its_tokens_open_nothing_from_that_moment_on(
     assert harness.send_request("GET", "/auth/apikey/me", key=OTHER_KEY).status_code == 200
 
 
-def test_a_key_revoked_elsewhere_is_forgotten_within_two_seconds(harness: ServerHarness) -> None:
+def test_key_revoked_by_other_process_expires_from_cache(harness: ServerHarness) -> None:
     key_id = harness.send_request("GET", "/auth/apikey/me").json()["key_id"]
 
     harness.write(lambda db: keys.revoke(db, key_id, time.time()))
@@ -121,7 +119,7 @@ def test_invalid_key_cache_is_bounded(harness: ServerHarness) -> None:
     assert harness.services.cache.identities.get(keys.hash_key(KEY)) is not None
 
 
-def test_a_token_names_its_tenant_as_whoami_reads_it(harness: ServerHarness) -> None:
+def test_token_claims_match_whoami(harness: ServerHarness) -> None:
     token = harness.post("/auth/token", {}).json()["jwt"]
 
     body = token.split(".")[1]
@@ -133,7 +131,7 @@ def test_a_token_names_its_tenant_as_whoami_reads_it(harness: ServerHarness) -> 
     assert claims["exp"] - claims["iat"] == int(harness.services.config.jwt_seconds)
 
 
-def test_an_expired_token_says_so(harness: ServerHarness) -> None:
+def test_expired_token_error_message(harness: ServerHarness) -> None:
     tenant = harness.read(lambda db: keys.find_tenant(db, harness.tenant_id))
     key_id = harness.send_request("GET", "/auth/apikey/me").json()["key_id"]
     identity = CallerIdentity(tenant_id=harness.tenant_id, key_id=key_id)
@@ -144,7 +142,7 @@ def test_an_expired_token_says_so(harness: ServerHarness) -> None:
     assert (answer.status_code, answer.json()["error"]) == (401, auth.EXPIRED_TOKEN)
 
 
-def test_a_token_signed_elsewhere_opens_nothing(harness: ServerHarness) -> None:
+def test_token_with_foreign_signature_is_rejected(harness: ServerHarness) -> None:
     tenant = harness.read(lambda db: keys.find_tenant(db, harness.tenant_id))
     identity = CallerIdentity(tenant_id=harness.tenant_id, key_id=1)
 
@@ -156,7 +154,7 @@ def test_a_token_signed_elsewhere_opens_nothing(harness: ServerHarness) -> None:
     )
 
 
-def test_a_token_that_names_another_tenant_than_its_key_opens_nothing(
+def test_token_with_mismatched_tenant_is_rejected(
     harness: ServerHarness,
 ) -> None:
     tenant = harness.read(lambda db: keys.find_tenant(db, harness.other_tenant_id))

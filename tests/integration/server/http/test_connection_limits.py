@@ -119,7 +119,7 @@ def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "SWEEP_SECONDS", 0.05)
 
 
-def test_half_a_head_is_408_and_a_silent_connection_is_closed() -> None:
+def test_incomplete_head_returns_408_and_idle_connection_is_closed() -> None:
     with (
         run_server(head_seconds=SHORT) as server,
         server.connect() as half,
@@ -136,7 +136,7 @@ def test_half_a_head_is_408_and_a_silent_connection_is_closed() -> None:
         assert is_closed(silent)
 
 
-def test_a_head_that_comes_byte_by_byte_is_no_progress() -> None:
+def test_slow_head_times_out() -> None:
     with run_server(head_seconds=SHORT) as server, server.connect() as slow:
         slow.settimeout(0.02)
         answer = b""
@@ -149,7 +149,7 @@ def test_a_head_that_comes_byte_by_byte_is_no_progress() -> None:
         assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_request_that_takes_longer_than_heads_may_is_answered() -> None:
+def test_slow_request_outlives_head_timeout() -> None:
     with run_server(head_seconds=SHORT, body_seconds=SHORT) as server, server.connect() as patient:
         patient.sendall(GET.replace(b"/ ", b"/wait ", 1))
         assert read_response(patient)[0] == 200
@@ -169,9 +169,7 @@ def test_a_request_that_takes_longer_than_heads_may_is_answered() -> None:
         (b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n", 400),
     ],
 )
-def test_a_head_without_bounds_or_sense_is_refused_with_a_sentence(
-    head: bytes, status: int
-) -> None:
+def test_oversized_or_invalid_head_is_rejected(head: bytes, status: int) -> None:
     with run_server() as server, server.connect() as attacker:
         with contextlib.suppress(ConnectionError):
             attacker.sendall(head)
@@ -185,14 +183,14 @@ def test_a_head_without_bounds_or_sense_is_refused_with_a_sentence(
             assert read_response(other)[0] == 200
 
 
-def test_a_head_of_an_unusual_but_allowed_size_is_taken() -> None:
+def test_large_head_within_limit() -> None:
     with run_server() as server, server.connect() as client:
         filler = b"x: " + b"y" * (MAX_HEAD_BYTES - 100)
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + filler + b"\r\n\r\n")
         assert read_response(client)[0] == 200
 
 
-def test_so_many_pipelined_requests_are_answered_in_order_and_more_are_refused() -> None:
+def test_pipelined_requests_are_limited_and_ordered() -> None:
     with run_server() as server, server.connect() as client, server.connect() as attacker:
         client.sendall(GET * MAX_PIPELINED)
         for _ in range(MAX_PIPELINED):
@@ -205,7 +203,7 @@ def test_so_many_pipelined_requests_are_answered_in_order_and_more_are_refused()
         assert server.paths.count("/wait") <= 1
 
 
-def test_a_body_in_crumbs_or_with_endless_extensions_is_refused() -> None:
+def test_tiny_chunks_and_long_chunk_extensions_are_rejected() -> None:
     head = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     for poison in (b"1\r\na\r\n" * 10_000, b"1;" + b"x" * 3 * MAX_HEAD_BYTES):
         with run_server() as server, server.connect() as attacker:
@@ -215,7 +213,7 @@ def test_a_body_in_crumbs_or_with_endless_extensions_is_refused() -> None:
             assert is_closed(attacker)
 
 
-def test_trailers_do_not_become_headers_and_are_bounded() -> None:
+def test_trailers_are_ignored_and_limited() -> None:
     head = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
     with run_server() as server, server.connect() as client, server.connect() as attacker:
         client.sendall(head + b"x-api-key: tml-other\r\n\r\n")
@@ -225,7 +223,7 @@ def test_trailers_do_not_become_headers_and_are_bounded() -> None:
         assert read_response(attacker)[0] == 431
 
 
-def test_a_body_that_never_ends_after_its_answer_is_cut() -> None:
+def test_unread_body_after_response_is_cut_off() -> None:
     with run_server(body_seconds=SHORT) as server, server.connect() as attacker:
         attacker.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nabc")
         assert read_response(attacker)[0] == 200
@@ -240,7 +238,7 @@ def test_late_body_within_limit_keeps_connection() -> None:
         assert read_response(client)[0] == 200
 
 
-def test_an_answer_that_is_not_read_is_given_up() -> None:
+def test_unread_response_times_out() -> None:
     with run_server(body_seconds=SHORT) as server, server.connect() as attacker:
         attacker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         attacker.sendall(GET.replace(b"/ ", b"/long ", 1))
@@ -258,7 +256,7 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
         assert ended.is_set()
 
 
-def test_a_crowd_of_half_sent_requests_shuts_nobody_out() -> None:
+def test_half_sent_requests_do_not_block_others() -> None:
     with run_server(max_connections=20, max_per_peer=20) as server, contextlib.ExitStack() as stack:
         connections_half_sent = [stack.enter_context(server.connect()) for _ in range(100)]
         for attacker in connections_half_sent:

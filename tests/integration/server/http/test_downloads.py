@@ -59,7 +59,7 @@ def fetch(harness: ServerHarness, url: str, method: str = "GET", **headers: str)
 
 # --- links ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("segment", ["weights", "sampler_weights", "external_weights"])
-def test_every_file_has_a_link_that_needs_no_key(harness: ServerHarness, segment: str) -> None:
+def test_signed_url_needs_no_key(harness: ServerHarness, segment: str) -> None:
     checkpoint = create_checkpoint(
         harness, create_ready_model(harness, harness.session()), segment=segment
     )
@@ -89,7 +89,7 @@ def test_signed_url_expires_no_later_than_checkpoint(harness: ServerHarness) -> 
     assert expiry(dying) <= soon
 
 
-def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
+def test_expired_or_tampered_url_is_rejected(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     secret = harness.services.secret
@@ -122,7 +122,7 @@ def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
     "name",
     ["../store.db", "nothing", "manifest.json/x", ".", "adapter_config.json/..", "/etc/hosts"],
 )
-def test_only_what_the_manifest_names_is_opened_even_if_somebody_signed_for_it(
+def test_file_outside_manifest_is_rejected_even_if_signed(
     harness: ServerHarness, checkpoint: CheckpointRecord, name: str
 ) -> None:
     url = sign_url(harness.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, name), 2**33)
@@ -130,7 +130,7 @@ def test_only_what_the_manifest_names_is_opened_even_if_somebody_signed_for_it(
     assert fetch(harness, url).status_code in {403, 404}
 
 
-def test_a_file_beside_the_manifest_is_not_served(
+def test_file_outside_manifest_is_not_served(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     (harness.services.home.checkpoint_directory(checkpoint.id) / "stray").write_bytes(b"x")
@@ -141,7 +141,7 @@ def test_a_file_beside_the_manifest_is_not_served(
     assert fetch(harness, url).status_code == 404
 
 
-def test_a_link_dies_with_its_checkpoint(
+def test_signed_url_fails_after_checkpoint_deletion(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     url = links(harness, checkpoint)[BIG]
@@ -176,7 +176,7 @@ def test_other_tenants_get_urls_of_published_or_shared_checkpoints(
         ("bytes=-999999", slice(0, None)),
     ],
 )
-def test_a_range_is_answered_with_that_part(
+def test_range_request_returns_206(
     harness: ServerHarness, checkpoint: CheckpointRecord, asked: str, part: slice
 ) -> None:
     url, content = links(harness, checkpoint)[BIG], FILES[BIG]
@@ -191,7 +191,7 @@ def test_a_range_is_answered_with_that_part(
 
 
 @pytest.mark.parametrize("asked", ["bytes=10240-", "bytes=99999-100000", "bytes=-0"])
-def test_a_range_outside_is_refused_with_the_size(
+def test_unsatisfiable_range_returns_416_with_size(
     harness: ServerHarness, checkpoint: CheckpointRecord, asked: str
 ) -> None:
     answer = fetch(harness, links(harness, checkpoint)[BIG], range=asked)
@@ -204,7 +204,7 @@ def test_a_range_outside_is_refused_with_the_size(
     "asked",
     ["bytes=5-2", "bytes=a-b", "bytes=-", "items=0-1", "bytes=0-1,4-5", "bytes=0-" + "9" * 99],
 )
-def test_what_is_no_range_gets_the_whole_file(
+def test_invalid_range_returns_full_file(
     harness: ServerHarness, checkpoint: CheckpointRecord, asked: str
 ) -> None:
     answer = fetch(harness, links(harness, checkpoint)[BIG], range=asked)
@@ -212,7 +212,7 @@ def test_what_is_no_range_gets_the_whole_file(
     assert (answer.status_code, answer.content) == (200, FILES[BIG])
 
 
-def test_a_range_of_a_file_that_changed_gets_the_whole_file(
+def test_if_range_mismatch_returns_full_file(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     url = links(harness, checkpoint)[BIG]
@@ -226,7 +226,7 @@ def test_a_range_of_a_file_that_changed_gets_the_whole_file(
     assert other.content == FILES[BIG]
 
 
-def test_head_says_everything_but_the_content(
+def test_head_request_returns_headers_only(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     url = links(harness, checkpoint)[BIG]
@@ -240,7 +240,7 @@ def test_head_says_everything_but_the_content(
 
 
 # --- archives ------------------------------------------------------------------------------------
-def test_the_archive_is_a_tar_of_all_files_in_any_range(
+def test_archive_is_tar_with_range_support(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     answer = harness.send_request(
@@ -257,7 +257,7 @@ def test_the_archive_is_a_tar_of_all_files_in_any_range(
     assert fetch(harness, url, range="bytes=700-1500").content == whole.content[700:1501]
 
 
-def test_whoever_does_not_ask_for_json_is_led_to_the_archive(
+def test_non_json_request_redirects_to_archive(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     answer = harness.send_request(
@@ -276,7 +276,7 @@ def test_whoever_does_not_ask_for_json_is_led_to_the_archive(
 
 
 # --- on a real socket ---------------------------------------------------------------------------
-def test_our_client_downloads_and_verifies_a_checkpoint(
+def test_tinkex_client_downloads_and_verifies_checkpoint(
     harness: ServerHarness, checkpoint: CheckpointRecord, tmp_path: Path
 ) -> None:
     target = tmp_path / "mine"
@@ -288,7 +288,7 @@ def test_our_client_downloads_and_verifies_a_checkpoint(
     assert (target / BIG).read_bytes() == FILES[BIG]
 
 
-def test_a_download_that_broke_goes_on_where_it_stopped(
+def test_interrupted_download_resumes(
     harness: ServerHarness, checkpoint: CheckpointRecord, tmp_path: Path
 ) -> None:
     ranges: list[str | None] = []
@@ -336,7 +336,7 @@ class Cut:
                 raise ConnectionResetError("the line went dead")
 
 
-def test_a_damaged_checkpoint_is_not_served(
+def test_damaged_checkpoint_is_not_served(
     harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     url = links(harness, checkpoint)[BIG]
@@ -360,7 +360,7 @@ def test_a_damaged_checkpoint_is_not_served(
         assert answer.headers["x-should-retry"] == "false"
 
 
-def test_a_file_that_shrank_while_it_was_sent_is_cut_off_not_padded(
+def test_truncated_file_closes_connection(
     harness: ServerHarness, checkpoint: CheckpointRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = links(harness, checkpoint)[BIG]
@@ -385,7 +385,7 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def test_a_large_file_is_sent_in_constant_memory(harness: ServerHarness) -> None:
+def test_large_file_is_sent_in_constant_memory(harness: ServerHarness) -> None:
     num_bytes = 96 * 2**20
     checkpoint = create_checkpoint(
         harness, create_ready_model(harness, harness.session()), files={"a": b""}
@@ -424,7 +424,7 @@ def test_a_large_file_is_sent_in_constant_memory(harness: ServerHarness) -> None
 
 
 # --- traces --------------------------------------------------------------------------------------
-def test_a_trace_shows_what_a_session_did(harness: ServerHarness) -> None:
+def test_trace_of_session(harness: ServerHarness) -> None:
     session_id = harness.session()
     run_id = create_ready_model(harness, session_id)
     now = time.time()

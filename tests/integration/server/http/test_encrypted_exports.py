@@ -115,9 +115,7 @@ def test_every_offered_file_is_encrypted_and_decrypts_to_the_same_bytes(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_servers_own_manifest_has_no_link(
-    harness: ServerHarness, url: str, exported: dict[str, str]
-) -> None:
+def test_manifest_has_no_url(harness: ServerHarness, url: str, exported: dict[str, str]) -> None:
     directory = directory_of(harness, exported["locked"])
     assert (directory / SERVER_MANIFEST_NAME).is_file()
     assert not (directory / "manifest.json").exists()
@@ -127,7 +125,7 @@ def test_the_servers_own_manifest_has_no_link(
         assert harness.client.get(signed).status_code == 404
 
 
-def test_damage_in_one_encrypted_byte_is_noticed_by_the_server(
+def test_damaged_encrypted_byte_is_detected(
     harness: ServerHarness, url: str, exported: dict[str, str], tmp_path: Path
 ) -> None:
     directory = directory_of(harness, exported["locked"])
@@ -143,7 +141,7 @@ def test_damage_in_one_encrypted_byte_is_noticed_by_the_server(
     assert not caught.value.retryable
 
 
-def test_a_copy_of_an_encrypted_export_is_verified_and_encrypted_too(
+def test_copy_of_encrypted_export_is_verified(
     harness: ServerHarness, exported: dict[str, str], tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
@@ -152,7 +150,7 @@ def test_a_copy_of_an_encrypted_export_is_verified_and_encrypted_too(
     assert [name for name in downloadable_names(copy) if not name.endswith(".age")] == []
 
 
-def test_an_export_of_an_older_server_is_downloaded_verified_and_decrypted(
+def test_export_of_older_server_is_decrypted(
     harness: ServerHarness, url: str, identity: Any, tmp_path: Path
 ) -> None:
     """Until now the manifest of the encrypted files was offered in the clear."""
@@ -174,9 +172,7 @@ def test_an_export_of_an_older_server_is_downloaded_verified_and_decrypted(
     assert {name: contents(opened)[name] for name in FILES} == FILES
 
 
-def test_an_identity_that_does_not_fit_leaves_nothing(
-    url: str, exported: dict[str, str], tmp_path: Path
-) -> None:
+def test_wrong_identity_leaves_no_files(url: str, exported: dict[str, str], tmp_path: Path) -> None:
     stranger = tmp_path / "stranger.txt"
     stranger.write_text(f"{pyrage.x25519.Identity.generate()}\n")
     rest = RestClient(base_url=url, api_key=KEY)

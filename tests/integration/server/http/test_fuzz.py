@@ -67,13 +67,13 @@ def check_refused(reply: Reply) -> None:
 
 @MODEST
 @given(st.binary(max_size=300))
-def test_any_bytes_for_protobuf(fuzzed: ServerHarness, body: bytes) -> None:
+def test_fuzz_protobuf_bytes(fuzzed: ServerHarness, body: bytes) -> None:
     check_refused(send(fuzzed, PASS, body, PROTO))
 
 
 @MODEST
 @given(st.data())
-def test_a_pass_with_bytes_changed(fuzzed: ServerHarness, data: st.DataObject) -> None:
+def test_fuzz_mutated_protobuf_pass(fuzzed: ServerHarness, data: st.DataObject) -> None:
     body = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(body) - 1))
@@ -85,13 +85,13 @@ def test_a_pass_with_bytes_changed(fuzzed: ServerHarness, data: st.DataObject) -
 
 @MODEST
 @given(st.binary(max_size=300))
-def test_any_bytes_for_zstd(fuzzed: ServerHarness, body: bytes) -> None:
+def test_fuzz_zstd_bytes(fuzzed: ServerHarness, body: bytes) -> None:
     check_refused(send(fuzzed, PASS, body, {**PROTO, "content-encoding": "zstd"}))
 
 
 @MODEST
 @given(st.data())
-def test_a_packed_pass_with_bytes_changed(fuzzed: ServerHarness, data: st.DataObject) -> None:
+def test_fuzz_mutated_zstd_pass(fuzzed: ServerHarness, data: st.DataObject) -> None:
     body = bytearray(compress_zstd(GOOD))
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -100,7 +100,7 @@ def test_a_packed_pass_with_bytes_changed(fuzzed: ServerHarness, data: st.DataOb
 
 @MODEST
 @given(st.sampled_from(sorted(ENDPOINTS)), st.binary(max_size=200))
-def test_any_bytes_for_json(fuzzed: ServerHarness, name: str, body: bytes) -> None:
+def test_fuzz_json_bytes(fuzzed: ServerHarness, name: str, body: bytes) -> None:
     row = ENDPOINTS[name]
     if (
         row.body is not BodyFormat.JSON
@@ -114,7 +114,7 @@ def test_any_bytes_for_json(fuzzed: ServerHarness, name: str, body: bytes) -> No
 
 @MODEST
 @given(st.data())
-def test_any_values_in_the_fields_of_a_message(fuzzed: ServerHarness, data: st.DataObject) -> None:
+def test_fuzz_field_values(fuzzed: ServerHarness, data: st.DataObject) -> None:
     row = ENDPOINTS[data.draw(st.sampled_from(JSON_ROWS))]
     fields = getattr(row.request, "__struct_fields__", ()) or ("model_id", "forward_input")
     message = {

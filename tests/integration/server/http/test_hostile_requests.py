@@ -90,14 +90,14 @@ def send(
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "QUERY"])
-def test_every_path_with_another_method(harness: ServerHarness, method: str) -> None:
+def test_every_path_with_wrong_methods(harness: ServerHarness, method: str) -> None:
     for row in ROWS:
         if (method, row.path) not in SERVED and not row.is_long_poll:
             reply = send(harness, method, path_of(row))
             assert reply.status != 200 or method in {"HEAD", "OPTIONS"}, (row.name, method)
 
 
-def test_every_field_with_every_absurd_value(harness: ServerHarness) -> None:
+def test_every_field_with_invalid_values(harness: ServerHarness) -> None:
     for row in ROWS:
         if row.body is BodyFormat.NONE or row.is_long_poll:
             continue
@@ -130,7 +130,7 @@ def test_every_field_with_every_absurd_value(harness: ServerHarness) -> None:
     ],
     ids=lambda headers: "-".join(headers),
 )
-def test_every_endpoint_with_absurd_headers(
+def test_every_endpoint_with_invalid_headers(
     harness: ServerHarness, headers: dict[str, str]
 ) -> None:
     for row in ROWS:
@@ -145,7 +145,7 @@ def test_every_endpoint_with_absurd_headers(
         *("tinker:", " ", "'; drop table runs; --", "-1", "1e999", "\ufffe"),
     ],
 )
-def test_every_id_in_a_path_with_absurd_values(harness: ServerHarness, value: str) -> None:
+def test_every_path_id_with_invalid_values(harness: ServerHarness, value: str) -> None:
     for row in ROWS:
         if "{" in row.path:
             send(harness, row.method, path_of(row, value), b"{}")
@@ -232,7 +232,7 @@ SHAPES = FRAMES | {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_absurd_bytes_are_refused_and_nothing_is_smuggled(
+def test_malformed_bytes_are_rejected_without_request_smuggling(
     harness: ServerHarness, address: Any, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = exchange_bytes(address, SHAPES[shape] + SMUGGLED)
@@ -243,7 +243,7 @@ def test_absurd_bytes_are_refused_and_nothing_is_smuggled(
     assert exchange_bytes(address, b"GET /api/v1/healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
 
 
-def test_the_key_of_all_these_requests_is_still_good(harness: ServerHarness) -> None:
+def test_key_remains_valid_after_hostile_requests(harness: ServerHarness) -> None:
     assert send(harness, "GET", f"{API}/sessions").status == 200
 
 

@@ -216,7 +216,7 @@ def two_tenants_published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield TwoTenants(harness, resource_ids(theirs), resource_ids(own))
 
 
-def test_every_endpoint_is_looked_at() -> None:
+def test_every_endpoint_has_isolation_cases() -> None:
     assert FOREIGN.keys() | NAMELESS == ENDPOINTS.keys() == ROUTES.keys()
     assert not FOREIGN.keys() & NAMELESS
 
@@ -246,7 +246,7 @@ def words(answer: httpx.Response, names: ResourceIds) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_what_is_foreign_is_answered_like_what_does_not_exist(
+def test_other_tenants_resource_returns_same_error_as_missing(
     two_tenants: TwoTenants, name: str
 ) -> None:
     harness, theirs, own = two_tenants
@@ -263,9 +263,7 @@ def test_what_is_foreign_is_answered_like_what_does_not_exist(
 
 
 @pytest.mark.parametrize("name", sorted(ENDPOINTS.keys() - {"health"}))
-def test_without_a_good_key_nothing_is_answered_and_nothing_happens(
-    two_tenants: TwoTenants, name: str
-) -> None:
+def test_invalid_key_is_rejected_without_side_effects(two_tenants: TwoTenants, name: str) -> None:
     harness, resources, _ = two_tenants
     before = inventory(harness)
 
@@ -293,7 +291,7 @@ def inventory(harness: ServerHarness) -> list[Any]:
     ]
 
 
-def test_lists_show_nothing_of_others(harness: ServerHarness) -> None:
+def test_lists_exclude_other_tenants(harness: ServerHarness) -> None:
     create_resources(harness)
     start, end = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
     span = f"starting_on={start}&ending_before={end}"
@@ -315,7 +313,7 @@ def test_lists_show_nothing_of_others(harness: ServerHarness) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_what_is_published_can_be_read_and_nothing_else(
+def test_published_checkpoint_is_read_only_for_others(
     two_tenants_published: TwoTenants, name: str
 ) -> None:
     harness, theirs, own = two_tenants_published

@@ -66,7 +66,7 @@ def cases(name: str) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_with_a_key_every_answer_is_as_described(place: Place, name: str) -> None:
+def test_responses_match_schema_with_key(place: Place, name: str) -> None:
     @MODEST
     @given(cases(name))
     def check(case: Any) -> None:
@@ -78,7 +78,7 @@ def test_with_a_key_every_answer_is_as_described(place: Place, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_about_things_that_exist_every_answer_is_as_described(place: Place, name: str) -> None:
+def test_responses_match_schema_for_existing_resources(place: Place, name: str) -> None:
     things = create_resources(place.harness)
     place.harness.finish(
         place.harness.services.queue.find(place.harness.tenant_id, things.request_id)
@@ -120,7 +120,7 @@ def point_at(case: Any, things: TenantResources) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(ENDPOINTS) - {"health"}))
-def test_without_a_key_nobody_gets_anything(place: Place, name: str) -> None:
+def test_schema_requests_without_key_return_401(place: Place, name: str) -> None:
     @settings(MODEST, max_examples=1)
     @given(cases(name))
     def check(case: Any) -> None:
@@ -131,7 +131,7 @@ def test_without_a_key_nobody_gets_anything(place: Place, name: str) -> None:
     check()
 
 
-def test_no_optimizer_means_the_usual_one(place: Place) -> None:
+def test_missing_optimizer_uses_default(place: Place) -> None:
     """The description lets it be null, which longer runs of the tests above come upon."""
     session_id = place.harness.session()
     answer = create_model(place.harness, session_id, optimizer_config=None)

@@ -47,7 +47,7 @@ def sample(harness: ServerHarness, session_id: str, seq_id: int, max_tokens: int
     return harness.post("/asample", request)
 
 
-def test_nothing_is_limited_unless_it_is_configured(tmp_path: Path) -> None:
+def test_no_quotas_by_default(tmp_path: Path) -> None:
     with open_harness(tmp_path) as harness:
         create_ready_model(harness, harness.session())
         found = harness.send_request("GET", "/usage/quotas").json()["quotas"]
@@ -61,7 +61,7 @@ def test_nothing_is_limited_unless_it_is_configured(tmp_path: Path) -> None:
         assert found[0]["used"] == 1
 
 
-def test_models_are_counted_until_their_session_is_finished(tmp_path: Path) -> None:
+def test_model_quota_counts_unfinished_sessions(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_models_per_tenant=2) as harness:
         one, other = harness.session(), harness.session()
         create_ready_model(harness, one)
@@ -78,7 +78,7 @@ def test_models_are_counted_until_their_session_is_finished(tmp_path: Path) -> N
         assert create_model(harness, other, model_seq_id=1).status_code == 200
 
 
-def test_requests_at_once_do_not_slip_past_a_quota(tmp_path: Path) -> None:
+def test_concurrent_requests_respect_quota(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_models_per_tenant=3) as harness:
         session_id = harness.session()
         with ThreadPoolExecutor(8) as pool:
@@ -89,7 +89,7 @@ def test_requests_at_once_do_not_slip_past_a_quota(tmp_path: Path) -> None:
         assert sorted(statuses) == [200] * 3 + [403] * 13
 
 
-def test_checkpoints_are_counted_and_one_can_replace_another(tmp_path: Path) -> None:
+def test_checkpoint_quota_allows_replacement(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_checkpoints_per_tenant=2) as harness:
         run_id = create_ready_model(harness, harness.session())
         create_checkpoint(harness, run_id, "a")
@@ -107,7 +107,7 @@ def test_checkpoints_are_counted_and_one_can_replace_another(tmp_path: Path) -> 
         assert save(harness, run_id, 2, path="c").status_code == 200
 
 
-def test_stored_bytes_count_unnamed_weights_too(tmp_path: Path) -> None:
+def test_storage_quota_counts_unnamed_weights(tmp_path: Path) -> None:
     with open_harness(tmp_path) as harness:
         run_id = create_ready_model(harness, harness.session())
         first = create_checkpoint(harness, run_id, "a")
@@ -145,7 +145,7 @@ def test_hourly_token_quota(tmp_path: Path) -> None:
         assert 0 < int(refused.headers["retry-after"]) <= 3600
 
 
-def test_the_quotas_of_a_tenant_come_before_the_settings(tmp_path: Path) -> None:
+def test_tenant_quotas_override_settings(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_models_per_tenant=1, max_tokens_per_hour=7) as harness:
         own = {"models": 0, "checkpoints": 5, "of a later version": 1}
         harness.write(lambda db: quotas.set_overrides(db, harness.tenant_id, own))
@@ -162,7 +162,7 @@ def test_the_quotas_of_a_tenant_come_before_the_settings(tmp_path: Path) -> None
         }
 
 
-def test_sessions_of_an_hour_are_refused_beyond_their_quota(tmp_path: Path) -> None:
+def test_hourly_session_quota(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_sessions_per_hour=2) as harness:
         body = {"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"}
         first = harness.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
@@ -186,7 +186,7 @@ def test_sessions_of_an_hour_are_refused_beyond_their_quota(tmp_path: Path) -> N
         assert harness.post("/create_session", body).status_code == 429
 
 
-def test_sessions_of_earlier_hours_do_not_count(tmp_path: Path) -> None:
+def test_session_quota_resets_each_hour(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_sessions_per_hour=1) as harness:
         harness.session()
         harness.write(lambda db: db.execute(sa.update(sessions).values(created_at=0.0)))

@@ -161,7 +161,7 @@ def test_tenant_concurrency_limit_queues_own_requests(tmp_path: Path) -> None:
 
 
 # --- how much ------------------------------------------------------------------------------
-def test_a_body_that_says_it_is_too_large_is_not_even_read(
+def test_oversized_content_length_is_rejected_unread(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     reply = post_pieces(recording_harness, CONFIG, b"{}", content_length=str(LIMIT + 1))
@@ -172,7 +172,7 @@ def test_a_body_that_says_it_is_too_large_is_not_even_read(
     assert not handler.calls
 
 
-def test_a_body_that_says_nothing_is_read_up_to_the_limit(
+def test_body_without_content_length_is_limited(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     reply = post_pieces(recording_harness, CONFIG, *repeat(b"x" * (LIMIT // 8), 1000))
@@ -183,7 +183,7 @@ def test_a_body_that_says_nothing_is_read_up_to_the_limit(
 
 
 @pytest.mark.parametrize("declared", ["0", "7", "-1", "x", "1e9", "", "9" * 5000])
-def test_a_body_that_lies_about_its_length_is_still_bounded(
+def test_body_longer_than_content_length_is_limited(
     recording_harness: ServerHarness, declared: str
 ) -> None:
     reply = post_pieces(
@@ -194,7 +194,7 @@ def test_a_body_that_lies_about_its_length_is_still_bounded(
     assert reply.num_read <= 3
 
 
-def test_a_body_of_just_the_limit_is_read(
+def test_body_of_exactly_the_limit_is_read(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     text = b'{"sdk_version":"%s"}'
@@ -205,7 +205,7 @@ def test_a_body_of_just_the_limit_is_read(
     assert handler.call.body == body
 
 
-def test_a_client_that_goes_away_reaches_no_handler(
+def test_disconnected_client_does_not_reach_handler(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     post_pieces(recording_harness, CONFIG, b'{"sdk', None)
@@ -213,7 +213,7 @@ def test_a_client_that_goes_away_reaches_no_handler(
     assert not handler.calls
 
 
-def test_what_carries_no_tensors_is_small_whatever_the_server_takes(
+def test_small_body_limit_for_endpoints_without_tensors(
     tmp_path: Path, handler: RecordingHandler
 ) -> None:
     body = b'{"tags":[],"sdk_version":"1","user_metadata":[' + b"{}," * (8 * MEBI // 3) + b"{}]}"
@@ -232,7 +232,7 @@ def test_what_carries_no_tensors_is_small_whatever_the_server_takes(
     assert not handler.calls
 
 
-def test_a_pass_in_json_of_millions_of_objects_is_refused_before_it_is_one(
+def test_json_with_too_many_objects_is_rejected_before_decoding(
     tmp_path: Path, handler: RecordingHandler
 ) -> None:
     packed = compress_zstd(b'{"forward_input":[' + b"{}," * 2_000_000 + b"{}]}")
@@ -244,9 +244,7 @@ def test_a_pass_in_json_of_millions_of_objects_is_refused_before_it_is_one(
     assert "objects and lists" in refused.error
 
 
-def test_bodies_in_flight_share_a_budget_and_give_it_back(
-    tmp_path: Path, handler: RecordingHandler
-) -> None:
+def test_request_bodies_share_byte_budget(tmp_path: Path, handler: RecordingHandler) -> None:
     options = {"max_body_bytes": 3000, "max_inflight_bytes": 5000}
     with open_harness(tmp_path / "home", {"client_config": handler}, **options) as harness:
         # Unpacked, the body is held twice, and that is more than one tenant may hold.
@@ -267,7 +265,7 @@ def test_bodies_in_flight_share_a_budget_and_give_it_back(
         b"\xff\xfe{}",
     ],
 )
-def test_what_is_not_utf_8_is_a_sentence(
+def test_invalid_utf8_returns_error_message(
     recording_harness: ServerHarness, handler: RecordingHandler, body: bytes
 ) -> None:
     reply = post_pieces(recording_harness, CONFIG, body)
@@ -293,7 +291,7 @@ def _bomb(num_bytes: int, *, says_size: bool) -> bytes:
 
 
 @pytest.mark.parametrize("says_size", [True, False])
-def test_a_zip_bomb_is_refused_in_little_memory(
+def test_decompression_bomb_is_rejected_with_bounded_memory(
     recording_harness: ServerHarness, says_size: bool
 ) -> None:
     bomb = _bomb(512 * MEBI, says_size=says_size)
@@ -318,7 +316,7 @@ def test_a_zip_bomb_is_refused_in_little_memory(
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd, zstd", "x" * 999])
-def test_another_packing_is_415(
+def test_unknown_content_encoding_returns_415(
     recording_harness: ServerHarness, handler: RecordingHandler, encoding: str
 ) -> None:
     reply = post_pieces(recording_harness, CONFIG, b"{}", content_encoding=encoding)
@@ -327,14 +325,14 @@ def test_another_packing_is_415(
     assert not handler.calls
 
 
-def test_protobuf_is_for_passes_only(recording_harness: ServerHarness) -> None:
+def test_protobuf_is_rejected_for_json_endpoints(recording_harness: ServerHarness) -> None:
     assert (
         post_pieces(recording_harness, CONFIG, b"", content_type="application/x-protobuf").status
         == 415
     )
 
 
-def test_a_sparse_tensor_that_would_be_huge_is_refused(
+def test_huge_sparse_tensor_is_rejected(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     rows, cols = 8, 1 << 40
@@ -348,7 +346,7 @@ def test_a_sparse_tensor_that_would_be_huge_is_refused(
     assert not handler.calls
 
 
-def test_many_sparse_tensors_are_counted_together(recording_harness: ServerHarness) -> None:
+def test_sparse_tensors_share_one_limit(recording_harness: ServerHarness) -> None:
     part = TensorData([1], "int64", [1, 40 * MEBI], [0, 1], [5])
     body = encode_json(
         ForwardBackwardRequest(
@@ -363,7 +361,7 @@ def test_many_sparse_tensors_are_counted_together(recording_harness: ServerHarne
     assert post_pieces(recording_harness, PASS, body).status == 422
 
 
-def test_a_sample_may_not_bring_a_huge_sparse_tensor_either(
+def test_huge_sparse_tensor_in_sample_is_rejected(
     recording_harness: ServerHarness,
 ) -> None:
     body = {
@@ -387,7 +385,7 @@ def test_a_sample_may_not_bring_a_huge_sparse_tensor_either(
 # --- reading -------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("is_forward_only", [False, True])
-def test_a_protobuf_pass_is_read(
+def test_protobuf_pass_is_decoded(
     recording_harness: ServerHarness,
     handler: RecordingHandler,
     is_packed: bool,
@@ -413,9 +411,7 @@ def test_a_protobuf_pass_is_read(
         assert handler.call.request == request
 
 
-def test_a_large_pass_is_read_too(
-    recording_harness: ServerHarness, handler: RecordingHandler
-) -> None:
+def test_large_pass_is_decoded(recording_harness: ServerHarness, handler: RecordingHandler) -> None:
     tokens = TensorData(list(range(25_000)), "int64")
     content = encode_forward_backward_request(make_pass_request(target_tokens=tokens))
     assert 200_000 < len(content) < LIMIT
@@ -428,9 +424,7 @@ def test_a_large_pass_is_read_too(
     assert read == tokens
 
 
-def test_older_clients_write_passes_as_json(
-    recording_harness: ServerHarness, handler: RecordingHandler
-) -> None:
+def test_json_pass_is_decoded(recording_harness: ServerHarness, handler: RecordingHandler) -> None:
     request = make_pass_request(target_tokens=TensorData([1, 2, 3], "int64"))
     forward = ForwardRequest(request.forward_backward_input, request.model_id, request.seq_id)
 
@@ -440,7 +434,7 @@ def test_older_clients_write_passes_as_json(
     assert (handler.call.request, handler.call.is_proto) == (forward, False)
 
 
-def test_json_may_be_packed_as_well(
+def test_compressed_json_is_decoded(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     body = compress_zstd(b'{"sdk_version": "1"}')
@@ -450,7 +444,7 @@ def test_json_may_be_packed_as_well(
     assert handler.call.body == b'{"sdk_version": "1"}'
 
 
-def test_no_body_is_an_empty_object(recording_harness: ServerHarness) -> None:
+def test_missing_body_is_empty_object(recording_harness: ServerHarness) -> None:
     assert post_pieces(recording_harness, f"{API}/auth/token").status == 200
     missing = post_pieces(recording_harness, CONFIG)
     assert missing.status == 422
@@ -471,7 +465,7 @@ def test_no_body_is_an_empty_object(recording_harness: ServerHarness) -> None:
         b'{"sdk_version": "1", "x": ' + b"[" * 100_000,
     ],
 )
-def test_what_is_not_the_message_is_422_with_a_sentence(
+def test_invalid_body_returns_422(
     recording_harness: ServerHarness, handler: RecordingHandler, body: bytes
 ) -> None:
     reply = post_pieces(recording_harness, CONFIG, body)
@@ -489,7 +483,9 @@ def test_escaped_backslash_in_json(
 
 
 @pytest.mark.parametrize("model_id", ["", "a/b", "a\x00b", "a b", ".."])
-def test_a_model_id_of_protobuf_is_an_id(recording_harness: ServerHarness, model_id: str) -> None:
+def test_invalid_model_id_in_protobuf_is_rejected(
+    recording_harness: ServerHarness, model_id: str
+) -> None:
     body = encode_forward_backward_request(make_pass_request(model_id))
 
     assert (
@@ -498,7 +494,7 @@ def test_a_model_id_of_protobuf_is_an_id(recording_harness: ServerHarness, model
     )
 
 
-def test_headers_come_by_lower_case_name_and_the_url_leads_back(
+def test_request_context_headers_and_base_url(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     recording_harness.post(
@@ -545,7 +541,7 @@ def test_run_ids_have_colons_and_checkpoint_ids_two_segments(
         "/training_runs/r/checkpoints/weights/a%20b",
     ],
 )
-def test_a_path_with_what_is_no_id_is_refused(
+def test_invalid_id_in_path_is_rejected(
     recording_harness: ServerHarness, handler: RecordingHandler, path: str
 ) -> None:
     method = "DELETE" if "checkpoints" in path else "GET"
@@ -573,7 +569,7 @@ def test_a_path_with_what_is_no_id_is_refused(
         "&".join(f"x{n}=1" for n in range(100)),
     ],
 )
-def test_a_query_that_makes_no_sense_is_422(
+def test_invalid_query_returns_422(
     recording_harness: ServerHarness, handler: RecordingHandler, query: str
 ) -> None:
     answer = recording_harness.send_request("GET", f"/training_runs?{query}")
@@ -582,7 +578,7 @@ def test_a_query_that_makes_no_sense_is_422(
     assert not handler.calls
 
 
-def test_a_query_that_makes_sense_arrives(
+def test_valid_query_is_decoded(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     recording_harness.send_request(
@@ -598,9 +594,7 @@ def test_a_query_that_makes_sense_arrives(
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/api/v1/nothing", "/api/v1", "/", "/api/v2/healthz"])
-def test_a_path_that_leads_nowhere_is_a_json_fault(
-    recording_harness: ServerHarness, path: str
-) -> None:
+def test_unknown_path_returns_json_error(recording_harness: ServerHarness, path: str) -> None:
     answer = recording_harness.client.get(path)
 
     assert answer.status_code == 404
@@ -609,7 +603,7 @@ def test_a_path_that_leads_nowhere_is_a_json_fault(
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "TRACE"])
-def test_another_method_is_a_json_fault(recording_harness: ServerHarness, method: str) -> None:
+def test_wrong_method_returns_json_error(recording_harness: ServerHarness, method: str) -> None:
     answer = recording_harness.send_request(method, "/client/config")
 
     assert answer.status_code == 405
@@ -618,7 +612,7 @@ def test_another_method_is_a_json_fault(recording_harness: ServerHarness, method
     assert method == "HEAD" or "allowed: POST" in answer.json()["error"]
 
 
-def test_an_unusual_host_header_is_refused_politely(recording_harness: ServerHarness) -> None:
+def test_invalid_host_header_returns_json_error(recording_harness: ServerHarness) -> None:
     answer = recording_harness.post(
         "/client/config", {"sdk_version": "1"}, headers={"Host": "a b/../c"}
     )
@@ -628,7 +622,7 @@ def test_an_unusual_host_header_is_refused_politely(recording_harness: ServerHar
 
 
 # --- answering -----------------------------------------------------------------------------
-def test_an_answer_goes_out_as_it_is(
+def test_raw_response_is_sent_unchanged(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     handler.reply = RawResponse(
@@ -643,7 +637,7 @@ def test_an_answer_goes_out_as_it_is(
     assert answer.headers["content-length"] == "5"
 
 
-def test_nothing_is_an_empty_object(
+def test_none_response_is_empty_object(
     recording_harness: ServerHarness, handler: RecordingHandler
 ) -> None:
     handler.reply = None
@@ -664,7 +658,7 @@ def test_nothing_is_an_empty_object(
         (CheckpointError("no"), 500, "server"),
     ],
 )
-def test_errors_have_a_status_a_sentence_and_a_culprit(
+def test_errors_have_status_message_and_category(
     recording_harness: ServerHarness,
     handler: RecordingHandler,
     error: Exception,
@@ -689,7 +683,7 @@ def test_errors_have_a_status_a_sentence_and_a_culprit(
         (StoreBusy("later"), 503, "1"),
     ],
 )
-def test_what_may_pass_says_when_to_come_again(
+def test_retryable_errors_have_retry_after(
     recording_harness: ServerHarness,
     handler: RecordingHandler,
     error: Exception,
@@ -704,7 +698,7 @@ def test_what_may_pass_says_when_to_come_again(
     assert answer.headers["retry-after"] == seconds
 
 
-def test_a_defect_is_logged_under_an_id_and_not_shown(
+def test_internal_error_is_logged_with_incident_id(
     recording_harness: ServerHarness, handler: RecordingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler.reply = ZeroDivisionError("a secret of the server")
@@ -719,7 +713,7 @@ def test_a_defect_is_logged_under_an_id_and_not_shown(
     assert "a secret of the server" in caplog.text
 
 
-def test_a_full_disk_is_a_503_that_may_be_tried_again_and_names_no_path(
+def test_full_disk_returns_retryable_503_without_path(
     recording_harness: ServerHarness, handler: RecordingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler.reply = OSError(errno.ENOSPC, "No space left on device", "/srv/secret/file")

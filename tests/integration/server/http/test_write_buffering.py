@@ -111,7 +111,7 @@ class FakeLoop:
             work()
 
 
-def test_little_is_held_until_the_turn_ends_and_much_is_not() -> None:
+def test_small_writes_are_buffered_until_loop_iteration_ends() -> None:
     transport, loop = FakeTransport(), FakeLoop()
     buffered: Any = WriteBufferingTransport(transport, loop)  # type: ignore[arg-type]
     large = b"x" * (MAX_BUFFERED_BYTES + 1)

@@ -63,7 +63,7 @@ async def accept(listener: socket.socket, num_starts: int) -> list[str]:
 
 
 @pytest.mark.asyncio
-async def test_another_address_does_not_wait_for_the_whole_backlog_of_one() -> None:
+async def test_accept_queue_is_fair_between_addresses() -> None:
     with waiting(*[FLOOD] * 40, QUIET) as (listener, _):
         peers = await accept(listener, 41)
     # Two start at once; then one of each address has its turn.
@@ -72,7 +72,7 @@ async def test_another_address_does_not_wait_for_the_whole_backlog_of_one() -> N
 
 
 @pytest.mark.asyncio
-async def test_one_address_cannot_have_more_than_its_share_of_the_queue(
+async def test_accept_queue_limit_per_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(accepting, "MAX_WAITING_PER_PEER", 3)
@@ -83,7 +83,7 @@ async def test_one_address_cannot_have_more_than_its_share_of_the_queue(
 
 
 @pytest.mark.asyncio
-async def test_connections_that_wait_are_closed_with_the_listener() -> None:
+async def test_queued_connections_are_closed_with_listener() -> None:
     with waiting(*[FLOOD] * 20) as (listener, clients):
         connections = registry()
         peers: list[str] = []
@@ -118,7 +118,7 @@ class NoDescriptorsSocket:
 
 
 @pytest.mark.asyncio
-async def test_connections_wait_in_the_kernel_while_there_is_no_descriptor(
+async def test_accept_pauses_without_file_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(accepting, "RETRY_SECONDS", 0.0)

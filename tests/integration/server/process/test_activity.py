@@ -29,7 +29,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("path", sorted(IGNORED_PATHS))
-async def test_questions_about_health_are_no_activity(home: Home, path: str) -> None:
+async def test_health_checks_do_not_count_as_activity(home: Home, path: str) -> None:
     asked: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -46,7 +46,7 @@ async def test_questions_about_health_are_no_activity(home: Home, path: str) -> 
 
 
 @pytest.mark.asyncio
-async def test_many_requests_touch_the_file_once_in_a_while(home: Home) -> None:
+async def test_activity_file_touch_is_throttled(home: Home) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
 
@@ -59,7 +59,7 @@ async def test_many_requests_touch_the_file_once_in_a_while(home: Home) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_home_that_is_gone_stops_no_request(home: Home) -> None:
+async def test_missing_home_does_not_fail_requests(home: Home) -> None:
     asked: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -70,7 +70,7 @@ async def test_a_home_that_is_gone_stops_no_request(home: Home) -> None:
     assert asked == ["/any"]
 
 
-def test_a_duty_goes_on_after_the_database_was_in_trouble() -> None:
+def test_periodic_task_continues_after_database_error() -> None:
     done = threading.Event()
     calls = iter([StoreBusy("busy"), OSError("gone"), None])
 

@@ -36,7 +36,7 @@ async def test_child_that_never_starts_is_given_up(
 
 
 @pytest.mark.asyncio
-async def test_a_process_of_a_server_that_was_ready_is_started_again_and_again(
+async def test_child_is_restarted_after_server_was_ready(
     tmp_path: Path,
 ) -> None:
     kept = child(tmp_path, "tinkex.no_such_module")
@@ -51,7 +51,7 @@ async def test_a_process_of_a_server_that_was_ready_is_started_again_and_again(
 
 
 @pytest.mark.asyncio
-async def test_a_process_that_is_being_started_is_stopped_too(tmp_path: Path) -> None:
+async def test_stop_during_child_startup(tmp_path: Path) -> None:
     # A module that would run for ever, because it waits for the end of its input.
     kept = child(tmp_path, "code")
     keeping = asyncio.create_task(kept.supervise())
@@ -62,7 +62,7 @@ async def test_a_process_that_is_being_started_is_stopped_too(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
-async def test_a_process_that_waits_for_work_is_started_by_begin_and_ended_by_stop(
+async def test_on_demand_child_starts_with_allow_start(
     tmp_path: Path,
 ) -> None:
     orders = ChildSetup(config=ServerConfig(home=tmp_path), lock=2)
@@ -97,7 +97,7 @@ async def test_external_kills_do_not_exhaust_restarts(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_process_that_is_blocked_is_replaced(
+async def test_blocked_child_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
@@ -118,7 +118,7 @@ async def test_a_process_that_is_blocked_is_replaced(
     assert "was killed by SIGKILL" in caplog.text
 
 
-def test_descriptors_are_not_left_open(tmp_path: Path) -> None:
+def test_child_process_closes_descriptors(tmp_path: Path) -> None:
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(2):
         with pytest.raises(ConfigError):

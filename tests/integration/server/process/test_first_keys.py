@@ -36,7 +36,7 @@ def names(database: Database) -> list[tuple[str, str, bool]]:
     return [(tenant.name, key.name, key.revoked_at is None) for key, tenant in listed]
 
 
-def test_a_home_gets_one_key_and_keeps_it(tmp_path: Path, database: Database) -> None:
+def test_home_key_is_created_once(tmp_path: Path, database: Database) -> None:
     key = prepare(tmp_path, database)
     assert prepare(tmp_path, database) == key
     assert names(database) == [("default", "home", True)]
@@ -50,13 +50,13 @@ def test_invalid_key_file_is_replaced(tmp_path: Path, database: Database, conten
     assert database.read(lambda db: keys.find_by_secret(db, key)) is not None
 
 
-def test_a_told_key_counts_as_often_as_it_is_told(tmp_path: Path, database: Database) -> None:
+def test_configured_key_is_idempotent(tmp_path: Path, database: Database) -> None:
     prepare(tmp_path, database, api_key=TOLD)
     prepare(tmp_path, database, api_key=TOLD)
     assert names(database) == [("default", "set at startup", True), ("default", "home", True)]
 
 
-def test_a_told_key_that_was_revoked_stays_revoked(tmp_path: Path, database: Database) -> None:
+def test_revoked_configured_key_stays_revoked(tmp_path: Path, database: Database) -> None:
     prepare(tmp_path, database, api_key=TOLD)
     database.write(lambda db: keys.revoke(db, 1, 1.0))
     with pytest.raises(InvalidInput, match="was revoked"):

@@ -59,20 +59,20 @@ def gone() -> LockHolder:
     return LockHolder(process.pid, "1")
 
 
-def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
+def test_orphaned_process_is_terminated(home: Home) -> None:
     with holding(home, gone().encode(), "tinkex.server.process.api_process") as orphan:
         lock = HomeLock.acquire(home)
         assert orphan.wait(60) != 0
     lock.release()
 
 
-def test_a_pid_that_another_program_has_by_now_keeps_nobody_out(home: Home) -> None:
+def test_reused_pid_does_not_block_lock(home: Home) -> None:
     reused = LockHolder(os.getpid(), "1")
     with holding(home, reused.encode(), "tinkex.server.process.worker_process"):
         HomeLock.acquire(home).release()
 
 
-def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
+def test_running_server_keeps_home_lock(home: Home) -> None:
     with (
         holding(home, LockHolder.current().encode(), "tinkex.server.process.api_process") as child,
         pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} is already running in"),
@@ -88,7 +88,7 @@ def test_home_locked_by_unlisted_process_is_rejected(home: Home) -> None:
         assert stranger.poll() is None
 
 
-def test_an_old_file_that_nobody_holds_keeps_nobody_out(home: Home) -> None:
+def test_stale_lock_file_does_not_block(home: Home) -> None:
     home.server_lock.write_bytes(str(os.getpid()).encode())
     lock = HomeLock.acquire(home)
     assert LockHolder.parse(home.server_lock.read_bytes()) == LockHolder.current()

@@ -28,12 +28,12 @@ from tinkex.server_discovery import get_http_status
         ("", False),
     ],
 )
-def test_which_addresses_only_this_machine_reaches(host: str, expected: bool) -> None:
+def test_loopback_addresses(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_a_socket_is_reachable_where_it_says(host: str) -> None:
+def test_listen_socket_is_reachable_at_its_url(host: str) -> None:
     with listen(host, 0) as listener:
         port = listener.getsockname()[1]
         assert listener_url(listener) == f"http://127.0.0.1:{port}"
@@ -41,7 +41,7 @@ def test_a_socket_is_reachable_where_it_says(host: str) -> None:
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_six_has_brackets() -> None:
+def test_ipv6_url_has_brackets() -> None:
     try:
         listener = listen("::1", 0)
     except ConfigError:
@@ -50,7 +50,7 @@ def test_six_has_brackets() -> None:
         assert listener_url(listener) == f"http://[::1]:{listener.getsockname()[1]}"
 
 
-def test_a_taken_port_is_named() -> None:
+def test_port_in_use_error() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use"):
@@ -58,7 +58,7 @@ def test_a_taken_port_is_named() -> None:
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "a" * 300, "ä\0"])
-def test_an_address_of_another_machine_is_named(host: str) -> None:
+def test_foreign_address_error(host: str) -> None:
     with pytest.raises(ConfigError, match="is not an address of this machine"):
         listen(host, 0)
 
@@ -74,7 +74,7 @@ def test_an_address_of_another_machine_is_named(host: str) -> None:
         (b"", None),
     ],
 )
-def test_whatever_answers_has_a_status_or_none(said: bytes, status: int | None) -> None:
+def test_status_of_any_server_or_none(said: bytes, status: int | None) -> None:
     with listen("127.0.0.1", 0) as listener:
         # What a stranger says first is what is read first.
         def answer() -> None:
@@ -89,7 +89,7 @@ def test_whatever_answers_has_a_status_or_none(said: bytes, status: int | None) 
         answering.join()
 
 
-def test_nobody_there_is_no_status() -> None:
+def test_status_is_none_without_server() -> None:
     with listen("127.0.0.1", 0) as listener:
         url = listener_url(listener)
     assert get_http_status(url, 5.0) is None

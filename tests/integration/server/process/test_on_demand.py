@@ -50,7 +50,7 @@ def ring(database: Database) -> None:
         ringer.notify()
 
 
-def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Database) -> None:
+def test_worker_not_needed_without_jobs(config: ServerConfig, database: Database) -> None:
     stand_in = open_worker_placeholder(config)
     assert stand_in is not None
     stand_in.close()
@@ -61,7 +61,7 @@ def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Da
     )
 
 
-def test_a_new_store_an_unfinished_job_and_changed_models_need_the_worker_at_once(
+def test_worker_needed_for_new_store_pending_job_or_changed_models(
     config: ServerConfig, database: Database, tmp_path: Path
 ) -> None:
     assert open_worker_placeholder(replace(config, models=("tinkex/other",))) is None
@@ -75,7 +75,7 @@ def test_a_new_store_an_unfinished_job_and_changed_models_need_the_worker_at_onc
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("tell", [ring, add_job])
-async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
+async def test_wakeup_or_polled_job_ends_wait(
     config: ServerConfig,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
@@ -93,7 +93,7 @@ async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
             await waiting
 
 
-def test_sessions_expire_without_a_worker_too(
+def test_sessions_expire_without_worker(
     config: ServerConfig, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_on_demand, "POLL_SECONDS", 0.01)
@@ -115,7 +115,7 @@ def harness(tmp_path: Path) -> Iterator[ServerHarness]:
         yield harness
 
 
-def test_a_deleted_checkpoint_is_work(harness: ServerHarness) -> None:
+def test_deleted_checkpoint_requires_worker(harness: ServerHarness) -> None:
     with contextlib.closing(WakeupListener(harness.services.database, "worker")) as bell:
         run_id = create_ready_model(harness, harness.session())
         assert bell.wait(30.0) == ["look"]  # for the job that creates the model

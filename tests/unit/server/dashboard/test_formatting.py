@@ -21,7 +21,7 @@ from tinkex.server.dashboard import formatting
         (86_400 * 1500, "1,500 d ago"),
     ],
 )
-def test_ages_are_in_their_largest_unit(seconds: float, text: str) -> None:
+def test_age_uses_largest_unit(seconds: float, text: str) -> None:
     assert formatting.format_age(1000.0 - seconds, 1000.0) == text
 
 
@@ -73,7 +73,7 @@ def test_durations_and_counts() -> None:
 
 
 @given(st.text())
-def test_a_users_text_is_one_short_line(text: str) -> None:
+def test_user_text_is_shortened_to_one_line(text: str) -> None:
     shown = formatting.shorten(text)
 
     assert len(shown) <= formatting.MAX_NAME_CHARS
@@ -81,6 +81,6 @@ def test_a_users_text_is_one_short_line(text: str) -> None:
     assert "\r" not in shown
 
 
-def test_an_errors_words_become_a_sentence() -> None:
+def test_error_message_becomes_sentence() -> None:
     assert formatting.to_sentence("there is no run 'x'") == "There is no run 'x'."
     assert formatting.to_sentence("Try again.") == "Try again."

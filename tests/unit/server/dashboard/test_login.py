@@ -24,18 +24,18 @@ def arrival(
     "host", ["localhost", "LocalHost:8000", "127.0.0.1:1", "[::1]:8000", "[::1]"]
 )
 @pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "127.1.2.3"])
-def test_whoever_sits_at_the_machine_is_local(host: str, peer: str) -> None:
+def test_loopback_visitor_is_local(host: str, peer: str) -> None:
     assert is_local("127.0.0.1", arrival(("host", host), peer=peer))
     assert is_local("localhost", arrival(("host", host), peer=peer))
 
 
 @pytest.mark.parametrize("listens_on", ["0.0.0.0", "::", "192.168.0.7", "example.com"])
-def test_a_server_that_others_can_reach_has_no_local_visitors(listens_on: str) -> None:
+def test_public_server_has_no_local_visitors(listens_on: str) -> None:
     assert not is_local(listens_on, arrival(("host", "localhost")))
 
 
 @pytest.mark.parametrize("peer", ["192.168.0.7", "2001:db8::1", "", "localhost.evil", "testclient"])
-def test_whoever_comes_from_elsewhere_is_not_local(peer: str) -> None:
+def test_remote_visitor_is_not_local(peer: str) -> None:
     assert not is_local("127.0.0.1", arrival(("host", "localhost"), peer=peer))
 
 
@@ -88,7 +88,7 @@ def test_single_host_header_is_required() -> None:
     "name",
     ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded", "via", "x-real-ip"],
 )
-def test_what_a_proxy_passed_on_is_not_local(name: str) -> None:
+def test_proxied_request_is_not_local(name: str) -> None:
     assert not is_local("127.0.0.1", arrival(("host", "localhost"), (name, "127.0.0.1")))
 
 
@@ -111,20 +111,20 @@ def test_http_1_0_request_is_not_local() -> None:
         ((("origin", "https://outside.example"), ("x-forwarded-host", "outside.example")), True),
     ],
 )
-def test_forms_of_other_sites_are_known_by_what_the_browser_says(
+def test_cross_site_form_is_detected_by_headers(
     headers: tuple[tuple[str, str], ...], is_ours: bool
 ) -> None:
     assert is_same_origin(arrival(("host", "here:8000"), *headers)) is is_ours
 
 
-def test_encryption_is_seen_here_and_at_a_proxy() -> None:
+def test_https_is_detected_directly_and_behind_proxy() -> None:
     assert is_https(arrival(scheme="https"))
     assert is_https(arrival(("x-forwarded-proto", "https")))
     assert not is_https(arrival())
 
 
 @given(st.text() | st.text().map(lambda text: "/runs/" + text))
-def test_the_form_leads_to_a_page_of_ours_whatever_is_asked(given_target: str) -> None:
+def test_login_redirect_is_same_origin(given_target: str) -> None:
     target = safe_target(given_target)
 
     assert target == "/" or target.startswith("/runs/")
@@ -133,7 +133,7 @@ def test_the_form_leads_to_a_page_of_ours_whatever_is_asked(given_target: str) -
     assert target.isascii()
 
 
-def test_the_form_leads_back_to_the_run() -> None:
+def test_login_target_may_be_a_run() -> None:
     assert safe_target("/runs/s:train:0") == "/runs/s:train:0"
     assert safe_target("//evil.example") == "/"
     assert safe_target("/runs/../login") == "/"

@@ -51,7 +51,7 @@ def history_of(*steps: StepRecord) -> RunHistory:
     return extend_history(RunHistory(), list(enumerate(steps, 1)))
 
 
-def test_a_loss_is_divided_by_what_its_tokens_weigh() -> None:
+def test_loss_is_divided_by_token_weights() -> None:
     weighed = [
         step(
             "forward_backward",
@@ -69,7 +69,7 @@ def test_a_loss_is_divided_by_what_its_tokens_weigh() -> None:
     assert history_of(nothing, step("optim_step", 5)).updates[0].loss is None
 
 
-def test_the_loss_of_an_update_is_that_of_its_passes_per_token() -> None:
+def test_update_loss_is_mean_per_token() -> None:
     history = history_of(
         step("create_model"),
         a_pass(1, 30.0, 10),
@@ -87,7 +87,7 @@ def test_the_loss_of_an_update_is_that_of_its_passes_per_token() -> None:
     assert history.is_whole
 
 
-def test_passes_without_an_optimizer_step_are_an_open_update() -> None:
+def test_passes_without_optim_step_are_open_update() -> None:
     history = history_of(step("create_model"), a_pass(1, 20.0))
 
     assert history.updates == ()
@@ -96,7 +96,7 @@ def test_passes_without_an_optimizer_step_are_an_open_update() -> None:
     assert history.open_update.loss == 2.0
 
 
-def test_loading_drops_what_was_gathered_and_evaluation_counts_for_nothing() -> None:
+def test_load_discards_passes_and_forward_is_ignored() -> None:
     history = history_of(
         a_pass(1, 99.0),
         step("load_weights", 2),
@@ -113,7 +113,7 @@ def test_loading_drops_what_was_gathered_and_evaluation_counts_for_nothing() -> 
 @pytest.mark.parametrize(
     "lone", [a_pass(1, None), a_pass(1, 3.0, num_tokens=0), step("optim_step")]
 )
-def test_an_update_without_a_loss_is_counted_and_not_drawn(lone: StepRecord) -> None:
+def test_update_without_loss_is_not_drawn(lone: StepRecord) -> None:
     history = history_of(lone, step("optim_step", 2))
 
     assert history.updates[-1].loss is None
@@ -121,7 +121,7 @@ def test_an_update_without_a_loss_is_counted_and_not_drawn(lone: StepRecord) -> 
 
 
 @given(st.lists(st.sampled_from(KINDS), max_size=40), st.integers(0, 40))
-def test_reading_on_gives_the_same_as_reading_everything(kinds: list[str], cut: int) -> None:
+def test_extended_history_equals_full_history(kinds: list[str], cut: int) -> None:
     steps = [
         (number, step(kind, number, num_tokens=3, metrics={"loss:sum": float(number)}))
         for number, kind in enumerate(kinds, 1)
@@ -133,14 +133,14 @@ def test_reading_on_gives_the_same_as_reading_everything(kinds: list[str], cut: 
     assert at_once == in_two
 
 
-def test_nothing_new_is_the_very_same_history() -> None:
+def test_history_is_unchanged_without_new_steps() -> None:
     history = history_of(a_pass(1, 1.0), step("optim_step", 2))
 
     assert extend_history(history, []) is history
     assert drop_before(history, 1) is history
 
 
-def test_what_the_store_forgot_is_forgotten_here_too() -> None:
+def test_deleted_steps_are_dropped_from_history() -> None:
     steps = [
         step("create_model"),
         a_pass(1, 1.0),
@@ -157,7 +157,7 @@ def test_what_the_store_forgot_is_forgotten_here_too() -> None:
     assert not extend_history(RunHistory(), [(4, steps[3]), (5, steps[4])]).is_whole
 
 
-def test_the_speed_is_that_of_the_latest_passes() -> None:
+def test_speed_of_latest_passes() -> None:
     slow = [a_pass(at, 1.0, 1) for at in range(50)]
     fast = [a_pass(100 + at, 1.0, 1000) for at in range(NUM_SPEED_PASSES)]
 
@@ -168,7 +168,7 @@ def test_the_speed_is_that_of_the_latest_passes() -> None:
     assert tokens_per_second([step("forward_backward", 1, finished_at=1.0)]) is None
 
 
-def test_what_was_not_used_for_longest_makes_room() -> None:
+def test_least_recently_used_entry_is_evicted() -> None:
     kept: LRUCache[str, int] = LRUCache(2)
     kept.put("a", 1)
     kept.put("b", 2)
@@ -179,7 +179,7 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
     assert len(kept) == 2
 
 
-def test_a_loss_that_is_no_number_is_a_gap() -> None:
+def test_non_finite_loss_is_a_gap() -> None:
     history = history_of(a_pass(1, float("nan")), step("optim_step", 2))
 
     assert [update.loss for update in history.updates] == [None]

@@ -29,17 +29,17 @@ ETAG = '"v1"'
         ("bytes=٣-٤", None),
     ],
 )
-def test_a_range_header_names_a_part(asked: str, part: ByteRange | None) -> None:
+def test_parse_range(asked: str, part: ByteRange | None) -> None:
     assert parse_range({"range": asked}, 100, ETAG) == part
 
 
 @pytest.mark.parametrize("asked", ["bytes=100-", "bytes=200-300", "bytes=-0"])
-def test_a_part_that_is_not_there_is_refused(asked: str) -> None:
+def test_unsatisfiable_range_is_rejected(asked: str) -> None:
     with pytest.raises(RangeNotSatisfiable):
         parse_range({"range": asked}, 100, ETAG)
 
 
-def test_of_a_file_that_changed_everything_is_sent() -> None:
+def test_changed_file_is_sent_completely() -> None:
     asked = {"range": "bytes=5-", "if-range": '"v0"'}
 
     assert parse_range(asked, 100, ETAG) is None
@@ -48,7 +48,7 @@ def test_of_a_file_that_changed_everything_is_sent() -> None:
 
 
 @given(st.text(), st.integers(0, 2**40))
-def test_no_header_leads_outside_the_file(text: str, size: int) -> None:
+def test_any_range_stays_within_file(text: str, size: int) -> None:
     for asked in (text, f"bytes={text}"):
         with contextlib.suppress(RangeNotSatisfiable):
             part = parse_range({"range": asked}, size, ETAG)
@@ -56,7 +56,7 @@ def test_no_header_leads_outside_the_file(text: str, size: int) -> None:
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**60), st.integers(0, 2**40))
-def test_a_part_lies_within_what_was_asked_for(first: int, last: int, size: int) -> None:
+def test_range_is_within_requested_bounds(first: int, last: int, size: int) -> None:
     with contextlib.suppress(RangeNotSatisfiable):
         part = parse_range({"range": f"bytes={first}-{last}"}, size, ETAG)
         assert part is None or first == part.start < part.stop <= min(last + 1, size)

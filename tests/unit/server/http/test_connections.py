@@ -37,7 +37,7 @@ def registry(max_connections: int = 3, max_per_peer: int = 3) -> ConnectionRegis
 
 
 @pytest.mark.asyncio
-async def test_half_sent_connections_go_before_idle_ones_and_the_oldest_first() -> None:
+async def test_eviction_order_is_incomplete_then_idle_oldest_first() -> None:
     known = registry()
     idle, first, second = (Line(str(number)) for number in range(3))
     for line in (idle, first, second):
@@ -55,7 +55,7 @@ async def test_half_sent_connections_go_before_idle_ones_and_the_oldest_first() 
 
 
 @pytest.mark.asyncio
-async def test_connections_that_are_being_answered_are_never_dropped() -> None:
+async def test_busy_connections_are_never_evicted() -> None:
     known = registry()
     busy = [Line(str(number)) for number in range(3)]
     for line in busy:
@@ -67,7 +67,7 @@ async def test_connections_that_are_being_answered_are_never_dropped() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_peer_with_too_many_loses_its_own_and_nobody_elses() -> None:
+async def test_peer_limit_evicts_only_own_connections() -> None:
     known = registry(max_connections=10, max_per_peer=2)
     other = Line("b")
     assert known.admit(other)
@@ -84,7 +84,7 @@ async def test_a_peer_with_too_many_loses_its_own_and_nobody_elses() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_ended_makes_room() -> None:
+async def test_closed_connection_frees_slot() -> None:
     known = registry(max_connections=1)
     first = Line()
     assert known.admit(first)
@@ -107,7 +107,7 @@ async def test_a_connection_that_ended_makes_room() -> None:
         ({"max_connections_per_peer": 10**6}, 1024, (768, 768)),
     ],
 )
-def test_limits_stay_below_the_number_of_descriptors(
+def test_connection_limit_is_below_descriptor_limit(
     options: dict[str, int], num_descriptors: int, expected: tuple[int, int]
 ) -> None:
     config = ServerConfig(home=Path("home"), **options)  # type: ignore[arg-type]

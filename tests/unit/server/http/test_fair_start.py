@@ -15,7 +15,7 @@ async def next_turn() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_peer_with_a_thousand_requests_delays_another_by_one_turn() -> None:
+async def test_busy_peer_delays_other_peer_by_one_iteration() -> None:
     turns, started = FairStartQueue(2), list[str]()
     for _ in range(1000):
         turns.submit("flood", partial(started.append, "flood"))
@@ -28,7 +28,7 @@ async def test_a_peer_with_a_thousand_requests_delays_another_by_one_turn() -> N
 
 
 @pytest.mark.asyncio
-async def test_each_turn_starts_so_many_and_no_more_until_none_wait() -> None:
+async def test_starts_per_iteration_are_limited() -> None:
     turns, started = FairStartQueue(3), list[int]()
     for number in range(8):
         turns.submit("peer", partial(started.append, number))
@@ -53,7 +53,7 @@ async def test_excess_of_long_queue_is_served_newest_first() -> None:
 
 
 @pytest.mark.asyncio
-async def test_work_starts_at_once_where_none_waits() -> None:
+async def test_task_starts_immediately_when_queue_is_empty() -> None:
     turns, started = FairStartQueue(1), list[str]()
     turns.submit("a", partial(started.append, "a"))
     await next_turn()
@@ -63,7 +63,7 @@ async def test_work_starts_at_once_where_none_waits() -> None:
 
 
 @pytest.mark.asyncio
-async def test_work_that_is_submitted_while_others_wait_does_not_overtake_them() -> None:
+async def test_submission_does_not_overtake_waiting_starts() -> None:
     turns, started = FairStartQueue(1), list[str]()
     for name in ("first", "second", "third"):
         turns.submit("peer", partial(started.append, name))

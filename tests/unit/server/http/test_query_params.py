@@ -13,7 +13,7 @@ from tinkex.wire.endpoints import ENDPOINTS
 ALL = frozenset(QUERY_PARAMETERS)
 
 
-def test_every_name_of_the_endpoint_table_has_a_check() -> None:
+def test_every_query_parameter_is_defined() -> None:
     used = {name for row in ENDPOINTS.values() for name in row.query}
 
     assert used == set(QUERY_PARAMETERS)
@@ -35,7 +35,7 @@ def test_every_name_of_the_endpoint_table_has_a_check() -> None:
         ("ending_before", "2026-01-31T13:00:00+00:00"),
     ],
 )
-def test_good_values_pass_as_they_are(name: str, value: str) -> None:
+def test_valid_values_are_accepted(name: str, value: str) -> None:
     assert parse_query(urlencode({name: value}).encode(), ALL) == {name: value}
 
 
@@ -63,19 +63,19 @@ def test_good_values_pass_as_they_are(name: str, value: str) -> None:
         ("ending_before", "soon"),
     ],
 )
-def test_bad_values_are_named_with_what_was_expected(name: str, value: str) -> None:
+def test_invalid_value_error_names_expectation(name: str, value: str) -> None:
     with pytest.raises(UnprocessableEntityError, match=f"^{name} is") as caught:
         parse_query(urlencode({name: value}).encode(), ALL)
     assert len(caught.value.message) < 300
 
 
-def test_a_name_that_is_unknown_here_is_refused_with_those_that_are_known() -> None:
+def test_unknown_parameter_error_lists_known_ones() -> None:
     with pytest.raises(UnprocessableEntityError, match="known: limit, offset"):
         parse_query(b"day=2026-01-31", frozenset({"limit", "offset"}))
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     try:
         found = parse_query(raw, ALL)
     except UnprocessableEntityError:
@@ -84,7 +84,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 
 @given(st.sampled_from(sorted(QUERY_PARAMETERS)), st.text(max_size=50))
-def test_any_value_is_read_or_refused(name: str, value: str) -> None:
+def test_any_value_is_parsed_or_rejected(name: str, value: str) -> None:
     try:
         raw = urlencode({name: value}).encode()
     except UnicodeEncodeError:

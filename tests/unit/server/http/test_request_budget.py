@@ -19,7 +19,7 @@ def intake(max_inflight_bytes: int = 100, max_body_bytes: int = 40) -> BodyMemor
     return BodyMemoryBudget(config)
 
 
-def test_what_a_request_held_is_given_back_when_it_ends() -> None:
+def test_request_bytes_are_released() -> None:
     budget = intake()
     with budget.reserve("alice") as hold:
         hold.grow(10)
@@ -32,7 +32,7 @@ def test_what_a_request_held_is_given_back_when_it_ends() -> None:
     assert budget.num_bytes == 0
 
 
-def test_one_tenant_gets_half_and_is_told_to_wait() -> None:
+def test_tenant_is_limited_to_half_of_budget() -> None:
     budget = intake()
     with budget.reserve("alice") as first, budget.reserve("alice") as second:
         first.grow(40)
@@ -42,7 +42,7 @@ def test_one_tenant_gets_half_and_is_told_to_wait() -> None:
     assert caught.value.retry_after_seconds
 
 
-def test_all_tenants_together_get_the_budget() -> None:
+def test_budget_is_shared_by_all_tenants() -> None:
     budget = intake()
     with budget.reserve("a") as first, budget.reserve("b") as second, budget.reserve("c") as third:
         first.grow(50)
@@ -54,7 +54,7 @@ def test_all_tenants_together_get_the_budget() -> None:
     assert caught.value.retry_after_seconds
 
 
-def test_a_budget_below_one_body_still_takes_one_body() -> None:
+def test_budget_is_at_least_one_body() -> None:
     budget = intake(max_inflight_bytes=10, max_body_bytes=40)
     with budget.reserve("alice") as hold:
         hold.grow(40)

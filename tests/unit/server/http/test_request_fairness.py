@@ -74,7 +74,7 @@ async def settle() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_requests_of_a_flood_take_turns_with_those_of_another_peer() -> None:
+async def test_requests_are_served_round_robin_between_peers() -> None:
     peers = Peers()
     for _ in range(20):
         peers.send("flood", GET)
@@ -86,7 +86,7 @@ async def test_the_requests_of_a_flood_take_turns_with_those_of_another_peer() -
 
 
 @pytest.mark.asyncio
-async def test_what_a_refused_connection_has_asked_is_not_answered() -> None:
+async def test_requests_of_closed_connection_are_dropped() -> None:
     peers = Peers()
     peers.send("busy", GET)
     peers.send("busy", GET)

@@ -13,7 +13,7 @@ from tinkex.store.sessions import SessionWithStorage
 
 
 @given(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.booleans())))
-def test_what_users_attach_is_shown_as_text(metadata: dict[str, Any]) -> None:
+def test_metadata_values_become_strings(metadata: dict[str, Any]) -> None:
     shown = stringify_metadata(metadata)
 
     assert shown is not None and shown.keys() == metadata.keys()
@@ -65,13 +65,13 @@ def summary() -> RunSummary:
 
 
 @pytest.mark.parametrize("state", list(RunState))
-def test_only_a_run_that_lost_its_state_is_called_corrupted(state: RunState) -> None:
+def test_only_corrupted_run_is_marked_corrupted(state: RunState) -> None:
     shown = serialize_run(run(state=state), {}, None)
 
     assert shown.corrupted is (state is RunState.CORRUPTED)
 
 
-def test_others_do_not_see_what_was_attached_to_a_run() -> None:
+def test_run_metadata_hidden_from_other_tenants() -> None:
     own = serialize_run(run(num_steps=3), {}, summary())
     other = serialize_run(run(num_steps=3), {}, None)
 
@@ -90,7 +90,7 @@ def test_others_do_not_see_what_was_attached_to_a_run() -> None:
         ({"finished_at": 5.0, "finish_reason": "errored", "expired_at": 6.0}, "client_finished"),
     ],
 )
-def test_a_session_shows_how_it_is_doing(fields: dict[str, Any], status: str) -> None:
+def test_session_status(fields: dict[str, Any], status: str) -> None:
     shown = serialize_session(SessionWithStorage(session(**fields), 2, 30))
 
     assert shown.status is not None and shown.status.type == status

@@ -24,7 +24,7 @@ def parts(url: str) -> tuple[str, str]:
     return query["expires"][0], query["signature"][0]
 
 
-def test_a_signed_url_opens_its_place_until_it_expires() -> None:
+def test_signed_url_is_valid_until_expiry() -> None:
     url = sign_url(SECRET, "http://host", PLACE, 1000)
 
     assert url.startswith(f"http://host{FILES_PREFIX}/checkpoints/c1/a/b.safetensors?")
@@ -42,12 +42,12 @@ def test_a_signed_url_opens_its_place_until_it_expires() -> None:
         FileRef(FileArea.FILE, "c1/a", "b.safetensors"),
     ],
 )
-def test_a_signature_is_good_for_its_own_place_alone(place: FileRef) -> None:
+def test_signature_is_valid_for_one_file_only(place: FileRef) -> None:
     with pytest.raises(PermissionDeniedError, match="not valid"):
         verify_signed_url(SECRET, place, *parts(sign_url(SECRET, "", PLACE, 1000)), now=0)
 
 
-def test_a_later_expiry_cannot_be_written_in() -> None:
+def test_tampered_expiry_is_rejected() -> None:
     _, signature = parts(sign_url(SECRET, "", PLACE, 1000))
 
     with pytest.raises(PermissionDeniedError, match="not valid"):
@@ -55,13 +55,13 @@ def test_a_later_expiry_cannot_be_written_in() -> None:
 
 
 @given(st.text(), st.text())
-def test_rubbish_is_refused_in_a_sentence(expires: str, signature: str) -> None:
+def test_invalid_signature_is_rejected(expires: str, signature: str) -> None:
     with pytest.raises(PermissionDeniedError):
         verify_signed_url(SECRET, PLACE, expires, signature, now=0)
 
 
 @given(st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1))
-def test_any_file_name_survives_its_url(name: str) -> None:
+def test_any_file_name_round_trips(name: str) -> None:
     place = FileRef(FileArea.FILE, "c1", name)
     url = sign_url(SECRET, "", place, 1000)
 

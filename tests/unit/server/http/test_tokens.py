@@ -23,7 +23,7 @@ def token(seconds: float = 60.0) -> str:
     return issue_token(SECRET, WHO, TENANT, seconds)
 
 
-def test_a_token_says_what_was_put_into_it() -> None:
+def test_token_round_trip() -> None:
     claims = read_token(SECRET, token())
 
     assert claims is not None
@@ -34,7 +34,7 @@ def test_a_token_says_what_was_put_into_it() -> None:
 
 
 @pytest.mark.parametrize("jump", [-7200.0, 28 * 3600.0])
-def test_a_token_tells_clients_the_wall_clock_and_the_server_its_own(
+def test_token_has_wall_clock_and_server_expiry(
     monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     before, real = clock.now(), time.time
@@ -46,23 +46,23 @@ def test_a_token_tells_clients_the_wall_clock_and_the_server_its_own(
     assert before + 59.0 <= claims.ends_at <= clock.now() + 60.0
 
 
-def test_a_token_of_an_earlier_version_ends_at_its_expiry() -> None:
+def test_token_of_earlier_version_uses_exp() -> None:
     claims = read_token(SECRET, token())
     assert claims is not None
     assert msgspec.structs.replace(claims, until=0).ends_at == claims.exp
 
 
-def test_two_tokens_differ() -> None:
+def test_tokens_are_unique() -> None:
     assert token() != token()
 
 
 @given(st.binary(min_size=1, max_size=64).filter(lambda secret: secret != SECRET))
-def test_another_secret_reads_nothing(secret: bytes) -> None:
+def test_token_with_other_secret_is_rejected(secret: bytes) -> None:
     assert read_token(secret, token()) is None
 
 
 @given(st.data())
-def test_a_token_with_one_letter_changed_is_worth_nothing(data: st.DataObject) -> None:
+def test_tampered_token_is_rejected(data: st.DataObject) -> None:
     good = token()
     place = data.draw(st.integers(0, len(good) - 1))
     letter = data.draw(st.sampled_from("AZaz09-_."))
@@ -71,11 +71,11 @@ def test_a_token_with_one_letter_changed_is_worth_nothing(data: st.DataObject) -
 
 
 @given(st.text())
-def test_any_text_is_no_token(text: str) -> None:
+def test_arbitrary_text_is_rejected(text: str) -> None:
     assert read_token(SECRET, text) is None
 
 
-def test_a_token_without_a_signature_is_worth_nothing() -> None:
+def test_unsigned_token_is_rejected() -> None:
     head = base64.urlsafe_b64encode(json.dumps({"alg": "none", "typ": "JWT"}).encode())
     _, body, signature = token().split(".")
     unsigned = head.rstrip(b"=").decode()
@@ -84,7 +84,7 @@ def test_a_token_without_a_signature_is_worth_nothing() -> None:
     assert read_token(SECRET, f"{unsigned}.{body}.{signature}") is None
 
 
-def test_the_key_header_wins_over_the_bearer() -> None:
+def test_api_key_header_has_precedence() -> None:
     both = {"x-api-key": "tml-a", "authorization": "Bearer tml-b"}
 
     assert read_credential(both) == "tml-a"

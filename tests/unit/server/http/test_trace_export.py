@@ -66,7 +66,7 @@ def events(steps: list[StepRecord], waiting: list[JobRecord] | None = None) -> l
     return list(trace_events(SESSION, steps, waiting or [], 1010.0))
 
 
-def test_an_operation_is_a_wait_and_a_bar_on_its_models_track() -> None:
+def test_operation_has_queued_span_and_complete_event() -> None:
     found = events([step()])
 
     assert [(event["ph"], event["name"]) for event in found] == [
@@ -84,7 +84,7 @@ def test_an_operation_is_a_wait_and_a_bar_on_its_models_track() -> None:
     assert found[0]["args"] == {"name": "Night run"}
 
 
-def test_samples_overlap_so_they_are_spans_of_their_own() -> None:
+def test_samples_are_async_spans() -> None:
     pair = [
         step(job_id=name, run_id=None, sampler_id="s:sample:0", kind="asample", metrics=None)
         for name in ("one", "two")
@@ -100,14 +100,14 @@ def test_samples_overlap_so_they_are_spans_of_their_own() -> None:
     ]
 
 
-def test_every_model_and_sampler_has_one_track() -> None:
+def test_one_track_per_model_and_sampler() -> None:
     found = events([step("a"), step("b", run_id="s:train:1"), step("c")], [job()])
 
     named = {event["tid"]: event["args"]["name"] for event in found if event["ph"] == "M"}
     assert named == {0: "Night run", 1: "s:train:0", 2: "s:train:1"}
 
 
-def test_work_that_is_not_over_is_drawn_up_to_now() -> None:
+def test_unfinished_jobs_are_drawn_until_now() -> None:
     waiting = events([], [job()])[-2:]
     running = events([], [job(started_at=1006.0)])[-2:]
 
@@ -116,20 +116,20 @@ def test_work_that_is_not_over_is_drawn_up_to_now() -> None:
     assert running[0]["args"] == {"job_id": "open", "is_over": False}
 
 
-def test_clocks_that_ran_backwards_make_no_negative_times() -> None:
+def test_negative_durations_are_clamped() -> None:
     found = events([step(queued_at=900.0, started_at=1003.0, finished_at=1002.0)])
 
     assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in found)
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_non_finite_metrics_are_omitted() -> None:
     found = events([step(metrics={"loss:sum": float("nan"), "x:sum": float("inf")})])
 
     assert not any(event["name"].startswith("loss") for event in found)
     json.dumps(found, allow_nan=False)
 
 
-def test_a_long_trace_is_written_in_pieces_that_make_one_document() -> None:
+def test_long_trace_is_valid_json_in_chunks() -> None:
     steps = [step(job_id=str(number)) for number in range(1000)]
 
     pieces = list(iter_trace_json(SESSION, trace_events(SESSION, steps, [], 1010.0)))
@@ -140,7 +140,7 @@ def test_a_long_trace_is_written_in_pieces_that_make_one_document() -> None:
     assert sum(event["ph"] == "X" for event in document["traceEvents"]) == 1000
 
 
-def test_a_session_that_did_nothing_has_a_trace_too() -> None:
+def test_trace_of_empty_session() -> None:
     document = json.loads(b"".join(iter_trace_json(SESSION, iter(()))))
 
     assert document == {

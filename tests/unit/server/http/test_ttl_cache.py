@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tinkex.server.http.request_context import TTLCache
 
 
-def test_what_was_put_is_found_until_its_time_is_over() -> None:
+def test_entry_expires_after_ttl() -> None:
     memory: TTLCache[str, int] = TTLCache(max_entries=2, ttl_seconds=10.0)
     memory.put("a", 1, now=100.0)
 
@@ -15,7 +15,7 @@ def test_what_was_put_is_found_until_its_time_is_over() -> None:
     assert len(memory) == 0
 
 
-def test_putting_again_begins_anew() -> None:
+def test_put_resets_ttl() -> None:
     memory: TTLCache[str, int] = TTLCache(max_entries=2, ttl_seconds=10.0)
     memory.put("a", 1, now=100.0)
     memory.put("a", 2, now=105.0)
@@ -23,7 +23,7 @@ def test_putting_again_begins_anew() -> None:
     assert memory.get("a", now=112.0) == 2
 
 
-def test_everything_can_be_forgotten() -> None:
+def test_clear_removes_all_entries() -> None:
     memory: TTLCache[str, int] = TTLCache(max_entries=2, ttl_seconds=10.0)
     memory.put("a", 1)
     memory.clear()
@@ -32,7 +32,7 @@ def test_everything_can_be_forgotten() -> None:
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 8))
-def test_the_newest_stay_and_never_more_than_allowed(keys: list[int], max_entries: int) -> None:
+def test_oldest_entries_are_evicted(keys: list[int], max_entries: int) -> None:
     memory: TTLCache[int, int] = TTLCache(max_entries=max_entries, ttl_seconds=10.0)
     for key in keys:
         memory.put(key, key, now=0.0)

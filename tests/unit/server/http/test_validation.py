@@ -45,13 +45,13 @@ class Pipe:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pieces", [(b"",), (b"abc",), (b"a", b"", b"bc"), (b"abc", b"")])
-async def test_a_body_within_the_limit_arrives_whole(pieces: tuple[bytes, ...]) -> None:
+async def test_body_within_limit_is_read(pieces: tuple[bytes, ...]) -> None:
     assert await read_body(Pipe(*pieces), None, 3, 9.0) == b"".join(pieces)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pieces", [(b"abcd",), (b"ab", b"cd"), (b"abc", b"d", b"e")])
-async def test_a_body_above_the_limit_is_refused(pieces: tuple[bytes, ...]) -> None:
+async def test_body_above_limit_is_rejected(pieces: tuple[bytes, ...]) -> None:
     with pytest.raises(PayloadTooLarge, match="takes 3"):
         await read_body(Pipe(*pieces), None, 3, 9.0)
 
@@ -69,7 +69,7 @@ class Silence:
 
 
 @pytest.mark.asyncio
-async def test_a_body_that_stops_is_a_timeout_that_may_be_tried_again() -> None:
+async def test_stalled_body_is_retryable_timeout() -> None:
     with pytest.raises(RequestTimeout) as caught:
         await read_body(Silence(), None, 100, 0.01)
     assert caught.value.status_code == 408
@@ -77,13 +77,13 @@ async def test_a_body_that_stops_is_a_timeout_that_may_be_tried_again() -> None:
 
 
 @pytest.mark.asyncio
-async def test_every_piece_of_a_body_is_counted_before_it_is_kept() -> None:
+async def test_chunks_are_counted_before_they_are_stored() -> None:
     counted: list[int] = []
     await read_body(Pipe(b"ab", b"c"), None, 9, 9.0, counted.append)
     assert counted == [2, 1]
 
 
-def test_long_metadata_is_refused_by_its_length_alone() -> None:
+def test_long_metadata_is_rejected_before_decoding() -> None:
     # Were it decoded, this would be a million objects.
     body = b'{"user_metadata": [' + b"{}," * 1_000_000 + b"{}]}"
     with pytest.raises(UnprocessableEntityError, match="user_metadata has 3000004 bytes"):
@@ -100,7 +100,7 @@ def test_long_metadata_is_refused_by_its_length_alone() -> None:
         (b"[" + b"1," * MAX_JSON_VALUES + b"1,1]", "values"),
     ],
 )
-def test_json_that_would_become_too_many_objects_is_refused(body: bytes, sentence: str) -> None:
+def test_json_with_too_many_objects_is_rejected(body: bytes, sentence: str) -> None:
     with pytest.raises(UnprocessableEntityError, match=sentence):
         check_json(body)
 
@@ -119,7 +119,7 @@ def test_unknown_encodings_are_415() -> None:
 
 
 @given(st.text())
-def test_a_text_is_refused_just_when_it_holds_a_nul(text: str) -> None:
+def test_nul_in_string_is_rejected(text: str) -> None:
     body = json.dumps({"x": text}).encode()
     if "\x00" in text:
         with pytest.raises(UnprocessableEntityError):
@@ -137,12 +137,12 @@ def _sparse(num_cells: int) -> TensorData:
     return TensorData([1.0], "float32", [1, num_cells], [0, 1], [0])
 
 
-def test_as_many_cells_as_allowed_pass() -> None:
+def test_sparse_cells_up_to_limit() -> None:
     check_sparse_size(_pass(_sparse(MAX_SPARSE_CELLS - 5), _sparse(5)))
 
 
 @pytest.mark.parametrize("num_cells", [MAX_SPARSE_CELLS, 1 << 60])
-def test_more_cells_are_refused_without_making_them(num_cells: int) -> None:
+def test_sparse_cells_above_limit_are_rejected(num_cells: int) -> None:
     request = _pass(_sparse(num_cells), _sparse(1))
     forward = ForwardRequest(request.forward_backward_input, "m", 1)
     for asked in (request, forward):
@@ -150,6 +150,6 @@ def test_more_cells_are_refused_without_making_them(num_cells: int) -> None:
             check_sparse_size(asked)
 
 
-def test_dense_tensors_count_by_their_bytes_alone() -> None:
+def test_dense_tensors_have_no_cell_limit() -> None:
     check_sparse_size(_pass(TensorData([1.0] * 10, "float32")))
     check_sparse_size(object())

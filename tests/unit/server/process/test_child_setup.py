@@ -13,7 +13,7 @@ from tinkex.settings import child_environment
 CORES = len(os.sched_getaffinity(0))
 
 
-def test_a_worker_gets_a_thread_per_core_unless_told_otherwise_and_never_spins() -> None:
+def test_worker_threads_default_to_cores_without_spinning() -> None:
     assert worker_environment(0, 8) == {
         "OMP_NUM_THREADS": "8",
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -22,7 +22,7 @@ def test_a_worker_gets_a_thread_per_core_unless_told_otherwise_and_never_spins()
     assert worker_environment(3, 8)["OMP_NUM_THREADS"] == "3"
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_user_variables_have_precedence() -> None:
     found = child_environment(worker_environment(0, 8), {"OMP_NUM_THREADS": "5", "PATH": "/bin"})
     assert found == {**worker_environment(5, 8), "PATH": "/bin"}
 
@@ -41,7 +41,7 @@ def test_what_the_user_has_set_stays() -> None:
         ({"cpu/cpu.cfs_quota_us": "100000\n"}, CORES),
     ],
 )
-def test_a_containers_share_counts(tmp_path: Path, files: dict[str, str], cores: int) -> None:
+def test_container_cpu_limit(tmp_path: Path, files: dict[str, str], cores: int) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -43,29 +43,25 @@ def looks(heartbeat: HeartbeatMonitor, clock: Clock, seconds: float) -> list[boo
     return seen
 
 
-def test_a_process_that_has_not_started_yet_is_not_blocked(
+def test_process_without_first_heartbeat_is_not_blocked(
     heartbeat: HeartbeatMonitor, clock: Clock
 ) -> None:
     assert not any(looks(heartbeat, clock, 600.0))
 
 
-def test_silence_after_a_beat_is_a_blocked_process(
-    heartbeat: HeartbeatMonitor, clock: Clock
-) -> None:
+def test_missing_heartbeat_means_blocked(heartbeat: HeartbeatMonitor, clock: Clock) -> None:
     os.write(heartbeat.write_fd, b".")
     seen = looks(heartbeat, clock, 70.0)
     assert seen == [False] * 13 + [True]
 
 
-def test_every_beat_starts_the_count_again(heartbeat: HeartbeatMonitor, clock: Clock) -> None:
+def test_heartbeat_resets_silence(heartbeat: HeartbeatMonitor, clock: Clock) -> None:
     for _ in range(10):
         os.write(heartbeat.write_fd, b"." * 5000)
         assert not any(looks(heartbeat, clock, 55.0))
 
 
-def test_a_supervisor_that_was_stopped_itself_gives_another_chance(
-    heartbeat: HeartbeatMonitor, clock: Clock
-) -> None:
+def test_suspended_supervisor_resets_silence(heartbeat: HeartbeatMonitor, clock: Clock) -> None:
     os.write(heartbeat.write_fd, b".")
     looks(heartbeat, clock, 5.0)
     clock.now += 3600.0
@@ -74,7 +70,7 @@ def test_a_supervisor_that_was_stopped_itself_gives_another_chance(
 
 
 @pytest.mark.asyncio
-async def test_a_running_loop_beats_and_a_full_pipe_does_not_block_it(
+async def test_heartbeat_does_not_block_on_full_pipe(
     heartbeat: HeartbeatMonitor,
 ) -> None:
     os.set_blocking(heartbeat.write_fd, False)

@@ -18,20 +18,20 @@ from tinkex.server.process.restart_policy import (
 POLICY = RestartPolicy(first_wait_seconds=0.5, max_wait_seconds=8.0, max_startup_failures=3)
 
 
-def test_the_first_death_costs_nothing_and_later_ones_double_the_wait() -> None:
+def test_restart_wait_doubles_after_first_exit() -> None:
     assert [POLICY.wait_seconds(n) for n in range(1, 8)] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
 
 
 @given(st.integers(0, 10**9))
-def test_a_wait_is_never_longer_than_the_longest(num_deaths: int) -> None:
+def test_restart_wait_is_limited(num_deaths: int) -> None:
     assert 0.0 <= POLICY.wait_seconds(num_deaths) <= 8.0
 
 
-def test_a_server_that_was_ready_once_never_gives_up() -> None:
+def test_no_permanent_failure_after_readiness() -> None:
     assert not POLICY.is_permanent_failure(1000, CONFIG_EXIT_CODE, was_ready=True)
 
 
-def test_a_server_that_was_never_ready_gives_up_soon() -> None:
+def test_permanent_failure_before_readiness() -> None:
     assert [POLICY.is_permanent_failure(n, 1, was_ready=False) for n in (1, 2, 3)] == [
         False,
         False,
@@ -50,7 +50,7 @@ def test_a_server_that_was_never_ready_gives_up_soon() -> None:
         (-250, "was killed by signal 250"),
     ],
 )
-def test_how_a_process_ended_in_words(code: int, words: str) -> None:
+def test_describe_exit(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
@@ -58,10 +58,10 @@ def test_how_a_process_ended_in_words(code: int, words: str) -> None:
     ("code", "is_own"),
     [(0, True), (1, True), (-11, True), (-6, True), (-9, False), (-15, False), (-2, False)],
 )
-def test_a_signal_from_outside_is_not_the_process_own_failure(code: int, is_own: bool) -> None:
+def test_external_signal_is_not_own_failure(code: int, is_own: bool) -> None:
     assert is_own_failure(code) is is_own
 
 
-def test_only_wrong_settings_are_final() -> None:
+def test_only_config_errors_are_final() -> None:
     assert exit_code_for(ConfigError("x")) == CONFIG_EXIT_CODE
     assert exit_code_for(StoreBusy("x")) == 1

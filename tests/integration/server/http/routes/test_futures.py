@@ -48,7 +48,7 @@ def long_poll_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 # --- one promise ---------------------------------------------------------------------------
-def test_a_json_result_passes_through_untouched(harness: ServerHarness) -> None:
+def test_json_result_is_returned_unchanged(harness: ServerHarness) -> None:
     job = harness.submit_job()
     harness.finish(job, b'{"metrics": {"a": 1.0}}')
 
@@ -60,7 +60,7 @@ def test_a_json_result_passes_through_untouched(harness: ServerHarness) -> None:
 
 
 @pytest.mark.parametrize("kind", ["forward_backward", "forward", "asample"])
-def test_a_binary_result_passes_through_untouched(harness: ServerHarness, kind: str) -> None:
+def test_protobuf_result_is_returned_unchanged(harness: ServerHarness, kind: str) -> None:
     job = harness.submit_job(kind)
     harness.finish(job, b"any bytes at all")
 
@@ -70,7 +70,7 @@ def test_a_binary_result_passes_through_untouched(harness: ServerHarness, kind: 
     assert answer.content == b"any bytes at all"
 
 
-def test_a_client_that_reads_no_protobuf_gets_the_json_twin(harness: ServerHarness) -> None:
+def test_result_is_converted_to_json_without_protobuf_accept(harness: ServerHarness) -> None:
     job = harness.submit_job("forward_backward")
     harness.finish(job, encode_forward_backward_output(OUTPUT))
 
@@ -82,7 +82,7 @@ def test_a_client_that_reads_no_protobuf_gets_the_json_twin(harness: ServerHarne
     assert body["loss_fn_outputs"][0]["logprobs"]["data"] == [-0.5, -0.25]
 
 
-def test_samples_have_a_json_twin_too(harness: ServerHarness) -> None:
+def test_sample_result_is_converted_to_json(harness: ServerHarness) -> None:
     sequence = SampledSequence(
         stop_reason="stop",
         sequence_id="",
@@ -98,7 +98,7 @@ def test_samples_have_a_json_twin_too(harness: ServerHarness) -> None:
     assert body["sequences"][0]["stop_reason"] == "stop"
 
 
-def test_a_result_without_finite_numbers_still_has_a_twin(harness: ServerHarness) -> None:
+def test_non_finite_result_is_converted_to_json(harness: ServerHarness) -> None:
     broken = ForwardBackwardOutput(
         "TorchLossReturn",
         [{"logprobs": TensorData([float("-inf"), -1.0], "float32")}],
@@ -113,7 +113,7 @@ def test_a_result_without_finite_numbers_still_has_a_twin(harness: ServerHarness
     assert answer.json()["metrics"] == {"loss:sum": None}
 
 
-def test_a_failure_is_an_answer_with_a_reason_and_a_culprit(harness: ServerHarness) -> None:
+def test_failed_job_returns_error_and_category(harness: ServerHarness) -> None:
     job = harness.submit_job("forward_backward")
     harness.finish(job, error="token 7 is too large")
 
@@ -139,14 +139,14 @@ def test_large_result_returns_size_on_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("request_id", ["made-up", "", "a-b", "x" * 5000, "😀"])
-def test_a_promise_that_never_was_is_404(harness: ServerHarness, request_id: str) -> None:
+def test_unknown_future_returns_404(harness: ServerHarness, request_id: str) -> None:
     answer = harness.post("/retrieve_future", {"request_id": request_id})
 
     assert answer.status_code == 404
     assert answer.json()["error"] == f"there is no promise {request_id!r}"
 
 
-def test_another_tenants_promise_is_no_promise(harness: ServerHarness) -> None:
+def test_other_tenants_future_returns_404(harness: ServerHarness) -> None:
     job = harness.submit_job()
     harness.finish(job)
 
@@ -158,7 +158,7 @@ def test_another_tenants_promise_is_no_promise(harness: ServerHarness) -> None:
     )
 
 
-def test_a_promise_that_was_forgotten_is_410(harness: ServerHarness) -> None:
+def test_expired_future_returns_410(harness: ServerHarness) -> None:
     job = harness.submit_job()
     forged = job.id[:-1] + ("0" if job.id[-1] != "0" else "1")
     harness.write(lambda db: db.exec_driver_sql("DELETE FROM jobs"))
@@ -168,7 +168,7 @@ def test_a_promise_that_was_forgotten_is_410(harness: ServerHarness) -> None:
     assert harness.post("/retrieve_future", {"request_id": forged}).status_code == 404
 
 
-def test_a_result_that_was_dropped_is_410(harness: ServerHarness) -> None:
+def test_dropped_result_returns_410(harness: ServerHarness) -> None:
     job = harness.submit_job()
     harness.finish(job, None)
 
@@ -179,7 +179,7 @@ def test_a_result_that_was_dropped_is_410(harness: ServerHarness) -> None:
 
 
 # --- waiting -------------------------------------------------------------------------------
-def test_a_bell_wakes_who_waits(long_poll_harness: ServerHarness) -> None:
+def test_wakeup_message_ends_long_poll(long_poll_harness: ServerHarness) -> None:
     job = long_poll_harness.submit_job()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(retrieve, long_poll_harness, job)
@@ -190,7 +190,7 @@ def test_a_bell_wakes_who_waits(long_poll_harness: ServerHarness) -> None:
     assert answer.content == b'{"metrics": null}'
 
 
-def test_without_a_bell_a_slow_look_finds_it(
+def test_long_poll_without_wakeup_finds_result_by_polling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(future_waiters, "POLL_SECONDS", 0.01)
@@ -202,7 +202,7 @@ def test_without_a_bell_a_slow_look_finds_it(
         assert asked.result(TIMEOUT_SECONDS).status_code == 200
 
 
-def test_what_takes_longer_is_not_yet(harness: ServerHarness) -> None:
+def test_long_poll_timeout_returns_pending(harness: ServerHarness) -> None:
     bell = WakeupListener(harness.services.database, "worker")
     try:
         answer = retrieve(harness, harness.submit_job())
@@ -233,7 +233,7 @@ def test_queue_state_reports_long_queue(tmp_path: Path) -> None:
     assert answer.json()["queue_state_reason"].startswith("3 of your requests are waiting")
 
 
-def test_a_server_that_stops_lets_everybody_go(long_poll_harness: ServerHarness) -> None:
+def test_shutdown_releases_long_polls(long_poll_harness: ServerHarness) -> None:
     job = long_poll_harness.submit_job()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(retrieve, long_poll_harness, job)
@@ -305,7 +305,7 @@ def _completions(harness: ServerHarness, cursor: int = 0, clone: int = 0, **opti
     return harness.post("/retrieve_futures", body, **({"key": key} if key else {}))
 
 
-def test_completions_come_in_their_order_and_once_per_cursor(harness: ServerHarness) -> None:
+def test_completions_are_ordered_and_returned_once_per_cursor(harness: ServerHarness) -> None:
     _open_sampler(harness)
     first, second = _sample(harness, 0), _sample(harness, 1)
     harness.finish(second, b"12345")
@@ -325,7 +325,7 @@ def test_completions_come_in_their_order_and_once_per_cursor(harness: ServerHarn
     assert again == {"completions": [], "cursor": answer["cursor"]}
 
 
-def test_clones_see_only_their_own(harness: ServerHarness) -> None:
+def test_clones_receive_only_their_completions(harness: ServerHarness) -> None:
     _open_sampler(harness)
     mine, theirs = _sample(harness, 0), _sample(harness, 7 * CLONE_STRIDE + 3)
     harness.finish(mine)
@@ -346,7 +346,7 @@ def test_acknowledged_completions_are_dropped(harness: ServerHarness) -> None:
     assert _completions(harness, timeout=0.0).json()["completions"] == []
 
 
-def test_news_wake_who_waits_for_any(long_poll_harness: ServerHarness) -> None:
+def test_completion_wakes_batched_poll(long_poll_harness: ServerHarness) -> None:
     _open_sampler(long_poll_harness)
     job = _sample(long_poll_harness, 0)
     with ThreadPoolExecutor() as pool:
@@ -358,7 +358,7 @@ def test_news_wake_who_waits_for_any(long_poll_harness: ServerHarness) -> None:
     assert [done["request_id"] for done in answer.json()["completions"]] == [job.id]
 
 
-def test_news_of_others_do_not_end_the_wait(long_poll_harness: ServerHarness) -> None:
+def test_unrelated_completion_does_not_end_batched_poll(long_poll_harness: ServerHarness) -> None:
     _open_sampler(long_poll_harness)
     job, stranger = _sample(long_poll_harness, 0), long_poll_harness.submit_job()
     with ThreadPoolExecutor() as pool:
@@ -371,13 +371,13 @@ def test_news_of_others_do_not_end_the_wait(long_poll_harness: ServerHarness) ->
     assert [done["request_id"] for done in answer.json()["completions"]] == [job.id]
 
 
-def test_waiting_ends_with_the_long_poll(harness: ServerHarness) -> None:
+def test_batched_poll_returns_empty_on_timeout(harness: ServerHarness) -> None:
     _open_sampler(harness)
 
     assert _completions(harness).json() == {"completions": [], "cursor": 0}
 
 
-def test_a_server_that_stops_lets_those_who_wait_for_news_go(
+def test_shutdown_releases_batched_polls(
     long_poll_harness: ServerHarness,
 ) -> None:
     _open_sampler(long_poll_harness)
@@ -391,7 +391,7 @@ def test_a_server_that_stops_lets_those_who_wait_for_news_go(
 
 
 @pytest.mark.parametrize("is_foreign", [True, False])
-def test_another_tenants_samples_are_nobodys_news(harness: ServerHarness, is_foreign: bool) -> None:
+def test_batched_poll_excludes_other_tenants(harness: ServerHarness, is_foreign: bool) -> None:
     if is_foreign:
         _open_sampler(harness, harness.other_tenant_id)
 
@@ -411,7 +411,7 @@ def test_unusual_poll_values_return_200_or_422(harness: ServerHarness, odd: dict
 
 
 # --- cancelling ----------------------------------------------------------------------------
-def test_a_cancelled_sample_is_over_and_wakes_who_waits(long_poll_harness: ServerHarness) -> None:
+def test_cancelled_sample_ends_long_poll(long_poll_harness: ServerHarness) -> None:
     job = long_poll_harness.submit_job("asample")
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(retrieve, long_poll_harness, job)
@@ -424,7 +424,7 @@ def test_a_cancelled_sample_is_over_and_wakes_who_waits(long_poll_harness: Serve
     assert long_poll_harness.post("/cancel_future", {"request_id": job.id}).status_code == 200
 
 
-def test_training_is_not_cancelled(harness: ServerHarness) -> None:
+def test_training_job_cannot_be_cancelled(harness: ServerHarness) -> None:
     job = harness.submit_job("forward_backward")
 
     assert harness.post("/cancel_future", {"request_id": job.id}).status_code == 200
@@ -434,7 +434,7 @@ def test_training_is_not_cancelled(harness: ServerHarness) -> None:
     assert decode_forward_backward_output(result) == OUTPUT
 
 
-def test_another_tenants_sample_cannot_be_cancelled(harness: ServerHarness) -> None:
+def test_other_tenants_sample_cannot_be_cancelled(harness: ServerHarness) -> None:
     job = harness.submit_job("asample")
 
     answer = harness.post("/cancel_future", {"request_id": job.id}, key=OTHER_KEY)

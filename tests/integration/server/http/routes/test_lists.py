@@ -36,7 +36,7 @@ def test_runs_are_listed_newest_first_in_pages(harness: ServerHarness) -> None:
     assert everything["cursor"] == {"offset": 0, "limit": 20, "total_count": 5}
 
 
-def test_a_run_shows_its_newest_checkpoints_and_what_was_attached(harness: ServerHarness) -> None:
+def test_run_shows_newest_checkpoints_and_metadata(harness: ServerHarness) -> None:
     create_model(harness, session_id := harness.session(), user_metadata={"n": 1, "s": "x"})
     run_id = f"{session_id}:train:0"
     create_checkpoint(harness, run_id, "old")
@@ -53,7 +53,7 @@ def test_a_run_shows_its_newest_checkpoints_and_what_was_attached(harness: Serve
     assert harness.send_request("GET", "/training_runs").json()["training_runs"] == [run]
 
 
-def test_a_run_that_lost_its_state_is_marked(harness: ServerHarness) -> None:
+def test_corrupted_run_is_marked(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     harness.write(lambda db: runs.set_state(db, run_id, RunState.CORRUPTED))
 
@@ -67,7 +67,7 @@ def found_by(harness: ServerHarness, text: str) -> list[str]:
     return [run["training_run_id"] for run in page["training_runs"]]
 
 
-def test_runs_are_found_by_the_beginning_of_their_id_and_by_their_name(
+def test_run_search_by_id_prefix_or_name(
     harness: ServerHarness,
 ) -> None:
     create_model(harness, first := harness.session(), user_metadata={"name": "Blue whale"})
@@ -82,7 +82,7 @@ def test_runs_are_found_by_the_beginning_of_their_id_and_by_their_name(
     assert found_by(harness, "_") == found_by(harness, "nothing") == []
 
 
-def test_a_run_is_renamed(harness: ServerHarness) -> None:
+def test_rename_run(harness: ServerHarness) -> None:
     create_model(harness, session_id := harness.session(), user_metadata={"team": "red"})
     path = f"/training_runs/{session_id}:train:0"
 
@@ -111,7 +111,7 @@ def test_runs_are_listed_by_project(harness: ServerHarness) -> None:
     assert listed["cursor"]["total_count"] == 1
 
 
-def test_of_others_runs_only_what_is_published_is_seen_and_only_when_asked_for(
+def test_public_runs_of_others_are_listed_only_on_request(
     harness: ServerHarness,
 ) -> None:
     create_model(harness, session_id := harness.session(), user_metadata={"secret": "x"})
@@ -137,7 +137,7 @@ def test_of_others_runs_only_what_is_published_is_seen_and_only_when_asked_for(
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
-def test_the_checkpoints_of_a_run_are_listed_newest_first(harness: ServerHarness) -> None:
+def test_checkpoints_of_run_are_listed_newest_first(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     first = create_checkpoint(harness, run_id, "first", user_metadata={"k": "v"})
     second = create_checkpoint(
@@ -163,7 +163,7 @@ def test_the_checkpoints_of_a_run_are_listed_newest_first(harness: ServerHarness
     }
 
 
-def test_the_first_sdks_list_the_checkpoints_of_a_model(harness: ServerHarness) -> None:
+def test_checkpoint_list_of_oldest_sdks(harness: ServerHarness) -> None:
     """Up to 0.3.0 the path says `models`."""
     run_id = create_ready_model(harness, harness.session())
     create_checkpoint(harness, run_id, "first")
@@ -177,7 +177,7 @@ def test_the_first_sdks_list_the_checkpoints_of_a_model(harness: ServerHarness) 
     assert [row["checkpoint_id"] for row in old["checkpoints"]] == ["weights/first"]
 
 
-def test_all_checkpoints_are_listed_in_pages(harness: ServerHarness) -> None:
+def test_user_checkpoints_are_paginated(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     made = [str(create_checkpoint(harness, run_id, f"c{number}").path) for number in range(4)]
 
@@ -188,7 +188,7 @@ def test_all_checkpoints_are_listed_in_pages(harness: ServerHarness) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.6.0", "0.25.0", "0.27.0"])
-def test_old_sdks_see_no_external_checkpoints(harness: ServerHarness, version: str) -> None:
+def test_external_checkpoints_hidden_from_old_sdks(harness: ServerHarness, version: str) -> None:
     run_id = create_ready_model(harness, harness.session())
     names = ("weights", "external_weights", "sampler_weights", "external_weights", "weights")
     for number, segment in enumerate(names):
@@ -211,7 +211,7 @@ def test_old_sdks_see_no_external_checkpoints(harness: ServerHarness, version: s
     assert cursor == {"offset": 0, "limit": 2, "total_count": 3}
 
 
-def test_the_sdk_of_the_session_decides_if_no_header_does(harness: ServerHarness) -> None:
+def test_sdk_version_of_session_is_fallback(harness: ServerHarness) -> None:
     body = {"tags": [], "user_metadata": {}, "sdk_version": "0.25.0"}
     session_id = harness.post("/create_session", body).json()["session_id"]
     run_id = create_ready_model(harness, session_id)
@@ -228,7 +228,7 @@ def test_the_sdk_of_the_session_decides_if_no_header_does(harness: ServerHarness
     "query", ["limit=0", "limit=1001", "limit=x", "offset=-1", "offset=1e3", "limit=5&limit=6"]
 )
 @pytest.mark.parametrize("path", ["/training_runs", "/checkpoints", "/sessions"])
-def test_pages_have_bounds(harness: ServerHarness, path: str, query: str) -> None:
+def test_page_limits_are_enforced(harness: ServerHarness, path: str, query: str) -> None:
     assert harness.send_request("GET", f"{path}?{query}").status_code == 422
 
 
@@ -242,7 +242,7 @@ def test_bare_checkpoint_id_error_shows_expected_format(harness: ServerHarness, 
     assert error.endswith(f"and a whole path {PATH_SHAPE}")
 
 
-def test_a_deleted_checkpoint_is_gone_at_once(harness: ServerHarness) -> None:
+def test_deleted_checkpoint_disappears_immediately(harness: ServerHarness) -> None:
     checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
 
     first = harness.send_request("DELETE", checkpoint_url(checkpoint))
@@ -252,7 +252,7 @@ def test_a_deleted_checkpoint_is_gone_at_once(harness: ServerHarness) -> None:
     assert harness.send_request("GET", "/checkpoints").json()["checkpoints"] == []
 
 
-def test_publishing_what_is_public_is_a_conflict_that_nobody_should_retry(
+def test_publishing_twice_is_non_retryable_conflict(
     harness: ServerHarness,
 ) -> None:
     checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
@@ -265,7 +265,7 @@ def test_publishing_what_is_public_is_a_conflict_that_nobody_should_retry(
     assert answers[1].json()["error"] == f"{checkpoint.path} is public already"
 
 
-def test_a_lifetime_can_be_set_and_removed(harness: ServerHarness) -> None:
+def test_ttl_is_set_and_removed(harness: ServerHarness) -> None:
     checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     url = checkpoint_url(checkpoint, "/ttl")
 
@@ -291,7 +291,7 @@ def test_sessions_are_listed_newest_first_in_pages(harness: ServerHarness) -> No
     assert harness.send_request("GET", "/sessions?offset=2").json() == {"sessions": [made[0]]}
 
 
-def test_a_session_shows_what_belongs_to_it(harness: ServerHarness) -> None:
+def test_session_lists_runs_and_samplers(harness: ServerHarness) -> None:
     body = {
         "tags": [],
         "user_metadata": {"n": 1},
@@ -311,7 +311,7 @@ def test_a_session_shows_what_belongs_to_it(harness: ServerHarness) -> None:
     }
 
 
-def test_the_search_finds_sessions_by_state_and_goes_on_where_it_stopped(
+def test_session_search_by_state_with_cursor(
     harness: ServerHarness,
 ) -> None:
     made = [harness.session() for _ in range(5)]
@@ -338,7 +338,7 @@ def test_the_search_finds_sessions_by_state_and_goes_on_where_it_stopped(
     }
 
 
-def test_a_session_that_is_not_heard_of_shows_as_cancelled(harness: ServerHarness) -> None:
+def test_session_without_heartbeat_is_cancelled(harness: ServerHarness) -> None:
     harness.session()
     later = time.time() + 1
     harness.write(lambda db: sessions.expire_unseen(db, unseen_since=later, now=later))
@@ -349,9 +349,7 @@ def test_a_session_that_is_not_heard_of_shows_as_cancelled(harness: ServerHarnes
 
 
 @pytest.mark.parametrize("project_id", ["", "a b", "a/b", "x" * 256])
-def test_a_project_that_could_not_be_asked_for_is_refused(
-    harness: ServerHarness, project_id: str
-) -> None:
+def test_invalid_project_id_is_rejected(harness: ServerHarness, project_id: str) -> None:
     session_id = harness.session()
 
     answer = harness.send_request(
@@ -362,7 +360,7 @@ def test_a_project_that_could_not_be_asked_for_is_refused(
 
 
 # --- audit and usage -----------------------------------------------------------------------------
-def test_what_is_done_to_checkpoints_and_projects_is_written_down(harness: ServerHarness) -> None:
+def test_checkpoint_and_project_changes_are_audited(harness: ServerHarness) -> None:
     session_id = harness.session()
     run_id = create_ready_model(harness, session_id)
     checkpoint = create_checkpoint(harness, run_id)
@@ -506,13 +504,11 @@ def test_storage_is_reported_in_gigabyte_hours(harness: ServerHarness) -> None:
         {"starting_on": "yesterday", "ending_before": "2026-01-02T00:00:00Z"},
     ],
 )
-def test_spans_that_are_no_full_hours_or_too_long_are_refused(
-    harness: ServerHarness, params: dict[str, str]
-) -> None:
+def test_invalid_usage_ranges_are_rejected(harness: ServerHarness, params: dict[str, str]) -> None:
     assert harness.send_request("GET", "/billing/usage/events", params=params).status_code == 422
 
 
-def test_fourteen_days_are_not_too_long(harness: ServerHarness) -> None:
+def test_usage_range_of_fourteen_days(harness: ServerHarness) -> None:
     params = {"starting_on": "2026-01-01T00:00:00Z", "ending_before": "2026-01-15T00:00:00Z"}
 
     assert harness.send_request("GET", "/billing/usage/events", params=params).status_code == 200
@@ -538,6 +534,6 @@ def test_current_storage_is_reported_by_project(harness: ServerHarness) -> None:
     assert blue[0]["size_gigabytes"] == pytest.approx(30e-9)
 
 
-def test_the_audit_log_has_bounds(harness: ServerHarness) -> None:
+def test_audit_log_page_limit(harness: ServerHarness) -> None:
     assert harness.send_request("GET", "/audit?event_type=gossip").status_code == 422
     assert harness.send_request("GET", "/audit?day=today").status_code == 422

@@ -29,7 +29,7 @@ def numbers(harness: ServerHarness) -> dict[tuple[str, tuple[tuple[str, str], ..
     }
 
 
-def test_ready_is_only_who_has_a_worker(harness: ServerHarness) -> None:
+def test_ready_requires_worker(harness: ServerHarness) -> None:
     before = harness.client.get("/readyz", headers=AUTH)
     assert before.status_code == 503
     assert before.json() == {"status": "not ready", "reason": "no worker is running"}
@@ -43,7 +43,7 @@ def test_ready_is_only_who_has_a_worker(harness: ServerHarness) -> None:
     assert (after.status_code, after.json()) == (200, {"status": "ready"})
 
 
-def test_a_store_that_does_not_answer_is_a_reason(
+def test_not_ready_when_store_is_unavailable(
     harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.send_request("GET", "/get_server_capabilities")  # so that the key is known
@@ -62,13 +62,13 @@ def test_a_store_that_does_not_answer_is_a_reason(
     assert refused.headers["retry-after"] == "1"
 
 
-def test_metrics_name_their_charset_once(harness: ServerHarness) -> None:
+def test_metrics_content_type_has_one_charset(harness: ServerHarness) -> None:
     kind = harness.client.get("/metrics", headers=AUTH).headers["content-type"]
     assert kind.startswith("text/plain; version=")
     assert kind.count("charset") == 1
 
 
-def test_metrics_say_how_the_store_is_doing(harness: ServerHarness) -> None:
+def test_metrics_report_store_state(harness: ServerHarness) -> None:
     harness.session()
     bell = WakeupListener(harness.services.database, "worker")
     try:
@@ -123,9 +123,7 @@ async def test_monitoring_requires_loopback_or_key(harness: ServerHarness, path:
 
 
 @pytest.mark.parametrize("path", ["/schema", "/schema/openapi.json", "/openapi.json"])
-def test_the_description_needs_no_key_and_names_every_endpoint(
-    harness: ServerHarness, path: str
-) -> None:
+def test_openapi_document_is_public_and_complete(harness: ServerHarness, path: str) -> None:
     answer = harness.client.get(path)
 
     assert answer.headers["content-type"] == "application/json"

@@ -62,7 +62,7 @@ def run_id(harness: ServerHarness) -> str:
     return found
 
 
-def test_a_step_has_the_passes_before_it(harness: ServerHarness, run_id: str) -> None:
+def test_step_includes_preceding_passes(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 1, num_passes=3)
     note(harness, run_id, JobKind.FORWARD_BACKWARD, 90, num_tokens=10, metrics={"loss:sum": 5.0})
 
@@ -82,7 +82,7 @@ def test_a_step_has_the_passes_before_it(harness: ServerHarness, run_id: str) ->
     assert found["tokens_per_second"] == pytest.approx(40 / 81)
 
 
-def test_steps_come_in_pages_and_none_is_lost(harness: ServerHarness, run_id: str) -> None:
+def test_steps_are_paginated_without_gaps(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 7, num_passes=2)
 
     seen, after = [], 0
@@ -94,7 +94,7 @@ def test_steps_come_in_pages_and_none_is_lost(harness: ServerHarness, run_id: st
     assert [step["num_passes"] for step in seen] == [2] * 7
 
 
-def test_without_a_cursor_the_newest_come(harness: ServerHarness, run_id: str) -> None:
+def test_no_cursor_returns_newest_steps(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 5)
 
     found = send_request(harness, run_id, "?limit=2").json()
@@ -103,7 +103,7 @@ def test_without_a_cursor_the_newest_come(harness: ServerHarness, run_id: str) -
     assert (found["num_steps"], found["loss"]) == (5, 10.0)
 
 
-def test_loading_drops_the_passes_before_it(harness: ServerHarness, run_id: str) -> None:
+def test_load_discards_pending_passes(harness: ServerHarness, run_id: str) -> None:
     note(harness, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics={"loss:sum": 5.0})
     note(harness, run_id, JobKind.LOAD_WEIGHTS, 2)
     train(harness, run_id, 1)
@@ -111,7 +111,7 @@ def test_loading_drops_the_passes_before_it(harness: ServerHarness, run_id: str)
     assert send_request(harness, run_id).json()["steps"][0]["num_passes"] == 1
 
 
-def test_what_is_no_number_is_left_out(harness: ServerHarness, run_id: str) -> None:
+def test_non_finite_metrics_are_omitted(harness: ServerHarness, run_id: str) -> None:
     bad = {"loss:sum": float("nan"), "peak:max": float("inf"), "fine": 1.0}
     note(harness, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics=bad)
     note(harness, run_id, JobKind.OPTIM_STEP, 2)
@@ -144,20 +144,18 @@ def test_history_without_creation_is_marked_incomplete(harness: ServerHarness) -
 
 
 @pytest.mark.parametrize("query", ["?after=-1", "?limit=0", "?limit=1001", "?after=x", "?offset=1"])
-def test_bad_pages_are_refused(harness: ServerHarness, run_id: str, query: str) -> None:
+def test_invalid_pages_are_rejected(harness: ServerHarness, run_id: str, query: str) -> None:
     assert send_request(harness, run_id, query).status_code == 422
 
 
-def test_others_do_not_see_it(harness: ServerHarness, run_id: str) -> None:
+def test_run_metrics_hidden_from_other_tenants(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 1)
     foreign, missing = send_request(harness, run_id, key=OTHER_KEY), send_request(harness, "nosuch")
     assert foreign.status_code == missing.status_code == 404
     assert foreign.json()["error"] == f"training run {run_id!r} does not exist"
 
 
-def test_a_run_is_listed_with_name_state_step_and_newest_metrics(
-    harness: ServerHarness, run_id: str
-) -> None:
+def test_run_list_shows_name_state_step_and_metrics(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 3, num_passes=2)
     harness.write(lambda db: db.execute(sa.update(schema.jobs).values(finished_at=BEGAN)))
     harness.write(lambda db: sessions.finish(db, run_id.partition(":")[0], "errored", None, BEGAN))
@@ -172,9 +170,7 @@ def test_a_run_is_listed_with_name_state_step_and_newest_metrics(
     assert newest["loss"] == 6.0
 
 
-def test_steps_keep_their_numbers_when_the_oldest_are_dropped(
-    harness: ServerHarness, run_id: str
-) -> None:
+def test_step_numbers_are_stable_after_retention(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 5)
     cursor = send_request(harness, run_id).json()["steps"][1]["cursor"]
     harness.write(lambda db: db.execute(sa.delete(schema.steps).where(schema.steps.c.no <= cursor)))
@@ -191,9 +187,7 @@ def report(harness: ServerHarness, run_id: str, seq_id: int, metrics: Any) -> An
     return harness.send_request("POST", f"/training_runs/{run_id}/metrics", json=content)
 
 
-def test_what_a_client_reports_about_a_step_is_shown_with_it(
-    harness: ServerHarness, run_id: str
-) -> None:
+def test_client_reported_metrics_are_attached_to_step(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 1)
     harness.write(lambda db: db.execute(sa.update(schema.steps).values(position=4)))
     train(harness, run_id, 1, first=2)
@@ -220,7 +214,7 @@ def test_what_a_client_reports_about_a_step_is_shown_with_it(
         (4, {"reward": "high"}, 422),
     ],
 )
-def test_a_report_that_makes_no_sense_is_refused(
+def test_invalid_metrics_report_is_rejected(
     harness: ServerHarness, run_id: str, seq_id: int, metrics: Any, status: int
 ) -> None:
     train(harness, run_id, 1)

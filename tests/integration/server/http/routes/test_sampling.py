@@ -29,7 +29,7 @@ def sample(harness: ServerHarness, key: str = KEY, **fields: Any) -> Any:
     return harness.post("/asample", body, key=key)
 
 
-def test_a_sampling_session_is_opened_once_per_number(harness: ServerHarness) -> None:
+def test_sampling_session_is_created_once_per_seq_id(harness: ServerHarness) -> None:
     session_id = harness.session()
 
     first, second = (open_sampler(harness, session_id, base_model=BASE_MODEL) for _ in range(2))
@@ -40,7 +40,7 @@ def test_a_sampling_session_is_opened_once_per_number(harness: ServerHarness) ->
 
 
 @pytest.mark.parametrize("segment", ["weights", "sampler_weights"])
-def test_weights_of_both_kinds_can_be_sampled(harness: ServerHarness, segment: str) -> None:
+def test_both_kinds_of_weights_can_be_sampled(harness: ServerHarness, segment: str) -> None:
     session_id = harness.session()
     checkpoint = create_checkpoint(
         harness, create_ready_model(harness, session_id), segment=segment
@@ -59,7 +59,7 @@ def test_weights_of_both_kinds_can_be_sampled(harness: ServerHarness, segment: s
     }
 
 
-def test_a_sampler_of_a_base_model_has_no_path(harness: ServerHarness) -> None:
+def test_base_model_sampler_has_no_path(harness: ServerHarness) -> None:
     sampler_id = base_sampler(harness)
 
     found = harness.send_request("GET", f"/samplers/{sampler_id}").json()
@@ -85,7 +85,7 @@ def test_a_sampler_of_a_base_model_has_no_path(harness: ServerHarness) -> None:
         ({"base_model": BASE_MODEL, "sampling_session_seq_id": -1}, 422, "expected 0 to"),
     ],
 )
-def test_a_sampling_session_on_nothing_is_refused(
+def test_sampling_session_requires_model_or_path(
     harness: ServerHarness, fields: dict[str, Any], status: int, words: str
 ) -> None:
     answer = open_sampler(harness, harness.session(), **fields)
@@ -106,7 +106,7 @@ def test_exported_weights_are_not_sampled(harness: ServerHarness) -> None:
     assert "is for other tools" in answer.json()["error"]
 
 
-def test_a_base_model_that_does_not_fit_the_weights_is_refused(harness: ServerHarness) -> None:
+def test_mismatched_base_model_is_rejected(harness: ServerHarness) -> None:
     session_id = harness.session()
     checkpoint = create_checkpoint(harness, create_ready_model(harness, session_id))
 
@@ -115,7 +115,7 @@ def test_a_base_model_that_does_not_fit_the_weights_is_refused(harness: ServerHa
     assert answer.status_code == 400
 
 
-def test_a_finished_session_opens_no_sampler_but_keeps_those_it_has(harness: ServerHarness) -> None:
+def test_finished_session_keeps_existing_samplers(harness: ServerHarness) -> None:
     session_id = harness.session()
     base_sampler(harness, session_id)
     harness.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
@@ -138,7 +138,7 @@ def test_joining_clients_get_distinct_counters(harness: ServerHarness) -> None:
 
 
 # --- samples -----------------------------------------------------------------------------------
-def test_a_sample_names_its_sequences(harness: ServerHarness) -> None:
+def test_sample_response_lists_sequences(harness: ServerHarness) -> None:
     sampler_id = base_sampler(harness)
 
     future = sample(harness, sampling_session_id=sampler_id, seq_id=3, num_samples=2).json()
@@ -153,7 +153,7 @@ def test_a_sample_names_its_sequences(harness: ServerHarness) -> None:
     assert job.session_id == sampler_id.partition(":")[0]
 
 
-def test_a_repeated_sample_gets_the_same_promise(harness: ServerHarness) -> None:
+def test_repeated_sample_returns_same_future(harness: ServerHarness) -> None:
     sampler_id = base_sampler(harness)
 
     answers = [sample(harness, sampling_session_id=sampler_id, seq_id=n).json() for n in (0, 0, 1)]
@@ -171,7 +171,7 @@ def test_clone_seq_id_is_stored_as_position(harness: ServerHarness) -> None:
     assert job.position == seq_id
 
 
-def test_samples_can_name_the_model_themselves(harness: ServerHarness) -> None:
+def test_sample_without_sampling_session(harness: ServerHarness) -> None:
     checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
 
     base = sample(harness, base_model=BASE_MODEL)
@@ -207,7 +207,7 @@ def test_samples_can_name_the_model_themselves(harness: ServerHarness) -> None:
         ({"model_path": "tinker://x/weights/y", "base_model": None}, 404),
     ],
 )
-def test_what_no_engine_can_sample_is_refused_at_once(
+def test_invalid_sample_request_is_rejected_immediately(
     harness: ServerHarness, fields: dict[str, Any], status: int
 ) -> None:
     answer = sample(harness, **{"base_model": BASE_MODEL} | fields)
@@ -216,7 +216,7 @@ def test_what_no_engine_can_sample_is_refused_at_once(
     assert harness.read(jobs.get_load).num_jobs == 0
 
 
-def test_1024_sequences_are_possible(harness: ServerHarness) -> None:
+def test_sample_accepts_1024_sequences(harness: ServerHarness) -> None:
     answer = sample(harness, base_model=BASE_MODEL, num_samples=1024)
 
     assert len(answer.json()["sample_sequence_ids"]) == 1024
@@ -243,7 +243,7 @@ def test_expired_weights_are_not_sampled(harness: ServerHarness) -> None:
     assert open_sampler(harness, session_id, model_path=str(checkpoint.path)).status_code == 404
 
 
-def test_a_sampler_says_which_tokenizer_its_model_needs(harness: ServerHarness) -> None:
+def test_sampler_reports_tokenizer_of_model(harness: ServerHarness) -> None:
     model = {"name": BASE_MODEL, "max_context_tokens": 512, "tokenizer_id": "/models/mine"}
     harness.write(lambda db: settings.put(db, "base_models", [model]))
 

@@ -21,7 +21,7 @@ from tinkex.store.database import Connection
 SESSION = {"tags": ["a"], "user_metadata": {"k": "v"}, "sdk_version": "0.36.0"}
 
 
-def test_capabilities_are_what_the_worker_announced(harness: ServerHarness) -> None:
+def test_capabilities_match_worker_models(harness: ServerHarness) -> None:
     answer = harness.send_request("GET", "/get_server_capabilities")
 
     assert answer.json() == {
@@ -37,7 +37,7 @@ def test_capabilities_are_what_the_worker_announced(harness: ServerHarness) -> N
 
 
 @pytest.mark.parametrize("publish", [clear_base_models, publish_empty_models])
-def test_capabilities_are_empty_before_the_first_worker_and_without_models(
+def test_capabilities_empty_without_worker_or_models(
     harness: ServerHarness, publish: Callable[[Connection], None]
 ) -> None:
     harness.write(publish)
@@ -47,7 +47,7 @@ def test_capabilities_are_empty_before_the_first_worker_and_without_models(
     }
 
 
-def test_clients_get_flags_and_the_settings_win(tmp_path: Path) -> None:
+def test_client_config_flags_overridden_by_settings(tmp_path: Path) -> None:
     flags = {"fwdbwd_max_chunk_len": 7, "parallel_fwdbwd_chunks": False}
     with open_harness(
         tmp_path, client_flags=flags, dynamic_flags={"refresh_interval_sec": 10}
@@ -67,7 +67,7 @@ def test_client_config_allows_parallel_chunks_and_cancel(harness: ServerHarness)
     assert dynamic["sample_cancel_enabled"] is True
 
 
-def test_a_session_keeps_what_its_client_said(harness: ServerHarness) -> None:
+def test_session_stores_client_metadata(harness: ServerHarness) -> None:
     body = {**SESSION, "project_id": "p", "display_name": "My Run"}
     session_id = harness.post("/create_session", body).json()["session_id"]
 
@@ -77,13 +77,13 @@ def test_a_session_keeps_what_its_client_said(harness: ServerHarness) -> None:
     assert (found.project_id, found.display_name) == ("p", "My Run")
 
 
-def test_a_session_without_a_project_is_in_the_default_one(harness: ServerHarness) -> None:
+def test_session_without_project_uses_default(harness: ServerHarness) -> None:
     session_id = harness.session()
 
     assert harness.read(lambda db: sessions.find(db, session_id)).project_id == "default"
 
 
-def test_a_repeated_request_gets_the_same_session(harness: ServerHarness) -> None:
+def test_repeated_create_session_returns_same_session(harness: ServerHarness) -> None:
     first, again, other = (
         harness.post("/create_session", SESSION, headers={"X-Idempotency-Key": key}).json()
         for key in ("one", "one", "two")
@@ -93,7 +93,7 @@ def test_a_repeated_request_gets_the_same_session(harness: ServerHarness) -> Non
     assert first != other
 
 
-def test_two_tenants_may_use_the_same_idempotency_key(harness: ServerHarness) -> None:
+def test_idempotency_keys_are_per_tenant(harness: ServerHarness) -> None:
     headers = {"X-Idempotency-Key": "one"}
     mine = harness.post("/create_session", SESSION, headers=headers).json()
     theirs = harness.post("/create_session", SESSION, headers=headers, key=OTHER_KEY).json()
@@ -101,11 +101,11 @@ def test_two_tenants_may_use_the_same_idempotency_key(harness: ServerHarness) ->
     assert mine != theirs
 
 
-def test_without_an_idempotency_key_every_request_makes_a_session(harness: ServerHarness) -> None:
+def test_create_session_without_idempotency_key(harness: ServerHarness) -> None:
     assert harness.session() != harness.session()
 
 
-def test_a_heartbeat_is_noted_and_brings_an_expired_session_back(harness: ServerHarness) -> None:
+def test_heartbeat_updates_and_revives_expired_session(harness: ServerHarness) -> None:
     session_id = harness.session()
     later = time.time() + 1000.0
     harness.write(lambda db: sessions.expire_unseen(db, unseen_since=later, now=later))
@@ -120,7 +120,7 @@ def test_a_heartbeat_is_noted_and_brings_an_expired_session_back(harness: Server
     assert after.seen_at > before.seen_at
 
 
-def test_a_finished_session_has_no_heart(harness: ServerHarness) -> None:
+def test_finished_session_rejects_heartbeat(harness: ServerHarness) -> None:
     session_id = harness.session()
     body = {"reason": {"type": "success"}, "detail": None}
     assert harness.post(f"/sessions/{session_id}/finish", body).status_code == 200
@@ -131,7 +131,7 @@ def test_a_finished_session_has_no_heart(harness: ServerHarness) -> None:
     assert "finished" in answer.json()["error"]
 
 
-def test_the_first_reason_of_an_end_stays(harness: ServerHarness) -> None:
+def test_first_finish_reason_is_kept(harness: ServerHarness) -> None:
     session_id = harness.session()
     for reason, detail in (("errored", "boom"), ("success", None)):
         body = {"reason": {"type": reason}, "detail": detail}
@@ -142,7 +142,7 @@ def test_the_first_reason_of_an_end_stays(harness: ServerHarness) -> None:
 
 
 @pytest.mark.parametrize("is_foreign", [True, False])
-def test_another_tenants_session_is_no_session(harness: ServerHarness, is_foreign: bool) -> None:
+def test_other_tenants_session_not_found(harness: ServerHarness, is_foreign: bool) -> None:
     session_id = harness.session(OTHER_KEY) if is_foreign else "made-up"
     finish = {"reason": {"type": "success"}}
 
@@ -171,7 +171,7 @@ def test_another_tenants_session_is_no_session(harness: ServerHarness, is_foreig
         ("type", "other"),
     ],
 )
-def test_a_session_of_nonsense_is_refused(harness: ServerHarness, field: str, value: Any) -> None:
+def test_invalid_session_body_is_rejected(harness: ServerHarness, field: str, value: Any) -> None:
     answer = harness.post("/create_session", {**SESSION, field: value})
 
     assert answer.status_code == 422, answer.text
@@ -196,7 +196,7 @@ def test_telemetry_of_any_version_is_accepted(harness: ServerHarness, events: li
     assert (answer.status_code, answer.json()) == (200, {"status": "accepted"})
 
 
-def test_telemetry_is_counted_and_never_kept(harness: ServerHarness) -> None:
+def test_telemetry_is_counted_but_not_stored(harness: ServerHarness) -> None:
     secret = "tml-do-not-keep-me"
     event = {"event": "GENERIC_EVENT", "event_data": {"x-api-key": secret}}
     before = _counted(harness)
@@ -217,5 +217,5 @@ def _counted(harness: ServerHarness) -> float:
 
 
 @pytest.mark.parametrize("body", [{}, {"events": "x"}, {"events": [1]}, []])
-def test_what_is_no_telemetry_is_refused(harness: ServerHarness, body: Any) -> None:
+def test_invalid_telemetry_is_rejected(harness: ServerHarness, body: Any) -> None:
     assert harness.post("/telemetry", body).status_code == 422

@@ -28,7 +28,7 @@ def serve_tokenizer(harness: ServerHarness, folder: Path | None, **fields: Any) 
     harness.write(change)
 
 
-def test_files_are_given_to_those_who_name_the_digest(harness: ServerHarness) -> None:
+def test_tokenizer_files_are_served_by_digest(harness: ServerHarness) -> None:
     serve_tokenizer(harness, TINY_FOLDER)
     expected = read_tokenizer_files(TINY_FOLDER)
 
@@ -44,7 +44,7 @@ def test_files_are_given_to_those_who_name_the_digest(harness: ServerHarness) ->
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_a_changed_file_changes_the_digest(harness: ServerHarness, tmp_path: Path) -> None:
+def test_changed_file_changes_digest(harness: ServerHarness, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("a")
     serve_tokenizer(harness, tmp_path)
     before = harness.send_request("GET", URL).json()["digest"]
@@ -55,7 +55,7 @@ def test_a_changed_file_changes_the_digest(harness: ServerHarness, tmp_path: Pat
     assert stale.status_code == 404 and after in stale.json()["error"]
 
 
-def test_no_key_no_tokenizer(harness: ServerHarness) -> None:
+def test_tokenizer_requires_key(harness: ServerHarness) -> None:
     serve_tokenizer(harness, TINY_FOLDER)
     assert harness.send_request("GET", URL, key=None).status_code == 401
 
@@ -64,11 +64,13 @@ def test_no_key_no_tokenizer(harness: ServerHarness) -> None:
     ("query", "status"),
     [("", 422), ("?base_model=nope", 404), ("?base_model=a%20b", 422), ("?digest=xyz", 422)],
 )
-def test_other_questions_are_refused(harness: ServerHarness, query: str, status: int) -> None:
+def test_invalid_tokenizer_requests_are_rejected(
+    harness: ServerHarness, query: str, status: int
+) -> None:
     assert harness.send_request("GET", f"/tokenizer{query}").status_code == status
 
 
-def test_a_folder_that_is_gone_is_not_named(harness: ServerHarness, tmp_path: Path) -> None:
+def test_missing_folder_path_is_not_disclosed(harness: ServerHarness, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "vocab.txt").mkdir()
     for folder in (None, tmp_path / "gone", tmp_path / "model"):

@@ -58,7 +58,7 @@ def send_pass(harness: ServerHarness, body: bytes) -> Any:
 
 
 # --- making a model ----------------------------------------------------------------------------
-def test_a_model_is_entered_together_with_its_promise(harness: ServerHarness) -> None:
+def test_create_model_inserts_run_and_job_atomically(harness: ServerHarness) -> None:
     session_id = harness.session()
 
     answer = create_model(
@@ -86,7 +86,7 @@ def test_a_model_is_entered_together_with_its_promise(harness: ServerHarness) ->
     assert (job.kind, job.run_id, job.position) == ("create_model", run.id, 0)
 
 
-def test_a_model_without_a_seed_gets_one_of_its_own(harness: ServerHarness) -> None:
+def test_create_model_generates_seed(harness: ServerHarness) -> None:
     session_id = harness.session()
     for number in (0, 1):
         create_model(harness, session_id, model_seq_id=number)
@@ -95,7 +95,7 @@ def test_a_model_without_a_seed_gets_one_of_its_own(harness: ServerHarness) -> N
     assert found[0].spec["seed"] != found[1].spec["seed"]
 
 
-def test_a_repeated_create_model_gets_the_same_promise(harness: ServerHarness) -> None:
+def test_repeated_create_model_returns_same_future(harness: ServerHarness) -> None:
     session_id = harness.session()
 
     first, second = (create_model(harness, session_id).json() for _ in range(2))
@@ -138,7 +138,7 @@ def _renamed(run: Any, run_id: str, session_id: str) -> Any:
         ({"user_metadata": {"x": "y" * 70_000}}, 422, "user_metadata has"),
     ],
 )
-def test_a_model_that_cannot_be_made_is_refused_in_a_sentence(
+def test_invalid_create_model_returns_error_message(
     harness: ServerHarness, fields: dict[str, Any], status: int, words: str
 ) -> None:
     session_id = harness.session()
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_made_is_refused_in_a_sentence(
     assert harness.read(lambda db: runs.list_by_session(db, session_id)) == []
 
 
-def test_a_finished_session_makes_nothing_new(harness: ServerHarness) -> None:
+def test_finished_session_rejects_create_model(harness: ServerHarness) -> None:
     session_id = harness.session()
     harness.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
 
@@ -169,7 +169,7 @@ def test_create_model_before_worker_start_returns_retry(harness: ServerHarness) 
     assert "retry-after" in answer.headers
 
 
-def test_a_server_without_base_models_says_so_and_asks_nobody_to_wait(
+def test_create_model_without_base_models_is_not_retryable(
     harness: ServerHarness,
 ) -> None:
     harness.write(publish_empty_models)
@@ -181,7 +181,7 @@ def test_a_server_without_base_models_says_so_and_asks_nobody_to_wait(
 
 
 # --- operations ----------------------------------------------------------------------------------
-def test_a_pass_keeps_its_bytes_and_its_place(harness: ServerHarness) -> None:
+def test_pass_payload_and_position_are_stored(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     body = proto_pass(run_id, 5)
 
@@ -193,7 +193,7 @@ def test_a_pass_keeps_its_bytes_and_its_place(harness: ServerHarness) -> None:
     assert payload_of(harness, job.id) == body
 
 
-def test_a_pass_that_says_forward_only_is_a_forward(harness: ServerHarness) -> None:
+def test_forward_only_pass_is_forward_job(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
 
     future = send_pass(harness, proto_pass(run_id, 1, forward_only=True)).json()
@@ -217,7 +217,7 @@ def test_older_clients_send_passes_as_json(harness: ServerHarness) -> None:
     assert kinds == ["forward_backward", "forward"]
 
 
-def test_a_pass_is_stored_with_its_number_of_tokens(harness: ServerHarness) -> None:
+def test_pass_stores_number_of_tokens(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
 
     future = send_pass(harness, proto_pass(run_id, 1, [datum(), datum([1] * 7)])).json()
@@ -234,7 +234,7 @@ def test_a_pass_is_stored_with_its_number_of_tokens(harness: ServerHarness) -> N
         ([datum([])], "example 0 has no input tokens"),
     ],
 )
-def test_a_pass_that_cannot_be_computed_is_refused_before_it_is_queued(
+def test_invalid_pass_is_rejected_before_queueing(
     harness: ServerHarness, data: list[types.Datum], words: str
 ) -> None:
     run_id = create_ready_model(harness, harness.session())
@@ -249,7 +249,7 @@ def test_a_pass_that_cannot_be_computed_is_refused_before_it_is_queued(
     assert tombstone.cancelled_at is not None
 
 
-def test_a_pass_of_too_many_tokens_is_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_pass_above_token_limit_is_rejected(tmp_path: Path) -> None:
     with open_harness(tmp_path / "home", max_request_tokens=20) as harness:
         run_id = create_ready_model(harness, harness.session())
         fits = send_pass(harness, proto_pass(run_id, 1, [datum([1] * 10)] * 2))
@@ -259,7 +259,7 @@ def test_a_pass_of_too_many_tokens_is_refused_with_the_numbers(tmp_path: Path) -
     assert "has 21 tokens; the limit of one training request is 20" in answer.json()["error"]
 
 
-def test_a_repeated_operation_gets_the_same_promise(harness: ServerHarness) -> None:
+def test_repeated_operation_returns_same_future(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     step = {"model_id": run_id, "seq_id": 1, "adam_params": {"learning_rate": 0.1}}
 
@@ -268,7 +268,7 @@ def test_a_repeated_operation_gets_the_same_promise(harness: ServerHarness) -> N
     assert first == second
 
 
-def test_a_number_that_was_used_for_other_work_is_refused(harness: ServerHarness) -> None:
+def test_reused_seq_id_of_other_operation_is_rejected(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     harness.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
 
@@ -278,7 +278,7 @@ def test_a_number_that_was_used_for_other_work_is_refused(harness: ServerHarness
     assert "was used for optim_step before" in answer.json()["error"]
 
 
-def test_an_operation_without_a_number_comes_after_all_that_is_known(
+def test_operation_without_seq_id_is_appended(
     harness: ServerHarness,
 ) -> None:
     run_id = create_ready_model(harness, harness.session())
@@ -291,7 +291,7 @@ def test_an_operation_without_a_number_comes_after_all_that_is_known(
     assert positions == [8, 9]
 
 
-def test_an_operation_notes_that_the_model_was_used(harness: ServerHarness) -> None:
+def test_operation_updates_last_used_time(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     before = time.time() - 60
     harness.write(lambda db: runs.touch(db, run_id, before))
@@ -312,7 +312,7 @@ def test_an_operation_notes_that_the_model_was_used(harness: ServerHarness) -> N
         (RunState.CORRUPTED, "has lost its state"),
     ],
 )
-def test_a_model_that_is_not_there_any_more_says_why_and_the_way_out(
+def test_unloaded_model_error_names_reason_and_fix(
     harness: ServerHarness, state: RunState, words: str
 ) -> None:
     run_id = create_ready_model(harness, harness.session())
@@ -324,7 +324,7 @@ def test_a_model_that_is_not_there_any_more_says_why_and_the_way_out(
     assert words in answer.json()["error"]
 
 
-def test_a_promise_made_before_its_model_was_unloaded_is_given_again(
+def test_future_of_unloaded_model_is_still_returned(
     harness: ServerHarness,
 ) -> None:
     run_id = create_ready_model(harness, harness.session())
@@ -344,7 +344,7 @@ def test_out_of_range_integers_are_rejected(harness: ServerHarness, seq_id: int)
     assert answer.status_code == 422
 
 
-def test_unloading_waits_for_what_was_promised_before(harness: ServerHarness) -> None:
+def test_unload_is_queued_after_pending_operations(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     harness.post("/optim_step", {"model_id": run_id, "seq_id": 3, "adam_params": {}})
 
@@ -354,7 +354,7 @@ def test_unloading_waits_for_what_was_promised_before(harness: ServerHarness) ->
     assert (job.kind, job.position) == ("unload_model", 4)
 
 
-def test_a_custom_loss_is_promised_once_per_number(harness: ServerHarness) -> None:
+def test_custom_loss_is_submitted_once_per_seq_id(harness: ServerHarness) -> None:
     session_id = harness.session()
     body = {
         "session_id": session_id,
@@ -370,7 +370,7 @@ def test_a_custom_loss_is_promised_once_per_number(harness: ServerHarness) -> No
     assert job_of(harness, first["request_id"]).session_id == session_id
 
 
-def test_info_describes_a_model(harness: ServerHarness) -> None:
+def test_get_info(harness: ServerHarness) -> None:
     session_id = harness.session()
     run_id = create_ready_model(harness, session_id)
 

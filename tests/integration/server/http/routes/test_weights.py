@@ -48,7 +48,7 @@ def events(harness: ServerHarness, tenant_id: str | None = None) -> list[str]:
         ("/save_weights_external", {"path": "a", "ttl_seconds": YEARS}, "save_weights_external"),
     ],
 )
-def test_saves_are_promised_in_their_place(
+def test_saves_are_queued_at_their_seq_id(
     harness: ServerHarness, path: str, fields: dict[str, Any], kind: str
 ) -> None:
     run_id = create_ready_model(harness, harness.session())
@@ -78,7 +78,7 @@ def test_saves_are_promised_in_their_place(
         ("/save_weights_external", {"path": "a", "ttl_seconds": -5}),
     ],
 )
-def test_bad_names_and_lifetimes_are_refused_and_nothing_waits(
+def test_invalid_name_or_ttl_is_rejected_without_job(
     harness: ServerHarness, path: str, fields: dict[str, Any]
 ) -> None:
     run_id = create_ready_model(harness, harness.session())
@@ -95,7 +95,7 @@ def load(harness: ServerHarness, key: str = KEY, **fields: Any) -> Any:
     return harness.post("/load_weights", {"optimizer": True, **fields}, key=key)
 
 
-def test_weights_are_found_when_the_promise_is_made(harness: ServerHarness) -> None:
+def test_load_resolves_checkpoint_at_submission(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     checkpoint = create_checkpoint(harness, run_id)
 
@@ -107,7 +107,7 @@ def test_weights_are_found_when_the_promise_is_made(harness: ServerHarness) -> N
     assert events(harness)[-1] == "checkpoint_loaded"
 
 
-def test_a_load_that_does_not_mention_the_optimizer_restores_it(harness: ServerHarness) -> None:
+def test_load_restores_optimizer_by_default(harness: ServerHarness) -> None:
     """SDKs before 0.6 have one kind of load, of the full state."""
     run_id = create_ready_model(harness, harness.session())
     path = str(create_checkpoint(harness, run_id).path)
@@ -117,7 +117,7 @@ def test_a_load_that_does_not_mention_the_optimizer_restores_it(harness: ServerH
     assert load_payload(harness, answer.json()["request_id"]).with_optimizer is True
 
 
-def test_a_repeated_load_gets_its_promise_although_the_weights_are_gone(
+def test_repeated_load_returns_same_future_after_deletion(
     harness: ServerHarness,
 ) -> None:
     run_id = create_ready_model(harness, harness.session())
@@ -130,7 +130,7 @@ def test_a_repeated_load_gets_its_promise_although_the_weights_are_gone(
     assert load(harness, **request | {"seq_id": 2}).status_code == 404
 
 
-def test_a_model_can_be_made_by_loading(harness: ServerHarness) -> None:
+def test_load_weights_creates_model(harness: ServerHarness) -> None:
     session_id = harness.session()
     checkpoint = create_checkpoint(harness, create_ready_model(harness, session_id))
     request = {"session_id": session_id, "model_seq_id": 5, "path": str(checkpoint.path)}
@@ -170,7 +170,7 @@ def test_load_without_optimizer_state_uses_requested_optimizer(harness: ServerHa
         ({"model_seq_id": 0}, 400, "was used for create_model before"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_in_a_sentence(
+def test_invalid_load_returns_error_message(
     harness: ServerHarness, fields: dict[str, Any], status: int, words: str
 ) -> None:
     session_id = harness.session()
@@ -182,7 +182,7 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(
     assert words in answer.json()["error"]
 
 
-def test_weights_to_sample_from_cannot_be_trained_on(harness: ServerHarness) -> None:
+def test_sampler_weights_cannot_be_loaded(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
     path = str(create_checkpoint(harness, run_id, segment="sampler_weights").path)
 
@@ -193,7 +193,7 @@ def test_weights_to_sample_from_cannot_be_trained_on(harness: ServerHarness) -> 
 
 
 # --- reading what others own ---------------------------------------------------------------------
-def test_published_weights_can_be_loaded_by_everybody_and_private_ones_by_a_lent_key(
+def test_load_published_or_shared_weights(
     harness: ServerHarness,
 ) -> None:
     checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
@@ -211,7 +211,7 @@ def test_published_weights_can_be_loaded_by_everybody_and_private_ones_by_a_lent
     assert private.json() == wrong.json()
 
 
-def test_the_info_of_weights_says_what_is_needed_to_load_them(harness: ServerHarness) -> None:
+def test_weights_info(harness: ServerHarness) -> None:
     checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     body = {"tinker_path": str(checkpoint.path)}
 
@@ -237,7 +237,7 @@ def copy(harness: ServerHarness, key: str = KEY, repeat: str | None = None, **fi
     return harness.post("/copy_weights", fields, key=key, headers=headers)
 
 
-def test_a_copy_has_the_same_files_and_a_life_of_its_own(harness: ServerHarness) -> None:
+def test_copied_checkpoint_is_independent(harness: ServerHarness) -> None:
     session_id = harness.session()
     source = create_checkpoint(
         harness, create_ready_model(harness, session_id), user_metadata={"k": "v"}
@@ -278,7 +278,7 @@ def test_copy_uses_hard_links(harness: ServerHarness) -> None:
         )
 
 
-def test_a_repeated_copy_is_made_once(harness: ServerHarness) -> None:
+def test_repeated_copy_is_idempotent(harness: ServerHarness) -> None:
     source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     request = {"source_path": str(source.path), "destination_project_id": "research"}
 
@@ -296,7 +296,7 @@ def test_a_repeated_copy_is_made_once(harness: ServerHarness) -> None:
     assert [row["tinker_path"] for row in listed] == [str(path)]
 
 
-def test_a_copy_of_others_weights_needs_them_published_or_lent(harness: ServerHarness) -> None:
+def test_copy_requires_published_or_shared_checkpoint(harness: ServerHarness) -> None:
     source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     request = {"source_path": str(source.path)}
 
@@ -323,7 +323,7 @@ def test_a_copy_of_others_weights_needs_them_published_or_lent(harness: ServerHa
         ({"destination_project_id": "x" * 256}, 422),
     ],
 )
-def test_what_cannot_be_copied_leaves_nothing_behind(
+def test_failed_copy_leaves_no_files(
     harness: ServerHarness, fields: dict[str, Any], status: int
 ) -> None:
     source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
@@ -335,7 +335,7 @@ def test_what_cannot_be_copied_leaves_nothing_behind(
     assert left == [source.id]
 
 
-def test_a_copy_whose_place_is_taken_leaves_nothing_behind(harness: ServerHarness) -> None:
+def test_copy_conflict_leaves_no_files(harness: ServerHarness) -> None:
     session_id = harness.session()
     source = create_checkpoint(harness, create_ready_model(harness, session_id))
 
@@ -362,7 +362,7 @@ def test_copy_with_lost_response_keeps_files(
     assert {path.name for path in harness.services.home.checkpoints.iterdir()} == known
 
 
-def test_a_copy_of_files_that_are_damaged_leaves_nothing_behind(harness: ServerHarness) -> None:
+def test_copy_of_damaged_files_leaves_no_files(harness: ServerHarness) -> None:
     source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     (harness.services.home.checkpoint_directory(source.id) / "adapter_config.json").unlink()
 
@@ -373,7 +373,7 @@ def test_a_copy_of_files_that_are_damaged_leaves_nothing_behind(harness: ServerH
     assert [path.name for path in harness.services.home.checkpoints.iterdir()] == [source.id]
 
 
-def test_a_copy_that_was_made_is_told_again_although_its_session_is_over(
+def test_repeated_copy_returns_result_after_session_end(
     harness: ServerHarness,
 ) -> None:
     session_id = harness.session()

@@ -17,11 +17,11 @@ from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 DOWNLOADS = f"{PREFIX}/files"
 
 
-def test_every_endpoint_of_the_table_is_served_and_nothing_else() -> None:
+def test_routes_match_endpoint_table() -> None:
     assert set(ROUTES) == set(ENDPOINTS)
 
 
-def test_every_route_has_its_row_and_path() -> None:
+def test_route_paths_match_endpoint_table() -> None:
     served = {
         (str(method), path)
         for route in build_routes(_services(), ROUTES)
@@ -33,7 +33,7 @@ def test_every_route_has_its_row_and_path() -> None:
     assert {(method, path) for method, path in served if method != "HEAD"} == expected
 
 
-def test_besides_the_table_only_downloads_are_below_the_api() -> None:
+def test_only_downloads_are_outside_the_table() -> None:
     paths: set[str] = set()
     for handler in EXTRA_HANDLERS:
         found: Any = handler
@@ -44,14 +44,14 @@ def test_besides_the_table_only_downloads_are_below_the_api() -> None:
     }
 
 
-def test_only_tensors_and_prompts_may_be_large() -> None:
+def test_large_bodies_only_for_tensors_and_prompts() -> None:
     large = {name for name, row in ENDPOINTS.items() if row.max_body_bytes is None}
 
     assert large == {"forward_backward", "forward", "asample", "create_custom_loss"}
     assert all((row.max_body_bytes or 0) <= 1024 * 1024 for row in ENDPOINTS.values())
 
 
-def test_only_health_is_open() -> None:
+def test_only_health_is_public() -> None:
     assert {"health"} == PUBLIC_ENDPOINTS
 
 
@@ -65,7 +65,7 @@ def document() -> Any:
     return json.loads(build_document(ROUTES, "1.2.3"))
 
 
-def test_the_description_points_only_at_what_is_there(document: Any) -> None:
+def test_openapi_references_resolve(document: Any) -> None:
     for pointer in _pointers(document):
         place = document
         for part in pointer.removeprefix("#/").split("/"):
@@ -82,14 +82,14 @@ def _pointers(value: Any) -> list[str]:
     return own + [pointer for item in value.values() for pointer in _pointers(item)]
 
 
-def test_the_description_names_every_parameter_of_every_path(document: Any) -> None:
+def test_openapi_lists_all_path_parameters(document: Any) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             named = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
             assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
 
 
-def test_the_description_says_who_needs_a_key_and_what_is_old(document: Any) -> None:
+def test_openapi_security_and_deprecation(document: Any) -> None:
     for row in ENDPOINTS.values():
         operation = document["paths"][document_path(row.path)][row.method.lower()]
         assert (operation.get("security") == []) is (row.name in PUBLIC_ENDPOINTS)
@@ -98,13 +98,13 @@ def test_the_description_says_who_needs_a_key_and_what_is_old(document: Any) -> 
     assert document["info"]["version"] == "1.2.3"
 
 
-def test_passes_are_described_in_both_forms(document: Any) -> None:
+def test_openapi_describes_protobuf_and_json_passes(document: Any) -> None:
     content = document["paths"]["/api/v1/forward_backward"]["post"]["requestBody"]["content"]
 
     assert set(content) == {"application/x-protobuf", "application/json"}
 
 
-def test_every_operation_has_a_sentence(document: Any) -> None:
+def test_every_operation_has_a_summary(document: Any) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["summary"].endswith(".") or ";" in operation["summary"]

@@ -42,7 +42,7 @@ def kept(created_at: float, size_bytes: int = GIGABYTE, expires_at: float | None
     )
 
 
-def test_the_runs_of_a_session_are_added_up() -> None:
+def test_usage_is_summed_over_runs_of_session() -> None:
     rows = [usage("training", 3), usage("training", 4, run_id="other"), usage("sample", 5)]
 
     uses = [use.info for use in sum_usage(rows).values()]
@@ -53,11 +53,11 @@ def test_the_runs_of_a_session_are_added_up() -> None:
     ]
 
 
-def test_kinds_that_the_api_has_no_word_for_are_left_out() -> None:
+def test_unknown_usage_kinds_are_omitted() -> None:
     assert sum_usage([usage("electricity", 3)]) == {}
 
 
-def test_storage_counts_the_part_of_each_hour_that_a_checkpoint_was_there() -> None:
+def test_storage_counts_fractions_of_hours() -> None:
     found = sum_storage([kept(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
 
     shares = [(use.hour, use.info.gigabyte_hours) for use in found]
@@ -75,7 +75,7 @@ def test_storage_counts_the_part_of_each_hour_that_a_checkpoint_was_there() -> N
     ),
     st.floats(0, 3e6),
 )
-def test_storage_is_size_times_time_within_the_span(
+def test_storage_is_size_times_time_within_range(
     rows: list[tuple[float, int, float | None]], now: float
 ) -> None:
     stored = sum_storage([kept(*row) for row in rows], WEEK, now)
@@ -90,7 +90,7 @@ def test_storage_is_size_times_time_within_the_span(
     assert total == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-def test_a_span_is_full_hours_in_any_time_zone() -> None:
+def test_hour_range_in_any_time_zone() -> None:
     span = parse_hour_range("2026-01-01T00:00:00+05:00", "2026-01-01T02:00:00+05:00")
 
     assert span.end - span.start == 2 * HOUR_SECONDS
@@ -108,6 +108,6 @@ def test_a_span_is_full_hours_in_any_time_zone() -> None:
         ("2026-01-01T00:00:00Z", "2026-01-15T01:00:00Z"),
     ],
 )
-def test_other_spans_are_refused(start: str | None, end: str | None) -> None:
+def test_invalid_hour_ranges_are_rejected(start: str | None, end: str | None) -> None:
     with pytest.raises(UnprocessableEntityError):
         parse_hour_range(start, end)
