@@ -1,4 +1,4 @@
-"""The pages in a real browser, served by a real server whose worker trains meanwhile."""
+"""The dashboard in a real browser, with a real server that is training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_MS = 60_000
 
 @dataclass(frozen=True)
 class Server:
-    """A server of this test's own."""
+    """A separate server for this test."""
 
     url: str
     key: str
@@ -60,9 +60,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def chromium() -> Iterator[Browser]:
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     assert found, "Chromium is missing; run scripts/system-packages.sh, which installs it"
-    # Its sandbox refuses to work for root, as whom containers run.
+    # The sandbox does not work for root, the user in containers.
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
-    # Without this, an expectation gives up after five seconds whatever the context allows.
+    # Without this, expectations time out after five seconds regardless of the context.
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -81,7 +81,7 @@ def context(chromium: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def complaints(context: BrowserContext) -> list[str]:
-    """What the browser objects to: script errors, and what the security policy forbids."""
+    """Errors in the browser: script errors and violations of the security policy."""
     heard: list[str] = []
     context.on("weberror", lambda error: heard.append(str(error.error)))
     context.on("console", lambda said: heard.append(said.text) if said.type == "error" else None)
@@ -91,7 +91,7 @@ def complaints(context: BrowserContext) -> list[str]:
 
 @pytest.fixture
 def train(server: Server) -> Iterator[Train]:
-    """Makes a run with some steps; its client stays connected until the test ends."""
+    """Create a run with some steps; its client stays connected until the test ends."""
     with contextlib.ExitStack() as stack:
 
         def work(num_steps: int, name: str | None = None) -> tinkex.TrainingClient:
@@ -117,7 +117,7 @@ def take_steps(training: tinkex.TrainingClient, num_steps: int) -> None:
 
 
 def mark(page: Page) -> None:
-    """Leave something in the page that does not survive its being loaded again."""
+    """Put a marker into the page that a reload would remove."""
     page.evaluate("window.mark = 'still here'")
 
 
@@ -188,7 +188,7 @@ def test_hostile_name_is_escaped(
 
 
 def test_remote_visitor_logs_in(server: Server, chromium: Browser) -> None:
-    # What a proxy in front of the server would add.
+    # The header that a proxy would add.
     with chromium.new_context(extra_http_headers={"X-Forwarded-For": "203.0.113.5"}) as context:
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()

@@ -1,4 +1,4 @@
-"""kill -9 of the API, the worker, both, or all of it while a client trains: it notices a pause."""
+"""Kill the API process, the worker or the whole server while a client trains."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tinkex import types
 BASE_MODEL = "tinkex/bigram"
 NUM_STEPS = 40
 NUM_KILLS = 10
-#: Nothing here takes this long; it only says that nothing hangs.
+#: Only a limit against hanging.
 TIMEOUT_SECONDS = 120.0
 
 
 class Server:
-    """`tinkex serve` on a fixed port; it can be killed in parts and as a whole."""
+    """`tinkex serve` on a fixed port; single processes or all of them can be killed."""
 
     def __init__(self, home: Path, *flags: str) -> None:
         self.home = home
         self.flags = flags
-        # It starts again and again, and no other process may take the port in between.
+        # It restarts several times, and no other process may take the port in between.
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
 
@@ -51,7 +51,7 @@ class Server:
         options = ["--home", str(self.home), "--port", str(self.port), "--log-level", "error"]
         environment = {
             **os.environ,
-            # What a killed worker was doing is not to blame.
+            # A job that was running during many kills must not count as failed.
             "TINKEX_MAX_ATTEMPTS": "1000000",
             "TINKEX_SNAPSHOT_CHANGES": "7",
         }
@@ -68,13 +68,13 @@ class Server:
         assert "ready at" in line, (self.home / "stderr").read_text()[-2000:]
 
     def children(self, role: str) -> list[int]:
-        """Processes of the server with this role."""
+        """Pids of the server's processes with this role."""
         assert self.process is not None
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in listed.split() if role in _command(int(pid))]
 
     def kill(self, target: str) -> None:
-        """kill -9 of `api`, `worker`, `both`, or `all`, which is then started again."""
+        """Kill -9 `api`, `worker`, `both` or `all`; the whole server is then restarted."""
         assert self.process is not None
         roles = {"api": ["api_process"], "worker": ["worker_process"]}
         for role in roles.get(target, ["api_process", "worker_process"]):
@@ -100,7 +100,7 @@ def _command(pid: int) -> str:
 
 
 def _kill(pid: int) -> None:
-    # It may be dead already, with its successor not there yet.
+    # It may be dead already, and its successor not started yet.
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -125,7 +125,7 @@ def datum(step: int) -> types.Datum:
 
 
 def train(server: Server, progress: threading.Semaphore) -> list[Any]:
-    """Everything the client saw: losses, metrics, what was saved, what was drawn."""
+    """All results of the client: losses, metrics, saved paths and samples."""
     service = tinkex.ServiceClient(base_url=server.url, api_key=server.key)
     model = service.create_lora_training_client(BASE_MODEL, rank=8, seed=3)
     seen: list[Any] = []
@@ -171,13 +171,13 @@ def test_training_after_kills_on_postgresql_with_several_api_processes(
 
 
 def train_among_kills(server: Server, rng: random.Random, num_kills: int) -> list[Any]:
-    """What a client saw that trained while processes died."""
+    """The results of a client that trains while processes are killed."""
     outcome: list[list[Any]] = []
     progress = threading.Semaphore(0)
     loop = threading.Thread(target=lambda: outcome.append(train(server, progress)), daemon=True)
     loop.start()
     for _ in range(num_kills):
-        # Let the loop get some way between two kills, then strike at any moment of a step.
+        # Let the loop progress between two kills, then kill at a random moment.
         for _ in range(2):
             assert progress.acquire(timeout=TIMEOUT_SECONDS), (server.home / "stderr").read_text()[
                 -2000:

@@ -1,4 +1,4 @@
-"""Servers that end with their test, and an environment that says nothing."""
+"""Servers that end with their test, and a clean environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Serve(Protocol):
 
 @pytest.fixture(autouse=True)
 def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No key, URL or home of this machine reaches a test; servers start fast and need no model."""
+    """Remove this machine's key, URL and home; use the fake engine."""
     for name in list(os.environ):
         if name.startswith(("TINKER_", "TINKEX_", "CLOUDFLARE_ACCESS_")):
             monkeypatch.delenv(name)

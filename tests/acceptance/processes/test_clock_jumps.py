@@ -69,7 +69,7 @@ def num_expired_sessions(serve_process: ServeProcess) -> int:
 
 
 def step(client: tinkex.TrainingClient) -> tuple[float, float]:
-    """One training step: the loss before it, and its number."""
+    """Train one step; return the loss before it and its number."""
     passed = client.forward_backward([DATUM], "cross_entropy").result()
     updated = client.optim_step(ADAM).result()
     return passed.metrics["loss:sum"], (updated.metrics or {})["step"]
@@ -113,7 +113,7 @@ def test_training_and_sampling_continue_through_jumps_of_the_wall_clock(
         assert lease_of(serve_process)[0] == first_lease[0]
         assert len(serve_process.pids("worker")) == 1
 
-        # The next worker starts by a wall clock that its server never saw.
+        # The next worker starts with another wall clock than its server.
         wall_clock.jump(28.0)
         os.kill(serve_process.pids("worker")[-1], signal.SIGKILL)
         losses.append(step(client))

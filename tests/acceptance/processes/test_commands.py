@@ -1,4 +1,4 @@
-"""`tinkex serve status|stop|logs` and `tinkex key`: with a server and without one."""
+"""`tinkex serve status|stop|logs` and `tinkex key`, with and without a running server."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tinkex.server_discovery import find_lock_holder
 
 @pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> Path:
-    """The home that commands use when none is named."""
+    """The default home of commands."""
     monkeypatch.setenv("TINKEX_HOME", str(home))
     return home
 
 
 def status_of_key(url: str, key: str) -> int:
-    """How a server answers whoever shows this key."""
+    """The status of a request with this key."""
     body = {"tags": [], "user_metadata": {}, "sdk_version": "0", "type": "create_session"}
     return post(url, "create_session", key, body)[0]
 
@@ -49,7 +49,7 @@ def test_commands_report_missing_server(at_home: Path) -> None:
     logs = run_tinkex("serve", "logs")
     assert logs.returncode == 1
     assert f"no log file of a server is in {at_home}" in logs.stderr
-    # Asking makes no home.
+    # The status command does not create a home.
     assert not at_home.exists()
 
 
@@ -63,7 +63,7 @@ def test_status_and_stop(serve: Serve, home: Path) -> None:
     table = run_tinkex("serve", "--home", str(home), "status")
     assert table.returncode == 0
     assert url in table.stdout
-    # It runs in the foreground: its log is where it was started.
+    # It runs in the foreground, so its log is on its own stderr.
     logs = run_tinkex("serve", "logs", "--home", str(home))
     assert logs.returncode == 1
     assert "in its own terminal" in logs.stderr
@@ -94,7 +94,7 @@ def test_logs_are_shown_and_followed(at_home: Path) -> None:
         with log.open("a") as file:
             file.write("line 9\n")
         eventually(lambda: shown.read_text() == "line 8\nline 9\n")
-        # The log is put aside when it is large, and begins anew.
+        # A large log is rotated.
         log.rename(log.with_suffix(".1"))
         log.write_text("line 10\n")
         eventually(lambda: shown.read_text() == "line 8\nline 9\nline 10\n")
@@ -124,7 +124,7 @@ def test_key_commands_work_without_server(at_home: Path) -> None:
     assert "there is no key 1 that opens anything" in again.stderr
     table = run_tinkex("key", "list").stdout
     assert secret[:8] in table
-    # Shown once, and never again.
+    # The key is shown only once.
     assert secret not in table
     assert secret not in run_tinkex("key", "list", "--json").stdout
 

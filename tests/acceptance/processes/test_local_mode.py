@@ -1,4 +1,4 @@
-"""With no URL and no key: the server of this machine is found, or started, by whoever needs it."""
+"""Local mode: without a URL and a key, clients find or start the server of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(json.dumps([service.config.base_url, models[0].model_name]))
 
 @pytest.fixture(autouse=True)
 def local_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Home]:
-    """A home of this test alone, in which nothing runs afterwards."""
+    """A separate home; its server is stopped after the test."""
     monkeypatch.setenv("TINKEX_HOME", str(home))
     yield Home(home)
     if find_lock_holder(Home(home)) is not None:
@@ -46,7 +46,7 @@ def pid_of(home: Home) -> int:
 
 
 def children_of(pid: int) -> dict[str, int]:
-    """The processes of a server in the system's table: the module that each runs, and its pid."""
+    """The child processes of a server: module name to pid."""
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
     rows = [line.split() for line in table.stdout.splitlines()]
     return {
@@ -57,7 +57,7 @@ def children_of(pid: int) -> dict[str, int]:
 
 
 def train(**options: str) -> float:
-    """The whole road with nothing configured; returns the number of the step."""
+    """Train with nothing configured; return the number of the step."""
     with tinkex.ServiceClient(**options) as service:
         client = service.create_lora_training_client(MODEL, rank=4)
         metrics = client.optim_step(tinkex.AdamParams(learning_rate=0.1)).result().metrics
@@ -71,7 +71,7 @@ def test_clients_without_configuration_share_local_server(
     first = pid_of(local_home)
     assert train() == 1.0
     assert pid_of(local_home) == first
-    # Its log is in the home, and the commands find it.
+    # Its log is in the home, where the commands find it.
     state = read_state(local_home)
     assert state is not None
     assert state.log == str(local_home.log_file)
@@ -83,7 +83,7 @@ def test_clients_without_configuration_share_local_server(
 def test_stopped_local_server_is_restarted_and_clients_continue(
     local_home: Home,
 ) -> None:
-    # A port that nobody else gets while no server has it.
+    # A port that no other process gets while the server is stopped.
     local_home.create()
     local_home.port_file.write_text(str(free_port()))
     with tinkex.ServiceClient() as service:
@@ -92,7 +92,7 @@ def test_stopped_local_server_is_restarted_and_clients_continue(
         first = pid_of(local_home)
         assert run_tinkex("serve", "stop").returncode == 0
         waiting = client.optim_step(tinkex.AdamParams(learning_rate=0.1))
-        # Somebody else starts it again, on the port where the first one is still trying.
+        # Another client restarts it on the port where the first one still retries.
         with tinkex.ServiceClient() as other:
             assert other.config.base_url == service.config.base_url
         assert (waiting.result(TIMEOUT_SECONDS).metrics or {})["step"] == 2.0
@@ -128,7 +128,7 @@ def test_manually_started_server_is_used(serve: Serve, local_home: Home) -> None
 
 def test_client_waits_for_manually_started_server(serve: Serve, local_home: Home) -> None:
     serve_process = serve(local_home.root)
-    # It has the home already, and does not answer yet.
+    # It has locked the home but does not respond yet.
     eventually(
         lambda: (
             (found := find_lock_holder(local_home)) is not None and found.pid == serve_process.pid
@@ -146,7 +146,7 @@ def test_local_server_outlives_its_client(local_home: Home) -> None:
     url, _ = json.loads(ran.stdout)
     assert answers(url)
     pid = pid_of(local_home)
-    # It is in a session of its own, so that a terminal that closes does not take it along.
+    # It has its own session, so closing the terminal does not kill it.
     assert os.getsid(pid) == pid
     run_tinkex("serve", "stop")
     eventually(lambda: not is_process_alive(pid))
@@ -158,7 +158,7 @@ def test_failed_start_shows_end_of_server_log(local_home: Home) -> None:
     with pytest.raises(ConfigError, match=r"ended with exit code 1; end of its log:") as refused:
         tinkex.ServiceClient()
     assert "unknown setting 'prot'; did you mean 'port'?" in str(refused.value)
-    # The words of the last failure are not told again.
+    # The output of the previous failure is not shown again.
     local_home.config_file.write_text("dtype = 'magic'\n")
     with pytest.raises(ConfigError, match="dtype is 'magic'") as refused:
         tinkex.ServiceClient()
@@ -189,14 +189,14 @@ def test_read_only_command_starts_no_worker_until_first_job(local_home: Home, wa
     state = find_server(local_home)
     assert state is not None
     assert children_of(state.pid).keys() == {"api_process"}
-    # It answers for as long as nothing has to be computed.
+    # It responds without a worker while nothing has to be computed.
     assert run_tinkex("usage").returncode == 0
     assert len(tinkex.RestClient().list_training_runs().result().training_runs) == 1
     assert children_of(state.pid).keys() == {"api_process"}
     if way == "local":
         assert train() == 1.0
     else:
-        # A client that knows nothing of this machine's home: its jobs alone start the worker.
+        # A client without access to the home: only its jobs start the worker.
         key = local_home.key_file.read_text().strip()
         assert train(base_url=state.url, api_key=key) == 1.0
     worker = children_of(state.pid)["worker_process"]

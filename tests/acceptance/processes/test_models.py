@@ -1,4 +1,4 @@
-"""Base models of a real server: those of its home, those of its flags, none, and broken ones."""
+"""Base models of a real server: from its home, from flags, none, and invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinkex.models import TINY
 
 LOCAL = ("--engine", "local")
 TINY_SERVED = {TINY: 2048}
-#: The official SDK is another process, as it is for its users.
+#: The official SDK runs in a separate process.
 OFFICIAL = """
 import json, sys, tinker
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def served(url: str, key: str) -> dict[str, int | None]:
-    """The models of a server and their longest contexts."""
+    """The models of a server and their maximum context lengths."""
     with tinkex.ServiceClient(base_url=url, api_key=key) as service:
         models = service.get_server_capabilities().supported_models
     return {str(model.model_name): model.max_context_length for model in models}
@@ -56,7 +56,7 @@ def test_server_without_models_serves_built_in_model(serve: Serve, home: Path) -
 
 
 def test_first_chat_works_without_setup(home: Path) -> None:
-    """No address, no key, no model: a server starts by itself and has one."""
+    """Without URL, key and model, a local server starts and serves the built-in model."""
     env = {"TINKEX_HOME": str(home), "TINKER_BASE_URL": "", "TINKER_API_KEY": ""}
     env["TINKEX_ENGINE"] = "local"
     words = ("--prompt", "What is 3 plus 4?", "--chat", "--temperature", "0", "--json")

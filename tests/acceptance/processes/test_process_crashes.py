@@ -1,4 +1,4 @@
-"""What happens when a process of a server dies, is stopped while busy, or is left alone."""
+"""Server processes that crash, are stopped while busy, or are idle."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_killed_api_process_is_replaced_on_same_port(serve: Serve, home: Path) -
     (before,) = serve_process.pids("API")
     os.kill(before, signal.SIGKILL)
     eventually(lambda: len(serve_process.pids("API")) == 2)
-    # The supervisor holds the port, so that nobody is refused meanwhile: the answer just waits,
-    # on a slow machine for as long as the new process takes to start.
+    # The supervisor holds the port, so no connection is refused: the response only takes
+    # as long as the new process needs to start.
     assert get_http_status(url + HEALTH_PATH, TIMEOUT_SECONDS) == 200
     assert f"the API process (pid {before}) was killed by SIGKILL" in serve_process.log_text
     assert serve_process.process.poll() is None
@@ -57,7 +57,7 @@ def test_killed_supervisor_takes_children_down(serve: Serve, home: Path) -> None
     serve_process.ended()
     eventually(lambda: not any(map(is_process_alive, children)))
     assert not answers(url)
-    # The last thread of a dying process gives its files back, a moment after the first is gone.
+    # A dying process may release its files a moment after its main thread has ended.
     eventually(lambda: find_lock_holder(serve_process.home) is None)
 
 
@@ -67,7 +67,7 @@ def test_server_starts_right_after_kill(serve: Serve, home: Path) -> None:
     url = killed.ready()
     killed.send(signal.SIGKILL)
     killed.ended()
-    # At once, while the processes of the dead one may still hold the home and the port.
+    # Immediately, while the old processes may still hold the home and the port.
     following = serve(home, port=port)
     assert following.ready() == url
     assert following.key == killed.key
@@ -82,25 +82,25 @@ def test_killed_supervisor_takes_busy_worker_down(serve: Serve, home: Path) -> N
 
 
 def test_shutdown_answers_waiting_clients(serve: Serve, home: Path) -> None:
-    # However long the API process takes to answer, it is not ended by force before that.
+    # A long timeout, so the API process is not killed before it answers.
     slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
     serve_process = serve(home, env=slow | {"TINKEX_LONG_POLL_SECONDS": "40"})
     url = serve_process.ready()
     request_id = submit_slow_job(serve_process, url)
     waiting = send_request(url, "retrieve_future", serve_process.key, {"request_id": request_id})
-    # What came later is answered, so the question before it is being held.
+    # A later request was answered, so the long poll before it is waiting.
     assert answers(url)
     eventually(lambda: state_of(serve_process, request_id) == "running")
     serve_process.send(signal.SIGTERM)
     status, answer = read_response(waiting)
     assert (status, answer["queue_state"]) == (408, "active")
-    # The worker is in the middle of ten minutes of work, for which nobody waits here.
+    # The worker is running a job of ten minutes; do not wait for it.
     serve_process.send(signal.SIGTERM)
     assert serve_process.ended() == 0
 
 
 def state_of(serve_process: ServeProcess, request_id: str) -> str:
-    """How far the worker is with a promise."""
+    """The state of a job."""
     with closing(sqlite3.connect(serve_process.home.store_file)) as store:
         (state,) = store.execute("SELECT state FROM jobs WHERE id = ?", [request_id]).fetchone()
     return str(state)
@@ -120,7 +120,7 @@ def test_second_signal_kills_processes(serve: Serve, home: Path) -> None:
 def test_idle_server_stops(serve: Serve, home: Path) -> None:
     serve_process = serve(home, "--idle-stop", "1")
     url = serve_process.ready()
-    # Asking whether it is well is no sign of somebody working.
+    # Health checks do not count as activity.
     eventually(lambda: not answers(url))
     assert serve_process.ended() == 0
     assert "no requests for 1 s" in serve_process.log_text
@@ -132,10 +132,10 @@ def test_unfinished_jobs_prevent_idle_stop(serve: Serve, home: Path) -> None:
     serve_process = serve(home, "--idle-stop", "6", env=env)
     submit_slow_job(serve_process, serve_process.ready())
     touched = serve_process.home.activity_file.stat().st_mtime
-    # Nobody asks, and yet the server says that it is not idle.
+    # Without requests, the unfinished job keeps the server active.
     eventually(lambda: serve_process.home.activity_file.stat().st_mtime > touched + 7)
     assert serve_process.process.poll() is None
-    # The worker is in the middle of ten minutes of work, and is given one second.
+    # The worker is running a job of ten minutes and gets one second to stop.
     serve_process.send(signal.SIGTERM)
     assert serve_process.ended() == 0
     assert "did not exit in time" in serve_process.log_text

@@ -1,4 +1,4 @@
-"""`tinkex serve`: how a server begins, what it leaves in its home, and whom it refuses."""
+"""`tinkex serve`: startup, files in the home, and rejected settings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_home_keeps_key_and_port_and_replaces_revoked_key(serve: Serve, home: Pa
     url, key = first.ready(), first.key
     first.end()
     second = serve(home)
-    # Any free port is the last one, where a client may still be trying.
+    # Port 0 prefers the previous port, where a client may still retry.
     assert (second.ready(), second.key) == (url, key)
     second.end()
     assert run_tinkex("key", "revoke", "1", "--home", str(home)).returncode == 0
@@ -88,7 +88,7 @@ def test_second_server_in_same_home_is_rejected(serve: Serve, home: Path) -> Non
         in refused.stderr
     )
     assert "Traceback" not in refused.stderr
-    # The first one has noticed nothing.
+    # The first server is unaffected.
     assert answers(url)
     assert read_state(serve_process.home) is not None
 
@@ -96,7 +96,7 @@ def test_second_server_in_same_home_is_rejected(serve: Serve, home: Path) -> Non
 def test_server_stops_when_home_is_removed(serve: Serve, home: Path) -> None:
     first = serve(home)
     first.ready()
-    # The server may make a file while the others are being removed.
+    # The server may create a file while the others are being removed.
     eventually(lambda: shutil.rmtree(home, ignore_errors=True) or not home.exists())
     second = serve(home)
     url = second.ready()
@@ -123,7 +123,7 @@ def test_public_host_requires_key(home: Path, host: str) -> None:
     assert "the server has no API key" in refused.stderr
     assert "`tinkex key create`" in refused.stderr
     assert "--api-key" in refused.stderr
-    # A key that nobody asked for would make the refusal a matter of trying twice.
+    # If the failed start created a key, a second attempt would succeed.
     again = run_tinkex("serve", "--home", str(home), "--host", host, "--port", "0")
     assert again.returncode == 1
 

@@ -1,4 +1,4 @@
-"""Sampling, chatting, watching and plotting against a real server with a model of its own."""
+"""Sample, chat, watch and plot against a real server with its own model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-#: The official SDK reads what our server says about a sampler, and more than it knows.
+#: The official SDK reads sampler responses, including fields that it does not know.
 OFFICIAL = """
 import sys, tinker
 

@@ -1,4 +1,4 @@
-"""The official SDK and a server that has too much to do: back-off, cancelling, nothing twice."""
+"""The official SDK with an overloaded server: backoff, cancellation, no duplicate work."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NUM_TOKENS = 4
 
 
 def used(place: ScenarioContext) -> dict[str, float]:
-    """What the tenant has used in all."""
+    """The total usage of the tenant."""
     return totals(admin_of(place).get_billing_usage(*this_day()).result().data)
 
 
 def draw(sampler: Any) -> Any:
-    """A sample that is on its way."""
+    """A submitted sample."""
     import tinker
 
     params = tinker.SamplingParams(max_tokens=NUM_TOKENS, stop=[])
@@ -26,7 +26,7 @@ def draw(sampler: Any) -> Any:
 
 
 def wait_for_room(place: ScenarioContext) -> None:
-    """More samples than may wait: the server says 429, the SDK comes again, each is drawn once."""
+    """Above the queue limit the server returns 429, the SDK retries, and each sample runs once."""
     with connect(place) as service:
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
         waiting = [draw(sampler) for _ in range(14)]
@@ -36,21 +36,21 @@ def wait_for_room(place: ScenarioContext) -> None:
 
 
 def cancel_samples(place: ScenarioContext) -> None:
-    """What nobody waits for any more is not drawn."""
+    """Cancelled samples are not run."""
     with connect(place) as service:
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
         first, *rest = [draw(sampler) for _ in range(8)]
-        # By then the others have been sent; before that, they could be forgotten in silence.
+        # By then the others have been sent; before that, the SDK may drop them silently.
         first.result()
         cancelled = [each for each in rest if each.cancel()]
         assert cancelled
-        # Samples are begun in order: when this one is over, those before it are too.
+        # Samples start in order: when this one has finished, the earlier ones have too.
         draw(sampler).result()
         assert 2 * NUM_TOKENS <= used(place)["sampling_sample"] < 9 * NUM_TOKENS
 
 
 def keep_many_steps_in_flight(place: ScenarioContext) -> None:
-    """Work that is sent without waiting is done in the order in which it was sent."""
+    """Operations submitted without waiting run in submission order."""
     import tinker
 
     with connect(place) as service:

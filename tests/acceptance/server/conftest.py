@@ -1,4 +1,4 @@
-"""Real servers, the process in which the official SDK runs, and the logs of what failed."""
+"""Real servers, the process that runs the official SDK, and logs of failed tests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.acceptance.server.scenario_context import ScenarioContext
 from tests.acceptance.server.surface import watched
 from tests.support.real_server import TIMEOUT_SECONDS, RealServer, start_server
 
-#: Small chunks, so that a handful of examples is already sent in several.
+#: Small chunks, so that a few examples are already sent in several.
 SMALL_CHUNKS = {"fwdbwd_max_chunk_len": 4}
-#: A refused request leaves a gap in the numbers, for which the work behind it waits so long.
+#: A rejected request leaves a gap in the sequence numbers; later jobs wait this long for it.
 SHORT_GAP = 3.0
 OTHER_ROADS = {
     "create_model_via_load_weights": True,
@@ -34,7 +34,7 @@ Scenario = Callable[[ScenarioContext], None]
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the servers of a failed test said."""
+    """Attach the server logs to a failed test."""
     report = yield
     servers = [each for each in getattr(item, "funcargs", {}).values() if _is_server(each)]
     if report.failed:
@@ -48,17 +48,17 @@ def _is_server(value: Any) -> bool:
 
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A server as `tinkex serve` starts it, only with small chunks, less patience and bare keys."""
+    """A server with small chunks, short timeouts and plain API keys."""
     settings = {"jwt": False, "gap_seconds": SHORT_GAP, "client_flags": SMALL_CHUNKS}
     yield from serving(tmp_path_factory.mktemp("plain"), settings)
 
 
 @pytest.fixture(scope="session")
 def jwt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A server that hands out tokens and sends its clients over every other road there is."""
+    """A server that uses tokens, compression and the other alternative protocol paths."""
     settings = {
         "api_processes": 2,
-        # Nearly every result is announced by its size first.
+        # For nearly every result the client first gets only the size.
         "inline_result_bytes": 100,
         "client_flags": OTHER_ROADS,
     }
@@ -67,7 +67,7 @@ def jwt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]
 
 @pytest.fixture(scope="session")
 def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A slow server that lets few requests wait."""
+    """A slow server with a short queue."""
     settings = {"fake_seconds": 0.5, "max_jobs_per_tenant": 8}
     yield from serving(tmp_path_factory.mktemp("busy"), settings)
 
@@ -97,7 +97,7 @@ class Official:
         self._played: dict[str, ScenarioResult] = {}
 
     def drive(self, scenario: Scenario, server: RealServer) -> set[str]:
-        """Which methods the scenario called; fails with what went wrong in it."""
+        """Return the methods that the scenario called; fails with its error."""
         name = f"{scenario.__module__.rpartition('.')[2]}-{scenario.__name__}"
         if name not in self._played:
             self._played[name] = self._run_scenario(name, scenario, server)
@@ -119,14 +119,14 @@ class Official:
 
 
 class ScenarioResult(NamedTuple):
-    """What a scenario called, and what went wrong in it."""
+    """The methods that a scenario called, and its error."""
 
     called: set[str]
     failure_text: str = ""
 
 
 def run_scenario(scenario: Scenario, place: ScenarioContext) -> ScenarioResult:
-    """Runs there: plays a scenario in its directory."""
+    """Run a scenario in its directory; executes in the SDK process."""
     os.chdir(place.directory)
     with watched() as called:
         try:
@@ -137,7 +137,7 @@ def run_scenario(scenario: Scenario, place: ScenarioContext) -> ScenarioResult:
 
 
 def prepare_process() -> None:
-    """Runs there first: nothing of this machine's settings may count."""
+    """Remove this machine's settings; executes first in the SDK process."""
     for name in [*os.environ]:
         if name.startswith(("TINKER_", "TINKEX_")):
             del os.environ[name]
@@ -146,7 +146,7 @@ def prepare_process() -> None:
 
 @pytest.fixture(scope="session")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Official]:
-    """The official SDK's process: it leaves sockets open, which is an error in this one."""
+    """The process of the official SDK, which leaves sockets open: an error in this process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=prepare_process) as pool:
         yield Official(pool, tmp_path_factory.mktemp("official"))

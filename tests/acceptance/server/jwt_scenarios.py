@@ -1,4 +1,4 @@
-"""The official SDK on every road that a server can send it over: tokens, compression, pollers."""
+"""The official SDK with tokens, compression and batched polling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tell_who_is_there(place: ScenarioContext) -> None:
     with connect(place) as service:
         holder = service.holder
         assert holder.get_client_config().pjwt_auth_enabled
-        # A token opens the server by itself, and says who sent it.
+        # A token authenticates by itself and names its tenant.
         token = exchange(place)
         assert token.startswith("eyJ")
         assert rest_of(place, token).list_sessions().result().sessions == [holder.get_session_id()]

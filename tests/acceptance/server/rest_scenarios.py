@@ -110,7 +110,7 @@ def look_at_sessions(place: ScenarioContext) -> None:
         runs = rest.list_training_runs(project_id="project-1").result().training_runs
         assert [run.training_run_id for run in runs] == [client.model_id]
         with connect(place):
-            pass  # a client that asks for nothing makes no session
+            pass  # a client without requests creates no session
         asyncio.run(_look_at_sessions_async(rest, session_id, sampler_id, session))
 
 
@@ -213,13 +213,13 @@ async def _export_async(rest: Any, session_id: str) -> str:
 
 
 def this_day() -> tuple[datetime, datetime]:
-    """A span of full hours around now."""
+    """A range of full hours around now."""
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     return hour - timedelta(hours=1), hour + timedelta(hours=2)
 
 
 def totals(events: Iterable[Any]) -> dict[str, float]:
-    """What was used in all, by kind."""
+    """Total usage by kind."""
     found: Counter[str] = Counter()
     for event in events:
         info = event.event_info
@@ -228,7 +228,7 @@ def totals(events: Iterable[Any]) -> dict[str, float]:
 
 
 def count_what_was_used(place: ScenarioContext) -> None:
-    """Tokens that were trained on and sampled, to the last one; a failed request is free."""
+    """Usage counts all trained and sampled tokens; failed requests are free."""
     import tinker
 
     admin = admin_of(place)
@@ -333,7 +333,7 @@ def read_the_audit_log(place: ScenarioContext) -> None:
 
 
 def on_its_loop(client: Any, work: Coroutine[Any, Any, Any]) -> Any:
-    """Run what the SDK lets nobody await but its own event loop."""
+    """Run a coroutine that must be awaited on the SDK's own event loop."""
     return client.holder.run_coroutine_threadsafe(work).result()
 
 

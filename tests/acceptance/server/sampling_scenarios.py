@@ -1,4 +1,4 @@
-"""The official SamplingClient at work: draws, log-probs, seeds, stops, clones."""
+"""Scenarios of the official SamplingClient: samples, log-probs, seeds, stops, clones."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def _sample_async(place: ScenarioContext) -> None:
 
 
 def sample_what_was_trained(place: ScenarioContext) -> None:
-    """A sampler is the model as it was when it was made, and agrees with the trainer."""
+    """A sampler keeps the weights of its creation and agrees with the trainer."""
     import tinker
 
     with connect(place) as service:
@@ -259,7 +259,7 @@ def refuse_bad_samples(place: ScenarioContext) -> None:
 
 
 def sample_in_a_session_that_ended(place: ScenarioContext) -> None:
-    """What was closed takes no more work, whoever still holds a handle."""
+    """A closed session rejects requests of all handles."""
     import tinker
 
     service = connect(place)
@@ -279,7 +279,7 @@ def sample_in_a_session_that_ended(place: ScenarioContext) -> None:
 
 
 def train_on_samples(place: ScenarioContext) -> None:
-    """On-policy: what the sampler says of a token is what the trainer says of it."""
+    """On-policy: log-probs of the sampler and the trainer agree."""
     import tinker
 
     with connect(place) as service:

@@ -1,4 +1,4 @@
-"""What every scenario is told, and the few things that all of them do."""
+"""Context and helpers shared by all scenarios."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tinkex.engine.fake.bigram import Bigram
 
 BASE_MODEL = "tinkex/bigram"
 HELLO = list(b"hello hello hello")
-#: Nothing here takes this long; it only says that nothing hangs.
+#: Only a limit against hanging.
 TIMEOUT_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioContext:
-    """Where a scenario plays: a server, a tenant of its own, a stranger, an empty directory."""
+    """The environment of a scenario: a server, two tenants and an empty directory."""
 
     url: str
     key: str
@@ -39,7 +39,7 @@ def datum(sdk: ModuleType, tokens: list[int], **inputs: Any) -> Any:
 
 
 def base_logprobs(tokens: list[int]) -> npt.NDArray[np.float64]:
-    """What the base model gives to each token but the first, worked out here from its logits."""
+    """Log-probs of all tokens but the first under the base model, computed from its logits."""
     table = base_table()
     scores: npt.NDArray[np.float64] = table[tokens[:-1], tokens[1:]]
     return scores
@@ -54,7 +54,7 @@ def base_table() -> npt.NDArray[np.float64]:
 
 
 def step(sdk: ModuleType, client: Any, tokens: list[int] = HELLO) -> tuple[float, dict[str, float]]:
-    """One step of training: the loss before it, and what the optimizer says."""
+    """Train one step; return the loss before it and the optimizer's response."""
     passed = client.forward_backward([datum(sdk, tokens)], "cross_entropy")
     moved = client.optim_step(sdk.AdamParams(learning_rate=0.2))
     return passed.result(TIMEOUT_SECONDS).metrics["loss:sum"], dict(

@@ -1,6 +1,6 @@
-"""The public methods of the official clients, and which of them a scenario calls itself.
+"""The public methods of the official clients, and which of them a scenario calls directly.
 
-A call is seen by the interpreter's profiling hook: the official package stays as it was installed.
+Calls are recorded with the interpreter's profiling hook; the official package is not modified.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 CLIENTS = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
 _HERE = str(Path(__file__).parent)
-#: Files of decorators, which stand between a caller and the method.
+#: Files of decorators between a caller and the method.
 _BETWEEN = ("sync_only.py", "telemetry.py", "experimental.py", "typing_extensions.py")
 
 
@@ -49,7 +49,7 @@ def _code_of(member: Any) -> CodeType | None:
 
 @contextmanager
 def watched() -> Iterator[set[str]]:
-    """Gather what the scenarios of this folder call on this thread, as `Class.name`."""
+    """Collect the methods that scenarios call on this thread, as `Class.name`."""
     import tinker
 
     names = {
@@ -62,7 +62,7 @@ def watched() -> Iterator[set[str]]:
     def look(frame: FrameType, event: str, _argument: Any) -> None:
         name = names.get(frame.f_code) if event == "call" else None
         if name is not None and _is_called_from_here(frame):
-            # What is inherited is written once and called on several classes.
+            # An inherited method is defined once but called on several classes.
             owner = frame.f_locals.get("self")
             called.add(name if owner is None else f"{type(owner).__name__}.{_last(name)}")
 

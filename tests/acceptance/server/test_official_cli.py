@@ -1,4 +1,4 @@
-"""The official command, `tinker`, against a real server: tables, JSON and exit codes."""
+"""The official `tinker` command against a real server: tables, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPT = Path(sys.executable).with_name("tinker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """What the user has on the server."""
+    """The user's resources on the server."""
 
     session_id: str
     run_id: str
@@ -32,7 +32,7 @@ class Stock:
 
 
 def environment_of(server: RealServer, key: str, home: Path) -> dict[str, str]:
-    """The variables of a user with a key."""
+    """The environment of a user with a key."""
     return clean_environment(
         TINKER_BASE_URL=server.url, TINKER_API_KEY=key, HOME=str(home), COLUMNS="250"
     )
@@ -83,7 +83,7 @@ def save(server: RealServer, key: str, *names: str) -> list[str]:
 
 
 def test_official_cli_version(tinker: Command) -> None:
-    """Once as the script itself: what is forked behaves like it."""
+    """Run the real script once; the forked command behaves the same."""
     script = run([str(SCRIPT), "version"], tinker.environment)
     assert script.stdout == tinker("version").stdout == "tinker 0.36.0\n"
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_is_downloaded(tinker: Command, stock: Stock, tmp_path: Pat
     assert {name: files[name].stat().st_size for name in manifest} == {
         name: entry["size"] for name, entry in manifest.items()
     }
-    # The copy that was made to be fetched is gone again, and its session is over.
+    # The temporary copy for the download is deleted, and its session has finished.
     left = tinker.json("checkpoint", "list", "--limit", "0")["checkpoints"]
     assert all(each["checkpoint_type"] != "external" for each in left)
     assert "sampler" in tinker("checkpoint", "download", stock.sampler, status=1).stderr
@@ -227,7 +227,7 @@ def test_exit_codes_of_invalid_key_and_usage_error(
 
 
 def test_login_and_logout(real_server: RealServer, tinker: Command, tmp_path: Path) -> None:
-    """The key is stored on login, used without a variable, and opens nothing after logout."""
+    """The key is stored on login, used without a variable, and removed on logout."""
     secret = real_server.new_key("cli-login")
     environment = environment_of(real_server, secret, tmp_path)
     del environment["TINKER_API_KEY"]
@@ -237,7 +237,7 @@ def test_login_and_logout(real_server: RealServer, tinker: Command, tmp_path: Pa
     user = replace(tinker, directory=tmp_path, environment=environment)
     assert user.json("run", "list") == {"runs": []}
     user("auth", "status")
-    # A key that was pasted stays good elsewhere; one that was made for the command does not.
+    # Logout revokes a key that was created for the command, but not a pasted one.
     file.write_text(file.read_text().replace("manual", "generated"))
     user("auth", "logout")
     user("auth", "status", status=1)
@@ -248,7 +248,7 @@ def test_login_and_logout(real_server: RealServer, tinker: Command, tmp_path: Pa
 
 
 def test_cli_reads_while_training_runs(real_server: RealServer, key: str, tinker: Command) -> None:
-    """The command's own sessions leave those of others alone."""
+    """Sessions of the command do not affect other sessions."""
     with tinkex.ServiceClient(base_url=real_server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL)
         path = client.save_state("now").result(TIMEOUT_SECONDS).path

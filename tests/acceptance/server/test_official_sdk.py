@@ -1,4 +1,4 @@
-"""The unmodified official SDK drives everything it has against a real server."""
+"""The unmodified official SDK: all public methods against a real server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PLAIN = (
     *weights_scenarios.SCENARIOS,
     *rest_scenarios.SCENARIOS,
 )
-#: Called on the SDK's own event loop, which nobody watches; awaited anywhere else they raise
-#: "AsyncTinker client called from incorrect event loop", whatever the server.
+#: Called on the SDK's own event loop, which is not traced; awaited elsewhere they raise
+#: "AsyncTinker client called from incorrect event loop" with any server.
 ON_ITS_LOOP = {"AdminClient.get_audit_log_async", "RestClient.get_audit_log_async"}
 
 
@@ -56,7 +56,7 @@ def test_official_sdk_with_busy_server(
 def driven(
     official: Official, real_server: RealServer, jwt_server: RealServer, busy_server: RealServer
 ) -> set[str]:
-    """What all scenarios call; those that ran before are not run again."""
+    """The methods that all scenarios call; finished scenarios are not run again."""
     called: set[str] = set()
     for scenarios, server in (
         (PLAIN, real_server),
@@ -85,7 +85,7 @@ def test_every_endpoint_was_used_without_server_errors(
     assert plain["retrieve_futures", 200] == plain["auth_token", 200] == 0
     for road in ("retrieve_futures", "join_sampling_session", "auth_token", "load_weights"):
         assert jwt[road, 200] > 0, road
-    # A result that is announced by its size first is asked for twice.
+    # A result whose size is sent first is requested twice.
     assert jwt["retrieve_future", 200] > jwt["asample", 200] + jwt["forward_backward", 200]
     assert busy["asample", 429] > 0
     assert busy["cancel_future", 200] > 0

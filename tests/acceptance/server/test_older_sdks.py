@@ -1,4 +1,4 @@
-"""Older official SDKs, unmodified, still work against a real server: the core of `make compat`."""
+"""Older official SDKs, unmodified, against a real server: the core of `make compat`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.compat.servers import place
 from tests.support.real_server import RealServer
 
 INSTALLED = "0.36.0"
-#: What every version must do, old or new.
+#: Scenarios that every version must pass.
 CORE = [
     "capabilities",
     "create_and_info",
@@ -69,7 +69,7 @@ def python_with(version: str) -> Path:
 
 @pytest.fixture(scope="session")
 def hidden_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keeps torch out: it is an extra of the SDK, and takes seconds to load."""
+    """Block torch: it is an optional dependency of the SDK and takes seconds to load."""
     folder = tmp_path_factory.mktemp("hidden")
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text('raise ImportError("no torch here")\n')

@@ -1,4 +1,4 @@
-"""The same work with our SDK: sync, async, and downloads that were cut off."""
+"""The tinkex SDK against a real server: sync, async, and interrupted downloads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GREEDY = tinkex.SamplingParams(max_tokens=5, temperature=0.0, stop=[])
 
 @pytest.fixture
 def key(server: RealServer, request: pytest.FixtureRequest) -> str:
-    """The key of a tenant that nobody else uses."""
+    """The key of a new tenant."""
     return server.new_key(request.node.name)
 
 
@@ -173,7 +173,7 @@ def test_killed_download_resumes(server: RealServer, key: str, tmp_path: Path) -
 
 
 def check_files(directory: Path) -> None:
-    """Every file that the manifest names is there, whole and right."""
+    """Check that every file of the manifest exists and has the right content."""
     manifest = json.loads((directory / "manifest.json").read_text())["files"]
     assert {"adapter_model.safetensors", "optimizer.safetensors"} <= manifest.keys()
     for name, entry in manifest.items():

@@ -1,4 +1,4 @@
-"""The official TrainingClient at work: losses, gradients, optimizers, chunks."""
+"""Scenarios of the official TrainingClient: losses, gradients, optimizers, chunks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def _learn_async(place: ScenarioContext) -> None:
 
 
 def gather_gradients(place: ScenarioContext) -> None:
-    """Two passes before a step are one pass with both; a forward pass leaves nothing behind."""
+    """Gradients of two passes accumulate; a forward pass has no effect."""
     import tinker
 
     other = list(b"world world")
@@ -118,7 +118,7 @@ def gather_gradients(place: ScenarioContext) -> None:
 
 
 def send_many_examples(place: ScenarioContext) -> None:
-    """Batches that the SDK sends in several chunks come back whole and in order."""
+    """Results of batches sent in several chunks are complete and in order."""
     import tinker
 
     texts = [[index, index + 1, 2 * index, 7] for index in range(30)]
@@ -151,7 +151,7 @@ def use_every_loss(place: ScenarioContext) -> None:
         logprobs = base_logprobs(HELLO).astype(np.float32).tolist()
         example = datum(tinker, HELLO, logprobs=logprobs, advantages=[0.5] * len(logprobs))
         config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-        # All ratios are one here, so each of these is minus the sum of the advantages.
+        # All ratios are 1 here, so each loss is minus the sum of the advantages.
         for loss, options in (("importance_sampling", None), ("ppo", config), ("gspo", config)):
             output = client.forward_backward([example], loss, options).result()
             assert math.isclose(output.metrics["loss:sum"], -0.5 * len(logprobs), rel_tol=1e-5)
@@ -173,7 +173,7 @@ def use_every_loss(place: ScenarioContext) -> None:
 
 
 def _refuse(client: Any, loss: str, example: Any, word: str) -> None:
-    """A wrong request is refused before it is queued, with what is wrong, and harms nothing."""
+    """An invalid request is rejected before it is queued and has no side effects."""
     import tinker
 
     try:
@@ -186,7 +186,7 @@ def _refuse(client: Any, loss: str, example: Any, word: str) -> None:
 
 
 def square(data: Any, logprobs: Any) -> Any:
-    """A loss of the client: the sum of squares."""
+    """A client-side loss: the sum of squares."""
     return sum((row**2).sum() for row in logprobs), {"examples:sum": len(data)}
 
 
@@ -249,7 +249,7 @@ def choose_an_optimizer(place: ScenarioContext) -> None:
 
 
 def load_tokenizers(place: ScenarioContext) -> None:
-    """The SDK loads a tokenizer by the names that the server tells; here they are a folder's."""
+    """The SDK loads a tokenizer by the server's tokenizer id; here that is a folder."""
     import tinker
 
     write_tokenizer(Path(BASE_MODEL))
@@ -276,7 +276,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def end_a_session(place: ScenarioContext) -> None:
-    """What is closed takes no more work, and the first reason stays."""
+    """A finished session rejects operations and keeps its first reason."""
     import tinker
 
     service = connect(place)

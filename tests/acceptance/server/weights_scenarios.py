@@ -1,4 +1,4 @@
-"""Saving, loading, copying, sharing and fetching weights with the official SDK."""
+"""Scenarios of the official SDK: save, load, copy, share and download weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rest_of(place: ScenarioContext, key: str = "") -> Any:
 
 
 def is_absent(ask: Callable[[], Any]) -> bool:
-    """Whether the server says that there is no such thing."""
+    """Whether the server returns 404."""
     import tinker
 
     try:
@@ -45,7 +45,7 @@ def is_absent(ask: Callable[[], Any]) -> bool:
 
 
 def trained(service: Any, num_steps: int = 3) -> Any:
-    """A model that has learned a little."""
+    """A model after a few training steps."""
     import tinker
 
     client = service.create_lora_training_client(BASE_MODEL, rank=8)
@@ -55,7 +55,7 @@ def trained(service: Any, num_steps: int = 3) -> Any:
 
 
 def go_on_from_saved_weights(place: ScenarioContext) -> None:
-    """With the optimizer's memory the next steps are the same; without it they begin anew."""
+    """Loading with optimizer state continues identically; without it the optimizer restarts."""
     import tinker
 
     with connect(place) as service:
@@ -156,7 +156,7 @@ def fetch_files(place: ScenarioContext) -> None:
 
 
 async def _fetch_files_async(place: ScenarioContext, client: Any) -> None:
-    """Files that were encrypted to somebody can be read with their key, and only so."""
+    """Encrypted files can be decrypted only with the recipient's key."""
     import pyrage
 
     identity = pyrage.x25519.Identity.generate()
@@ -171,14 +171,14 @@ async def _fetch_files_async(place: ScenarioContext, client: Any) -> None:
 
 
 def fetch(url: str) -> bytes:
-    """GET without any key: whoever has the link may read."""
+    """GET without a key; the signed URL is sufficient."""
     with urllib.request.urlopen(url, timeout=30) as response:
         content: bytes = response.read()
     return content
 
 
 def share_weights(place: ScenarioContext) -> None:
-    """A stranger sees nothing of a checkpoint until it is published, and nothing after."""
+    """Another tenant can read a checkpoint only while it is published."""
     import tinker
 
     rest, stranger = rest_of(place), rest_of(place, place.other_key)
@@ -251,7 +251,7 @@ def copy_weights(place: ScenarioContext) -> None:
         listed = {each.tinker_path: each for each in _checkpoints(rest)}
         assert listed[paths[0]].expires_at is not None
         assert listed[paths[2]].expires_at is None
-        # A key of the owner opens the source to another account.
+        # With the owner's key, another account can read the source.
         token = {"weights_access_token": place.key}
         taken = stranger.copy_weights(paths[0], "theirs", **token).result()
         assert [each.tinker_path for each in _checkpoints(stranger)] == [taken]
@@ -293,7 +293,7 @@ async def _set_ttl_async(rest: Any, path: str) -> None:
 
 
 def find_no_weights(place: ScenarioContext) -> None:
-    """What is not there, or cannot be, is said at once and in words."""
+    """Missing or invalid resources give an immediate error message."""
     import tinker
 
     with connect(place) as service:

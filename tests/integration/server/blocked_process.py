@@ -1,4 +1,4 @@
-"""A process that beats once and then does nothing: `python -m`, by the tests of children."""
+"""A process that sends one heartbeat and then blocks; started by the child process tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Houses that the server's tests share."""
+"""Fixtures shared by the server tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.support.server_harness import ServerHarness, open_harness
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[ServerHarness]:
-    """A server with default settings, but for short long polls."""
+    """A server with default settings except for short long polls."""
     with open_harness(tmp_path / "home") as opened:
         yield opened

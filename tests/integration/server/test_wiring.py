@@ -1,4 +1,4 @@
-"""Opening a server's parts: a store that is not one, a worker that is busy for long."""
+"""Wiring: errors of invalid stores, and heartbeats of a busy worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_worker_heartbeats_during_long_batch(
     monkeypatch.setattr(wiring, "HEARTBEAT_SECONDS", 0.01)
     config = ServerConfig(home=tmp_path, engine="fake")
     with open_store(config) as database, open_worker(config) as worker:
-        # Its loop never turns, as in the middle of a turn that takes for ever.
+        # Its loop does not run, as during a very long batch.
         (first,) = workers(database)
         eventually(lambda: workers(database)[0].seen_at > first.seen_at)
         worker.stop()
@@ -50,14 +50,14 @@ def test_worker_heartbeats_during_long_batch(
 
 def test_stopped_worker_does_not_heartbeat(tmp_path: Path) -> None:
     with open_store(ServerConfig(home=tmp_path)) as database:
-        bell = WakeupListener(database, "worker")
-        bell.heartbeat()
+        listener = WakeupListener(database, "worker")
+        listener.heartbeat()
         assert len(workers(database)) == 1
-        bell.close()
-        bell.heartbeat()
+        listener.close()
+        listener.heartbeat()
         assert workers(database) == []
 
 
 def workers(database: Database) -> list[ProcessRecord]:
-    """Those of whom the store says that they work."""
+    """The workers that are alive according to the store."""
     return database.read(lambda db: coordination.list_alive_processes(db, "worker", since=0.0))

@@ -1,4 +1,4 @@
-"""Which SDK sent a request, and what is hidden from the old ones."""
+"""Detection of the client's SDK version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a server: flags over variables over the file over defaults, and refusals by name."""
+"""Server settings: precedence of flags, variables and file; errors of invalid values."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_unknown_setting_error_suggests_nearest(tmp_path: Path) -> None:
         read_from_file(toml(tmp_path, "prot = 1"))
     with pytest.raises(ConfigError, match=r"unknown setting 'zzz'; known settings: host"):
         read_from_file(toml(tmp_path, "zzz = 1"))
-    # The home is where the file is found, so it cannot be named there.
+    # The home contains the file, so the file cannot set it.
     with pytest.raises(ConfigError, match="unknown setting 'home'"):
         read_from_file(toml(tmp_path, "home = '/x'"))
 

@@ -1,4 +1,4 @@
-"""Which engine a server gets; what is missing for it is one sentence."""
+"""Creation of the engine, and the error if PyTorch is missing."""
 
 from __future__ import annotations
 

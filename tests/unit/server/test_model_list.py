@@ -1,4 +1,4 @@
-"""A running server follows the home's list of base models."""
+"""A running server reloads the home's list of base models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex.server.model_list import BaseModelList
 
 
 class Engine:
-    """Remembers which models it was given."""
+    """Records the models that it was given."""
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []

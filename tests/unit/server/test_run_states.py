@@ -1,4 +1,4 @@
-"""The state of a run, from everything that it depends on."""
+"""The state of a run, derived from queue, session and model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A house whose default tenant can look without a key."""
+"""A server whose default tenant can open the dashboard without a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_KEY = "tml-default"
 
 @dataclass(frozen=True)
 class DashboardSetup:
-    """A house, its default tenant, and that tenant at the machine."""
+    """A server, its default tenant, and a local visitor."""
 
     harness: ServerHarness
     tenant_id: str

@@ -23,14 +23,14 @@ FORM = 'action="/login"'
 
 @pytest.fixture
 def public_dashboard(tmp_path: Path) -> Iterator[ServerHarness]:
-    """A server that others can reach."""
+    """A server that listens on a public address."""
     with open_harness(tmp_path / "open", host="0.0.0.0") as harness:
         harness.write(lambda db: keys.get_or_create_tenant(db, "default", time.time()))
         yield harness
 
 
 def names(answer: httpx.Response) -> str:
-    """Whose page it is."""
+    """The tenant whose page is shown."""
     return answer.text.partition("<bdi>")[2].partition("</bdi>")[0]
 
 

@@ -24,12 +24,12 @@ HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>{{7*7}}&quot;\
 
 
 def text_of(page: str) -> str:
-    """What a reader sees."""
+    """The visible text of a page."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
 def cells(page: str, run_id: str) -> dict[str, str]:
-    """The named cells of a run's row."""
+    """The cells of a run's row by label."""
     row = page.partition(f'<code class="id">{run_id}</code>')[2].partition("</tr>")[0]
     found = re.findall(r'<td[^>]*data-label="([^"]+)">(.*?)</td>', row, re.DOTALL)
     return {name: text_of(content) for name, content in found}
@@ -108,11 +108,11 @@ def test_queue_shows_pending_jobs_and_worker_state(dashboard: DashboardSetup) ->
     assert "forward " not in page
     assert "No worker is running." in page
 
-    bell = WakeupListener(dashboard.harness.services.database, "worker")
+    listener = WakeupListener(dashboard.harness.services.database, "worker")
     try:
         page = text_of(dashboard.local.get().text)
     finally:
-        bell.close()
+        listener.close()
     assert "Worker alive" in page
     assert "No worker is running" not in page
 

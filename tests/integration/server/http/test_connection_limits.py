@@ -1,4 +1,4 @@
-"""Clients that hold a connection are answered with a sentence or closed, and others are served."""
+"""Slow or abusive connections get an error or are closed, and other clients are served."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server on a socket, and what its application saw."""
+    """A server on a socket, and the requests of its application."""
 
     address: Any
     paths: list[str]
@@ -52,9 +52,9 @@ async def receive_all(receive: Any) -> int:
 
 @contextlib.contextmanager
 def run_server(**options: Any) -> Iterator[RunningServer]:
-    """`/` answers at once, `/read` after the body, `/long` with much, `/wait` after a while.
+    """`/` answers at once, `/read` after the body, `/long` with a large body, `/wait` later.
 
-    `/hold` answers when it may end.
+    `/hold` answers when it is released.
     """
     paths: list[str] = []
     may_end = threading.Event()
@@ -91,7 +91,7 @@ def run_server(**options: Any) -> Iterator[RunningServer]:
 
 
 def read_response(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """One answer: status, headers, body."""
+    """Read one response: status, headers, body."""
     with connection.makefile("rb") as file:
         status = int(file.readline().split()[1])
         headers: dict[str, str] = {}
@@ -102,7 +102,7 @@ def read_response(connection: socket.socket) -> tuple[int, dict[str, str], bytes
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server closes the connection, once everything is read."""
+    """Whether the server closes the connection after all data is read."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -245,7 +245,7 @@ def test_unread_response_times_out() -> None:
         ended = threading.Event()
 
         def reset() -> None:
-            # Nothing is read meanwhile; the server's reset shows as an error of the socket.
+            # Nothing is read in the meantime; the server's reset is an error of the socket.
             while not attacker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 ended.wait(0.05)
             ended.set()

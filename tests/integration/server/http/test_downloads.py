@@ -320,7 +320,7 @@ def test_interrupted_download_resumes(
 
 
 class Cut:
-    """An answer whose line may go dead after so many bytes."""
+    """A response whose connection breaks after a number of bytes."""
 
     def __init__(self, response: httpx.Response, limit: int | None) -> None:
         self.status = response.status_code
@@ -364,7 +364,7 @@ def test_truncated_file_closes_connection(
     harness: ServerHarness, checkpoint: CheckpointRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = links(harness, checkpoint)[BIG]
-    # It happens after the look at the files.
+    # This happens after the files were verified.
     monkeypatch.setattr(VerifiedCheckpoints, "verify", lambda *_: None)
     (harness.services.home.checkpoint_directory(checkpoint.id) / BIG).write_bytes(b"short")
 

@@ -1,4 +1,4 @@
-"""Encrypted exports: every offered file is encrypted, and the server still notices damage."""
+"""Encrypted exports: every offered file is encrypted, and the server detects damage."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def identity(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def exported(url: str, identity: Any) -> dict[str, str]:
-    """The paths of one model's exports: in the clear, and encrypted."""
+    """The paths of one model's exports: plain and encrypted."""
     with ServiceClient(base_url=url, api_key=KEY) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=4)
         plain = client.save_weights_external("plain").result(TIMEOUT_SECONDS).path
@@ -153,7 +153,7 @@ def test_copy_of_encrypted_export_is_verified(
 def test_export_of_older_server_is_decrypted(
     harness: ServerHarness, url: str, identity: Any, tmp_path: Path
 ) -> None:
-    """Until now the manifest of the encrypted files was offered in the clear."""
+    """Earlier versions offered the manifest of the encrypted files unencrypted."""
     checkpoint = create_checkpoint(
         harness, create_ready_model(harness, harness.session()), segment="external_weights"
     )

@@ -1,4 +1,4 @@
-"""Bytes that no client sends: every answer is a sentence, and none is the server's fault."""
+"""Fuzz requests: every response is an error message, and none is a server error."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_fuzz_mutated_protobuf_pass(fuzzed: ServerHarness, data: st.DataObject) 
         place = data.draw(st.integers(0, len(body) - 1))
         body[place] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(body)))
-    # Whatever is left of it names no model that there is.
+    # The mutated request names a model that does not exist.
     check_refused(send(fuzzed, PASS, bytes(body[:cut]), PROTO))
 
 
@@ -131,7 +131,7 @@ JSON_ROWS = sorted(
     for row in ENDPOINTS.values()
     if row.body is not BodyFormat.NONE and "{" not in row.path and not row.is_long_poll
 )
-#: Values of the right kind, so that some messages get past their decoder.
+#: Values of the right type, so that some messages pass their decoder.
 FITTING: dict[str, st.SearchStrategy[Any]] = {
     "session_id": st.text(),
     "model_id": st.text(),
@@ -158,5 +158,5 @@ FITTING: dict[str, st.SearchStrategy[Any]] = {
 def _encode(message: dict[str, Any]) -> bytes:
     import json
 
-    # Python writes NaN and lone surrogates, which JSON does not have; a server sees such things.
+    # Python writes NaN and lone surrogates, which are not valid JSON.
     return json.dumps(message).encode()

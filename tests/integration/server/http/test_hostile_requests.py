@@ -1,4 +1,4 @@
-"""Requests that no client sends, over the whole endpoint table: no 500, no hang, no traceback."""
+"""Invalid requests to all endpoints: no 500, no hang, no traceback."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tinkex.server.http.connection_protocol import LimitedHttpProtocol
 from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
 from tinkex.wire.endpoints import ENDPOINTS, BodyFormat
 
-#: Without the one that would revoke the key of all these requests.
+#: Without the endpoint that would revoke the key.
 ROWS = [row for name, row in sorted(ENDPOINTS.items()) if name != "delete_api_key"]
 SERVED = {(row.method, row.path) for row in ENDPOINTS.values()}
-#: A value for every field of a message, each of which some decoder gets wrong.
+#: Values for every field of a message that decoders often mishandle.
 VALUES = (
     b"9223372036854775808",
     b"18446744073709551616",
@@ -173,7 +173,7 @@ def address(harness: ServerHarness) -> Iterator[Any]:
 
 
 def exchange_bytes(address: Any, data: bytes) -> bytes:
-    """All that the server says to these bytes until it closes, or waits for more."""
+    """The server's output for these bytes until it closes the connection or waits."""
     heard = b""
     with (
         socket.create_connection(address, timeout=TIMEOUT_SECONDS) as line,
@@ -189,7 +189,7 @@ def exchange_bytes(address: Any, data: bytes) -> bytes:
 LOGIN = b"Host: x\r\nX-API-Key: " + KEY.encode() + b"\r\n"
 POST = b"POST /api/v1/create_session HTTP/1.1\r\n" + LOGIN
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-#: Where one server may see another end of the body than the next.
+#: Request smuggling: two servers may disagree about the end of the body.
 FRAMES = {
     "both lengths": POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 40\r\n\r\n{}",

@@ -1,4 +1,4 @@
-"""Nobody can do anything with another tenant's things, nor find out that they exist."""
+"""Tenants cannot use another tenant's resources, nor find out that they exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISSING_ID = "00000000-0000-4000-8000-000000000000"
 
 
 class ResourceIds(NamedTuple):
-    """What a request may name: somebody's, or nobody's."""
+    """Ids that a request may name: another tenant's, or missing ones."""
 
     session_id: str
     run_id: str
@@ -70,7 +70,7 @@ def encode_pass(model_id: str) -> bytes:
     return encode_forward_backward_request(types.ForwardBackwardRequest(work, model_id, 1))
 
 
-#: For every endpoint, the requests that name something foreign. The path's names are foreign too.
+#: For every endpoint, requests that name resources of another tenant, also in the path.
 FOREIGN: dict[str, list[MakeBody]] = {
     "session_heartbeat": [lambda it, _: {"session_id": it.session_id}],
     "finish_session": [lambda it, _: {"reason": {"type": "success"}}],
@@ -78,7 +78,7 @@ FOREIGN: dict[str, list[MakeBody]] = {
     "retrieve_futures": [lambda it, _: {"target": {"sampling_session_id": it.sampler_id}}],
     "cancel_future": [lambda it, _: {"request_id": it.request_id}],
     "create_model": [
-        # The first number was used by the owner.
+        # The owner has used the first number.
         lambda it, _: {"session_id": it.session_id, "model_seq_id": 0, "base_model": BASE_MODEL},
         lambda it, _: {"session_id": it.session_id, "model_seq_id": 1, "base_model": BASE_MODEL},
     ],
@@ -158,7 +158,7 @@ FOREIGN: dict[str, list[MakeBody]] = {
     "assign_session_project": [lambda it, _: {"project_id": "theirs"}],
     "export_session_trace": [lambda it, _: None],
 }
-#: Endpoints that name nothing: they answer about the caller.
+#: Endpoints without ids: they return data of the caller.
 NAMELESS = {
     "health",
     "get_server_capabilities",
@@ -179,7 +179,7 @@ NAMELESS = {
     "get_current_checkpoint_storage_usage",
     "get_quotas",
 }
-#: Which of these requests go through once the checkpoint is published: those that only read it.
+#: Requests that succeed once the checkpoint is published: those that only read it.
 READS = {
     "weights_info": {0},
     "external_weights_urls": {0},
@@ -192,7 +192,7 @@ READS = {
 
 
 class TwoTenants(NamedTuple):
-    """A house with two tenants, and what is whose."""
+    """A server with two tenants and the ids of their resources."""
 
     harness: ServerHarness
     theirs: ResourceIds
@@ -201,7 +201,7 @@ class TwoTenants(NamedTuple):
 
 @pytest.fixture(scope="module")
 def two_tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoTenants]:
-    """Shared by all tests that must change nothing."""
+    """Shared by all tests without side effects."""
     with open_harness(tmp_path_factory.mktemp("street")) as harness:
         theirs, own = create_resources(harness), create_resources(harness, OTHER_KEY)
         yield TwoTenants(harness, resource_ids(theirs), resource_ids(own))
@@ -238,7 +238,7 @@ def send(
 
 
 def words(answer: httpx.Response, names: ResourceIds) -> tuple[int, str]:
-    """An answer with every name in it replaced by its kind."""
+    """A response with every id replaced by its kind."""
     text = json.dumps(answer.json(), sort_keys=True)
     for kind, name in zip(ResourceIds._fields, names, strict=True):
         text = text.replace(str(name), f"<{kind}>")
@@ -254,9 +254,9 @@ def test_other_tenants_resource_returns_same_error_as_missing(
 
     for send_request in FOREIGN[name]:
         foreign = send(harness, name, theirs, send_request(theirs, own), OTHER_KEY)
-        nobodys = send(harness, name, MISSING_IDS, send_request(MISSING_IDS, own), OTHER_KEY)
+        missing = send(harness, name, MISSING_IDS, send_request(MISSING_IDS, own), OTHER_KEY)
 
-        assert words(foreign, theirs) == words(nobodys, MISSING_IDS)
+        assert words(foreign, theirs) == words(missing, MISSING_IDS)
         assert foreign.status_code == 404
         assert foreign.json()["error"].endswith(" does not exist")
     assert inventory(harness) == before
@@ -279,7 +279,7 @@ def test_invalid_key_is_rejected_without_side_effects(two_tenants: TwoTenants, n
 
 
 def inventory(harness: ServerHarness) -> list[Any]:
-    """Everything that the first tenant can see."""
+    """All resources that the first tenant can see."""
     sessions = harness.send_request("GET", "/sessions").json()["sessions"]
     return [
         harness.send_request("GET", "/training_runs").json(),
@@ -324,7 +324,7 @@ def test_published_checkpoint_is_read_only_for_others(
         if answer.status_code in {200, 302}:
             gone_through.add(number)
         else:
-            nobodys = send(harness, name, MISSING_IDS, send_request(MISSING_IDS, own), OTHER_KEY)
-            assert words(answer, theirs) == words(nobodys, MISSING_IDS)
+            missing = send(harness, name, MISSING_IDS, send_request(MISSING_IDS, own), OTHER_KEY)
+            assert words(answer, theirs) == words(missing, MISSING_IDS)
 
     assert gone_through == READS.get(name, set())

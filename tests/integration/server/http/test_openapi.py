@@ -1,4 +1,4 @@
-"""The server does what its description says, for requests that are made from the description."""
+"""Responses match the OpenAPI document, for requests generated from it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MODEST = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-#: Who revokes the only key is not let in again; that has tests of its own.
+#: Revoking the only key would break the other requests; it is tested separately.
 NAMES = sorted(set(ENDPOINTS) - {"delete_api_key"})
 
 
 class Place(NamedTuple):
-    """A house and where it is on the network."""
+    """A server and its URL."""
 
     harness: ServerHarness
     url: str
@@ -96,7 +96,7 @@ def test_responses_match_schema_for_existing_resources(place: Place, name: str) 
 
 
 def point_at(case: Any, things: TenantResources) -> None:
-    """Have a request name things of its tenant instead of made-up ones."""
+    """Make a request name existing resources of its tenant."""
     path = things.checkpoint.path
     ids = {
         "session_id": things.session_id,
@@ -132,7 +132,7 @@ def test_schema_requests_without_key_return_401(place: Place, name: str) -> None
 
 
 def test_missing_optimizer_uses_default(place: Place) -> None:
-    """The description lets it be null, which longer runs of the tests above come upon."""
+    """The schema allows null, which longer runs of the tests above generate."""
     session_id = place.harness.session()
     answer = create_model(place.harness, session_id, optimizer_config=None)
 

@@ -1,4 +1,4 @@
-"""Quotas of tenants: refused with a sentence, in the transaction, and shown to their owner."""
+"""Tenant quotas: enforced in the transaction, with an error message, and reported."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_checkpoint_quota_allows_replacement(tmp_path: Path) -> None:
         assert save(harness, run_id, 3, path="b", overwrite=True).status_code == 200
         copy = harness.post("/copy_weights", {"source_path": f"tinker://{run_id}/weights/a"})
         assert copy.status_code == 403
-        # The number of what was refused is used up: nothing waits for it.
+        # The number of the rejected request is marked as used: nothing waits for it.
         assert save(harness, run_id, 2, path="c").status_code == 200
 
 
@@ -131,9 +131,9 @@ def test_storage_quota_counts_unnamed_weights(tmp_path: Path) -> None:
 def test_hourly_token_quota(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_tokens_per_hour=100) as harness:
         session_id = harness.session()
-        # More than is left, but nothing else is open.
+        # More than the remaining quota, but no other request is open.
         assert sample(harness, session_id, 1, max_tokens=200).status_code == 200
-        # What is open counts as if it were used.
+        # Open requests count as used.
         waiting = sample(harness, session_id, 2)
         assert waiting.status_code == 429
         assert "your open requests may use" in waiting.json()["error"]
@@ -173,7 +173,7 @@ def test_hourly_session_quota(tmp_path: Path) -> None:
         assert refused.json()["error"].startswith(
             "quota exceeded: 2 of 2 sessions of this hour are created (quota 'sessions_per_hour')"
         )
-        # A repeated request gets its first answer, and other tenants have their own quota.
+        # A repeated request gets its first response, and other tenants have their own quota.
         again = harness.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
         assert again.json()["session_id"] == first.json()["session_id"]
         harness.session(OTHER_KEY)

@@ -53,7 +53,7 @@ PASS = f"{API}/forward_backward"
 
 
 class RecordingHandler:
-    """A handler that keeps its calls and answers, or raises, what it was told to."""
+    """A handler that records its calls and returns or raises a given value."""
 
     def __init__(self) -> None:
         self.calls: list[RequestContext[Any]] = []
@@ -92,7 +92,7 @@ def handler() -> RecordingHandler:
 
 @pytest.fixture
 def recording_harness(tmp_path: Path, handler: RecordingHandler) -> Iterator[ServerHarness]:
-    """A house where an ear answers, and every body has the limit of small ones."""
+    """A server with a recording handler and the small body limit for all endpoints."""
     routes: dict[str, Any] = dict.fromkeys(NAMES, handler)
     with open_harness(tmp_path / "home", routes, max_body_bytes=LIMIT) as opened:
         yield opened
@@ -112,7 +112,7 @@ def make_pass_request(model_id: str = "s:train:0", **tensors: TensorData) -> For
 
 # --- how many at once ------------------------------------------------------------------------
 class GatedHandler(RecordingHandler):
-    """A handler that answers when its gate opens."""
+    """A handler that blocks until its gate opens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_tenant_concurrency_limit_queues_own_requests(tmp_path: Path) -> None:
         )
 
     async def active(num: int) -> list[str]:
-        """The tenants of the requests that are being handled, once there are so many."""
+        """Wait for this many requests in progress; return their tenants."""
         async with asyncio.timeout(10):
             while len(gate.calls) < num:
                 await asyncio.sleep(0.001)
@@ -247,7 +247,7 @@ def test_json_with_too_many_objects_is_rejected_before_decoding(
 def test_request_bodies_share_byte_budget(tmp_path: Path, handler: RecordingHandler) -> None:
     options = {"max_body_bytes": 3000, "max_inflight_bytes": 5000}
     with open_harness(tmp_path / "home", {"client_config": handler}, **options) as harness:
-        # Unpacked, the body is held twice, and that is more than one tenant may hold.
+        # Decompressed, the body is counted twice, which exceeds the tenant's budget.
         body = b'{"sdk_version":"%s"}' % bytes(random.choices(b"abcdefgh", k=2900))
         refused = post_pieces(harness, CONFIG, compress_zstd(body), content_encoding="zstd")
         accepted = [post_pieces(harness, CONFIG, body).status for _ in range(3)]

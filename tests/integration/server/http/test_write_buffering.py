@@ -21,7 +21,7 @@ ChunkedApp = list[bytes]
 
 @contextlib.contextmanager
 def serve_chunks(pieces: ChunkedApp) -> Iterator[socket.socket]:
-    """A connection to a server that answers with a head and these pieces of body."""
+    """A connection to a server that responds with a head and these body chunks."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         length = str(sum(map(len, pieces))).encode()
@@ -50,7 +50,7 @@ def serve_chunks(pieces: ChunkedApp) -> Iterator[socket.socket]:
 def send_request(
     connection: socket.socket, connection_header: str = "keep-alive"
 ) -> tuple[bytes, int]:
-    """The body of an answer, and in how many reads it came."""
+    """The body of a response, and the number of reads."""
     connection.sendall(
         f"GET / HTTP/1.1\r\nhost: x\r\nconnection: {connection_header}\r\n\r\n".encode()
     )
@@ -83,7 +83,7 @@ def test_buffer_is_flushed_before_close() -> None:
 
 
 class FakeTransport:
-    """A transport that keeps what is written to it."""
+    """A transport that records what is written."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -97,7 +97,7 @@ class FakeTransport:
 
 
 class FakeLoop:
-    """A loop that runs what is due when told to."""
+    """An event loop that runs scheduled callbacks on demand."""
 
     def __init__(self) -> None:
         self.due: list[Any] = []

@@ -1,4 +1,4 @@
-"""Connections that wait start in turns between addresses, whatever one address sends."""
+"""Waiting connections start round robin between addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOOD, QUIET = "127.0.0.2", "127.0.0.1"
 
 
 class RecordingProtocol(asyncio.Protocol):
-    """Notes from where connections come, in the order of their start."""
+    """Records the addresses of connections in start order."""
 
     def __init__(self, peers: list[str]) -> None:
         self._peers = peers
@@ -36,7 +36,7 @@ def registry() -> ConnectionRegistry:
 
 @contextlib.contextmanager
 def waiting(*peers: str) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
-    """A listener on which connections from these addresses wait already."""
+    """A listener with waiting connections from these addresses."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((QUIET, 0), backlog=len(peers)))
         clients = [
@@ -51,7 +51,7 @@ def waiting(*peers: str) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
 
 
 async def accept(listener: socket.socket, num_starts: int) -> list[str]:
-    """The addresses of so many connections, in the order of their start."""
+    """The addresses of the first connections, in start order."""
     peers: list[str] = []
     acceptor = Acceptor(listener, registry(), lambda: RecordingProtocol(peers))
     async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -66,7 +66,7 @@ async def accept(listener: socket.socket, num_starts: int) -> list[str]:
 async def test_accept_queue_is_fair_between_addresses() -> None:
     with waiting(*[FLOOD] * 40, QUIET) as (listener, _):
         peers = await accept(listener, 41)
-    # Two start at once; then one of each address has its turn.
+    # Two start at once; then one of each address.
     assert peers.index(QUIET) <= 4
     assert peers.count(FLOOD) == 40
 
@@ -101,7 +101,7 @@ async def test_queued_connections_are_closed_with_listener() -> None:
 
 
 class NoDescriptorsSocket:
-    """A listener of a process that has no descriptor left, once."""
+    """A listener that fails once for lack of descriptors."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener

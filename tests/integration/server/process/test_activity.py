@@ -1,4 +1,4 @@
-"""A request is a sign of life, unless it only asks whether the server is well."""
+"""Requests count as activity, except for health checks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_health_checks_do_not_count_as_activity(home: Home, path: str) -> 
     assert home.activity_file.stat().st_mtime == 1.0
     await send_request(activity, "/api/v1/heartbeat")
     assert home.activity_file.stat().st_mtime > 1.0
-    # Whatever it is, it is passed on.
+    # Every request is forwarded.
     assert len(asked) == 3
 
 

@@ -1,4 +1,4 @@
-"""A process of the server, whichever it is: started again, given up, never left alone."""
+"""Child processes: restart, permanent failure, stop, heartbeats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_child_that_never_starts_is_given_up(
     with pytest.raises(ConfigError, match="test process cannot start: it exited with code 1"):
         await child(tmp_path, "tinkex.no_such_module").supervise()
     output, errors = capfd.readouterr()
-    # Standard output is the supervisor's, and everything else is for the log.
+    # Children write to standard error only.
     assert output == ""
     assert errors.count("No module named tinkex.no_such_module") == QUICK.max_startup_failures
 
@@ -39,26 +39,26 @@ async def test_child_that_never_starts_is_given_up(
 async def test_child_is_restarted_after_server_was_ready(
     tmp_path: Path,
 ) -> None:
-    kept = child(tmp_path, "tinkex.no_such_module")
-    kept.was_ready = True
-    keeping = asyncio.create_task(kept.supervise())
+    process = child(tmp_path, "tinkex.no_such_module")
+    process.was_ready = True
+    task = asyncio.create_task(process.supervise())
     seen: set[int] = set()
     while len(seen) < QUICK.max_startup_failures + 1:
-        seen |= {kept.pid} - {0}
+        seen |= {process.pid} - {0}
         await asyncio.sleep(0.001)
-    kept.stop()
-    await keeping
+    process.stop()
+    await task
 
 
 @pytest.mark.asyncio
 async def test_stop_during_child_startup(tmp_path: Path) -> None:
-    # A module that would run for ever, because it waits for the end of its input.
-    kept = child(tmp_path, "code")
-    keeping = asyncio.create_task(kept.supervise())
+    # A module that runs until its input ends.
+    process = child(tmp_path, "code")
+    task = asyncio.create_task(process.supervise())
     await asyncio.sleep(0)
-    kept.stop()
+    process.stop()
     async with asyncio.timeout(30):
-        await keeping
+        await task
 
 
 @pytest.mark.asyncio
@@ -69,7 +69,7 @@ async def test_on_demand_child_starts_with_allow_start(
     role = ProcessSpec(name="test", module="code", setup=orders)
     waiting = ChildProcess(role, QUICK, start_immediately=False)
     begun = ChildProcess(role, QUICK, start_immediately=False)
-    keeping = [asyncio.create_task(child.supervise()) for child in (waiting, begun)]
+    tasks = [asyncio.create_task(child.supervise()) for child in (waiting, begun)]
     begun.allow_start()
     async with asyncio.timeout(30):
         while not begun.pid:
@@ -77,23 +77,23 @@ async def test_on_demand_child_starts_with_allow_start(
         assert waiting.pid == 0
         for child in (waiting, begun):
             child.stop()
-        await asyncio.gather(*keeping)
+        await asyncio.gather(*tasks)
 
 
 @pytest.mark.asyncio
 async def test_external_kills_do_not_exhaust_restarts(tmp_path: Path) -> None:
-    # A module that would run for ever, because it waits for the end of its input.
-    kept = child(tmp_path, "code")
-    keeping = asyncio.create_task(kept.supervise())
+    # A module that runs until its input ends.
+    process = child(tmp_path, "code")
+    task = asyncio.create_task(process.supervise())
     killed: set[int] = set()
     async with asyncio.timeout(60):
         while len(killed) < 2 * QUICK.max_startup_failures:
-            if kept.pid and kept.pid not in killed:
-                killed.add(kept.pid)
-                os.kill(kept.pid, signal.SIGKILL)
+            if process.pid and process.pid not in killed:
+                killed.add(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
             await asyncio.sleep(0.005)
-    kept.stop()
-    await keeping
+    process.stop()
+    await task
 
 
 @pytest.mark.asyncio
@@ -103,17 +103,17 @@ async def test_blocked_child_is_replaced(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
     orders = ChildSetup(config=ServerConfig(home=tmp_path), lock=2)
     module = "tests.integration.server.blocked_process"
-    kept = ChildProcess(
+    process = ChildProcess(
         ProcessSpec(name="test", module=module, setup=orders, hang_seconds=0.2), QUICK
     )
-    keeping = asyncio.create_task(kept.supervise())
+    task = asyncio.create_task(process.supervise())
     seen: set[int] = set()
     async with asyncio.timeout(60):
         while len(seen) < 3:
-            seen |= {kept.pid} - {0}
+            seen |= {process.pid} - {0}
             await asyncio.sleep(0.005)
-    kept.stop()
-    await keeping
+    process.stop()
+    await task
     assert "has been blocked for more than 0.2 s; replacing it" in caplog.text
     assert "was killed by SIGKILL" in caplog.text
 

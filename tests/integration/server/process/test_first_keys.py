@@ -1,4 +1,4 @@
-"""The first keys of a server, in its store and in its home."""
+"""API keys created at startup, in the store and in the home."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tinkex.server.wiring import open_store
 from tinkex.store import keys
 from tinkex.store.database import Database
 
-TOLD = "tml-told-at-start"
+CONFIGURED_KEY = "tml-told-at-start"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def prepare(tmp_path: Path, database: Database, **settings: str) -> str:
-    """Prepare the keys, and return the home's."""
+    """Ensure the keys, and return the home's key."""
     home = Home(tmp_path)
     ensure_keys(ServerConfig(home=tmp_path, **settings), home, database)
     return home.key_file.read_text().strip()
@@ -51,16 +51,16 @@ def test_invalid_key_file_is_replaced(tmp_path: Path, database: Database, conten
 
 
 def test_configured_key_is_idempotent(tmp_path: Path, database: Database) -> None:
-    prepare(tmp_path, database, api_key=TOLD)
-    prepare(tmp_path, database, api_key=TOLD)
+    prepare(tmp_path, database, api_key=CONFIGURED_KEY)
+    prepare(tmp_path, database, api_key=CONFIGURED_KEY)
     assert names(database) == [("default", "set at startup", True), ("default", "home", True)]
 
 
 def test_revoked_configured_key_stays_revoked(tmp_path: Path, database: Database) -> None:
-    prepare(tmp_path, database, api_key=TOLD)
+    prepare(tmp_path, database, api_key=CONFIGURED_KEY)
     database.write(lambda db: keys.revoke(db, 1, 1.0))
     with pytest.raises(InvalidInput, match="was revoked"):
-        prepare(tmp_path, database, api_key=TOLD)
+        prepare(tmp_path, database, api_key=CONFIGURED_KEY)
 
 
 def test_public_bind_requires_explicit_key(tmp_path: Path, database: Database) -> None:
@@ -68,5 +68,5 @@ def test_public_bind_requires_explicit_key(tmp_path: Path, database: Database) -
         with pytest.raises(ConfigError, match="the server has no API key"):
             prepare(tmp_path, database, host="0.0.0.0")
     assert names(database) == []
-    prepare(tmp_path, database, host="0.0.0.0", api_key=TOLD)
+    prepare(tmp_path, database, host="0.0.0.0", api_key=CONFIGURED_KEY)
     assert prepare(tmp_path, database, host="0.0.0.0").startswith("tml-")

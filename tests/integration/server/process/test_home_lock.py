@@ -1,4 +1,4 @@
-"""Who may take a home: anybody, once the server that had it is gone."""
+"""The lock of a home: held by a running server, released by a dead one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinkex.server_discovery import LockHolder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only /proc shows processes")
 
-HOLDS = "import sys, fcntl, time; print('held', flush=True); time.sleep(600)"
+SLEEP_SCRIPT = "import sys, fcntl, time; print('held', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
@@ -32,14 +32,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @contextlib.contextmanager
-def holding(home: Home, content: bytes, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds the home's lock, as a child of a supervisor does."""
+def lock_held_by_process(
+    home: Home, content: bytes, name: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the home's lock like a child of a supervisor."""
     with home.server_lock.open("w+b") as file:
         file.write(content)
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
         process = subprocess.Popen(
-            [sys.executable, "-S", "-c", HOLDS, name],
+            [sys.executable, "-S", "-c", SLEEP_SCRIPT, name],
             pass_fds=[file.fileno()],
             stdout=subprocess.PIPE,
         )
@@ -52,15 +54,17 @@ def holding(home: Home, content: bytes, name: str) -> Iterator[subprocess.Popen[
         process.communicate()
 
 
-def gone() -> LockHolder:
-    """A supervisor that has ended."""
+def ended_holder() -> LockHolder:
+    """The lock holder of an ended supervisor."""
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
     return LockHolder(process.pid, "1")
 
 
 def test_orphaned_process_is_terminated(home: Home) -> None:
-    with holding(home, gone().encode(), "tinkex.server.process.api_process") as orphan:
+    with lock_held_by_process(
+        home, ended_holder().encode(), "tinkex.server.process.api_process"
+    ) as orphan:
         lock = HomeLock.acquire(home)
         assert orphan.wait(60) != 0
     lock.release()
@@ -68,13 +72,15 @@ def test_orphaned_process_is_terminated(home: Home) -> None:
 
 def test_reused_pid_does_not_block_lock(home: Home) -> None:
     reused = LockHolder(os.getpid(), "1")
-    with holding(home, reused.encode(), "tinkex.server.process.worker_process"):
+    with lock_held_by_process(home, reused.encode(), "tinkex.server.process.worker_process"):
         HomeLock.acquire(home).release()
 
 
 def test_running_server_keeps_home_lock(home: Home) -> None:
     with (
-        holding(home, LockHolder.current().encode(), "tinkex.server.process.api_process") as child,
+        lock_held_by_process(
+            home, LockHolder.current().encode(), "tinkex.server.process.api_process"
+        ) as child,
         pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} is already running in"),
     ):
         HomeLock.acquire(home)
@@ -82,10 +88,10 @@ def test_running_server_keeps_home_lock(home: Home) -> None:
 
 
 def test_home_locked_by_unlisted_process_is_rejected(home: Home) -> None:
-    with holding(home, gone().encode(), "another-program") as stranger:
+    with lock_held_by_process(home, ended_holder().encode(), "another-program") as process:
         with pytest.raises(ConfigError, match="a server that is not visible on this machine"):
             HomeLock.acquire(home)
-        assert stranger.poll() is None
+        assert process.poll() is None
 
 
 def test_stale_lock_file_does_not_block(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""A home is served with its own store, and with no other."""
+"""A home can only be served with its own store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listening socket, and who can reach it."""
+"""The listening socket and its reachability."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tinkex.server_discovery import get_http_status
         ("0.0.0.0", False),
         ("::", False),
         ("10.0.0.1", False),
-        # A name may lead anywhere tomorrow.
+        # A host name may resolve to another address tomorrow.
         ("localhost.example.com", False),
         ("", False),
     ],
@@ -37,7 +37,7 @@ def test_listen_socket_is_reachable_at_its_url(host: str) -> None:
     with listen(host, 0) as listener:
         port = listener.getsockname()[1]
         assert listener_url(listener) == f"http://127.0.0.1:{port}"
-        # Connections wait in the socket before anybody answers.
+        # Connections wait in the backlog until a process accepts them.
         socket.create_connection(("127.0.0.1", port)).close()
 
 
@@ -76,7 +76,7 @@ def test_foreign_address_error(host: str) -> None:
 )
 def test_status_of_any_server_or_none(said: bytes, status: int | None) -> None:
     with listen("127.0.0.1", 0) as listener:
-        # What a stranger says first is what is read first.
+        # A server that is not HTTP may send data first.
         def answer() -> None:
             connection, _ = listener.accept()
             with connection:

@@ -1,4 +1,4 @@
-"""A worker that starts on demand: what counts as work, and how the stand-in hears of it."""
+"""The worker on demand: when it is needed, and how the placeholder notices."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def add_job(database: Database) -> None:
     database.write(lambda db: jobs.insert(db, new_job(session), clock.now()))
 
 
-def ring(database: Database) -> None:
-    with contextlib.closing(WakeupSender(database, "worker")) as ringer:
-        ringer.notify()
+def send_wakeup(database: Database) -> None:
+    with contextlib.closing(WakeupSender(database, "worker")) as sender:
+        sender.notify()
 
 
 def test_worker_not_needed_without_jobs(config: ServerConfig, database: Database) -> None:
     stand_in = open_worker_placeholder(config)
     assert stand_in is not None
     stand_in.close()
-    # Twice, for whoever ends the server does not know whether the worker has started.
+    # Closing twice is allowed: at shutdown it may already be closed.
     stand_in.close()
     assert (
         database.read(lambda db: coordination.list_alive_processes(db, "worker", since=0.0)) == []
@@ -74,7 +74,7 @@ def test_worker_needed_for_new_store_pending_job_or_changed_models(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("tell", [ring, add_job])
+@pytest.mark.parametrize("tell", [send_wakeup, add_job])
 async def test_wakeup_or_polled_job_ends_wait(
     config: ServerConfig,
     database: Database,
@@ -116,10 +116,10 @@ def harness(tmp_path: Path) -> Iterator[ServerHarness]:
 
 
 def test_deleted_checkpoint_requires_worker(harness: ServerHarness) -> None:
-    with contextlib.closing(WakeupListener(harness.services.database, "worker")) as bell:
+    with contextlib.closing(WakeupListener(harness.services.database, "worker")) as listener:
         run_id = create_ready_model(harness, harness.session())
-        assert bell.wait(30.0) == ["look"]  # for the job that creates the model
+        assert listener.wait(30.0) == ["look"]  # for the job that creates the model
         checkpoint = create_checkpoint(harness, run_id)
         path = f"/training_runs/{run_id}/checkpoints/{checkpoint.segment}/{checkpoint.name}"
         assert harness.send_request("DELETE", path).status_code == 200
-        assert bell.wait(30.0) == ["look"]
+        assert listener.wait(30.0) == ["look"]

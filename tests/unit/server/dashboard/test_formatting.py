@@ -82,5 +82,5 @@ def test_user_text_is_shortened_to_one_line(text: str) -> None:
 
 
 def test_error_message_becomes_sentence() -> None:
-    assert formatting.to_sentence("there is no run 'x'") == "There is no run 'x'."
+    assert formatting.to_sentence("run 'x' does not exist") == "Run 'x' does not exist."
     assert formatting.to_sentence("Try again.") == "Try again."

@@ -169,14 +169,14 @@ def test_speed_of_latest_passes() -> None:
 
 
 def test_least_recently_used_entry_is_evicted() -> None:
-    kept: LRUCache[str, int] = LRUCache(2)
-    kept.put("a", 1)
-    kept.put("b", 2)
-    kept.get("a")
-    kept.put("c", 3)
+    cache: LRUCache[str, int] = LRUCache(2)
+    cache.put("a", 1)
+    cache.put("b", 2)
+    cache.get("a")
+    cache.put("c", 3)
 
-    assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
-    assert len(kept) == 2
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 3)
+    assert len(cache) == 2
 
 
 def test_non_finite_loss_is_a_gap() -> None:

@@ -1,4 +1,4 @@
-"""Which connections are closed when there are too many."""
+"""Eviction of connections above the limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinkex.server.http.connections import ConnectionLimits, ConnectionPhase, Co
 
 
 class Line:
-    """A connection that notes why it was dropped."""
+    """A connection that records why it was dropped."""
 
     def __init__(self, peer: str = "a") -> None:
         self.peer = peer
@@ -22,7 +22,7 @@ class Line:
         self.dropped = reason
 
     def expire(self, now: float) -> None:
-        """Never."""
+        """Do nothing: it never times out."""
 
 
 def registry(max_connections: int = 3, max_per_peer: int = 3) -> ConnectionRegistry:

@@ -1,4 +1,4 @@
-"""Work of several peers starts round robin, a few starts per turn of the event loop."""
+"""Fair start queue: round robin between peers, a few starts per loop iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of request bytes in flight."""
+"""The memory budget for request bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests start in turns between peers, and not at all once their connection is closed."""
+"""Requests start round robin between peers; those of closed connections are dropped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class Pipe(asyncio.Transport):
-    """A connection that keeps what is written to it."""
+    """A transport that records what is written."""
 
     def __init__(self, peer: str) -> None:
         super().__init__({"peername": (peer, 1), "sockname": ("127.0.0.1", 2)})
@@ -33,14 +33,14 @@ class Pipe(asyncio.Transport):
         return self._is_closing
 
     def pause_reading(self) -> None:
-        """Nothing comes by itself."""
+        """Do nothing: data is fed by the test."""
 
     def resume_reading(self) -> None:
-        """Nothing comes by itself."""
+        """Do nothing: data is fed by the test."""
 
 
 class Peers:
-    """An application that notes whose requests it sees."""
+    """An application that records the peers of its requests."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

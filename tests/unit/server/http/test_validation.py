@@ -33,7 +33,7 @@ from tinkex.types import (
 
 
 class Pipe:
-    """Something to receive from, a piece at a time."""
+    """An ASGI `receive` that returns one chunk at a time."""
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = list(pieces)
@@ -57,7 +57,7 @@ async def test_body_above_limit_is_rejected(pieces: tuple[bytes, ...]) -> None:
 
 
 class Silence:
-    """A client that sends one piece and then nothing."""
+    """A client that sends one chunk and then stalls."""
 
     def __init__(self) -> None:
         self._pieces = [b"ab"]
@@ -84,7 +84,7 @@ async def test_chunks_are_counted_before_they_are_stored() -> None:
 
 
 def test_long_metadata_is_rejected_before_decoding() -> None:
-    # Were it decoded, this would be a million objects.
+    # Decoding this would create a million objects.
     body = b'{"user_metadata": [' + b"{}," * 1_000_000 + b"{}]}"
     with pytest.raises(UnprocessableEntityError, match="user_metadata has 3000004 bytes"):
         check_metadata(body)

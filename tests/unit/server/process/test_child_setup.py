@@ -1,4 +1,4 @@
-"""How many threads a worker gets: what is set, else the cores it may use, in a container too."""
+"""Threads of a worker: the setting, or the cores that its container may use."""
 
 from __future__ import annotations
 

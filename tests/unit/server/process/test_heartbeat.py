@@ -1,4 +1,4 @@
-"""How the supervisor tells a blocked process from a slow one."""
+"""The heartbeat monitor distinguishes blocked from slow processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinkex.server.process.heartbeat import HeartbeatMonitor, start_heartbeat
 
 
 class Clock:
-    """A clock that goes on when told to."""
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -35,7 +35,7 @@ def heartbeat(clock: Clock) -> Iterator[HeartbeatMonitor]:
 
 
 def looks(heartbeat: HeartbeatMonitor, clock: Clock, seconds: float) -> list[bool]:
-    """What is seen during so many seconds without a beat."""
+    """Poll the monitor for some seconds without heartbeats."""
     seen = []
     for _ in range(int(seconds / heartbeat.poll_seconds)):
         clock.now += heartbeat.poll_seconds

@@ -1,4 +1,4 @@
-"""How long nobody has asked."""
+"""The idle timer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_idle_time_counts_from_start_or_last_touch() -> None:
 def test_idle_time_ignores_wall_clock() -> None:
     idleness = IdleTimer(0.0)
     idleness.idle_seconds(5000.0, 0.0)
-    # The clock was set back, or the machine slept: the file's time is only compared.
+    # The clock was set back, or the machine slept: only changes of the file's time matter.
     assert idleness.idle_seconds(5000.0, 1.0) == 1.0
     assert idleness.idle_seconds(3.0, 2.0) == 0.0
 

@@ -1,4 +1,4 @@
-"""When a process that died is started again."""
+"""Restart waits and permanent failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_permanent_failure_before_readiness() -> None:
         False,
         True,
     ]
-    # Settings do not become better by trying.
+    # Restarting does not fix settings.
     assert POLICY.is_permanent_failure(1, CONFIG_EXIT_CODE, was_ready=False)
 
 

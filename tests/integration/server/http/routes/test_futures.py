@@ -41,7 +41,7 @@ def retrieve(harness: ServerHarness, job: JobRecord, **options: Any) -> Any:
 
 @pytest.fixture
 def long_poll_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerHarness]:
-    """A house that holds questions for long, and where nobody looks unless a bell rings."""
+    """A server with long polls that end only by a wake-up message."""
     monkeypatch.setattr(future_waiters, "POLL_SECONDS", 3600.0)
     with open_harness(tmp_path / "home", long_poll_seconds=40.0) as opened:
         yield opened
@@ -203,11 +203,11 @@ def test_long_poll_without_wakeup_finds_result_by_polling(
 
 
 def test_long_poll_timeout_returns_pending(harness: ServerHarness) -> None:
-    bell = WakeupListener(harness.services.database, "worker")
+    listener = WakeupListener(harness.services.database, "worker")
     try:
         answer = retrieve(harness, harness.submit_job())
     finally:
-        bell.close()
+        listener.close()
 
     assert answer.status_code == 408
     assert answer.json()["queue_state"] == "active"
@@ -224,10 +224,10 @@ def test_queue_state_is_paused_without_worker(harness: ServerHarness) -> None:
 
 def test_queue_state_reports_long_queue(tmp_path: Path) -> None:
     with open_harness(tmp_path, max_jobs_per_tenant=4) as harness:
-        bell = WakeupListener(harness.services.database, "worker")
+        listener = WakeupListener(harness.services.database, "worker")
         job_list = [harness.submit_job() for _ in range(3)]
         answer = retrieve(harness, job_list[0])
-        bell.close()
+        listener.close()
 
     assert answer.json()["queue_state"] == "paused_capacity"
     assert answer.json()["queue_state_reason"].startswith("3 of your requests are waiting")

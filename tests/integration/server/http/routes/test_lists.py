@@ -164,7 +164,7 @@ def test_checkpoints_of_run_are_listed_newest_first(harness: ServerHarness) -> N
 
 
 def test_checkpoint_list_of_oldest_sdks(harness: ServerHarness) -> None:
-    """Up to 0.3.0 the path says `models`."""
+    """Up to version 0.3.0 the path contains `models`."""
     run_id = create_ready_model(harness, harness.session())
     create_checkpoint(harness, run_id, "first")
 
@@ -482,7 +482,7 @@ def test_storage_is_reported_in_gigabyte_hours(harness: ServerHarness) -> None:
     params = span(hour - timedelta(hours=3), hour + timedelta(hours=1))
     data = harness.send_request("GET", "/billing/usage/events", params=params).json()["data"]
 
-    # It expired on the hour, so it is not there any more and not counted.
+    # It expired on the hour, so it is not counted.
     assert data == []
     create_checkpoint(harness, run_id, "b", size_bytes=10**9, created_at=begin)
     data = harness.send_request("GET", "/billing/usage/events", params=params).json()["data"]

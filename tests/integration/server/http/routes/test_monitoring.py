@@ -34,11 +34,11 @@ def test_ready_requires_worker(harness: ServerHarness) -> None:
     assert before.status_code == 503
     assert before.json() == {"status": "not ready", "reason": "no worker is running"}
 
-    bell = WakeupListener(harness.services.database, "worker")
+    listener = WakeupListener(harness.services.database, "worker")
     try:
         after = harness.client.get("/readyz", headers=AUTH)
     finally:
-        bell.close()
+        listener.close()
 
     assert (after.status_code, after.json()) == (200, {"status": "ready"})
 
@@ -46,7 +46,7 @@ def test_ready_requires_worker(harness: ServerHarness) -> None:
 def test_not_ready_when_store_is_unavailable(
     harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness.send_request("GET", "/get_server_capabilities")  # so that the key is known
+    harness.send_request("GET", "/get_server_capabilities")  # so that the key is cached
 
     def fail(self: Database, work: Any) -> Any:
         raise StoreUnavailable("the disk is gone")
@@ -70,14 +70,14 @@ def test_metrics_content_type_has_one_charset(harness: ServerHarness) -> None:
 
 def test_metrics_report_store_state(harness: ServerHarness) -> None:
     harness.session()
-    bell = WakeupListener(harness.services.database, "worker")
+    listener = WakeupListener(harness.services.database, "worker")
     try:
         first = harness.submit_job()
         harness.submit_job()
         harness.finish(harness.submit_job())
         found = numbers(harness)
     finally:
-        bell.close()
+        listener.close()
 
     assert found["tinkex_jobs_waiting", ()] == 2.0
     assert found["tinkex_jobs_running", ()] == 0.0
@@ -106,13 +106,13 @@ def test_metrics_count_requests_by_endpoint_and_status(harness: ServerHarness) -
 @pytest.mark.asyncio
 async def test_monitoring_requires_loopback_or_key(harness: ServerHarness, path: str) -> None:
     app = harness.client.app
-    nobody = {"x-api-key": "", "host": "localhost:8000"}
-    here = await send_request(app, "GET", path, headers=nobody)
+    no_key = {"x-api-key": "", "host": "localhost:8000"}
+    here = await send_request(app, "GET", path, headers=no_key)
     by_a_strange_name = await send_request(
-        app, "GET", path, headers={**nobody, "host": "evil.example"}
+        app, "GET", path, headers={**no_key, "host": "evil.example"}
     )
-    proxied = await send_request(app, "GET", path, headers={**nobody, "x-forwarded-for": "1.2.3.4"})
-    far = await send_request(app, "GET", path, headers=nobody, client="192.0.2.1")
+    proxied = await send_request(app, "GET", path, headers={**no_key, "x-forwarded-for": "1.2.3.4"})
+    far = await send_request(app, "GET", path, headers=no_key, client="192.0.2.1")
     far_with_key = await send_request(app, "GET", path, client="192.0.2.1")
 
     assert here.status != 401

@@ -1,4 +1,4 @@
-"""How a run goes, over HTTP: optimizer steps in pages, and how it stands."""
+"""Run metrics over HTTP: paginated optimizer steps and the state of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGAN = 1_700_000_000.0
 
 
 def note(harness: ServerHarness, run_id: str, kind: JobKind, at: float, **fields: Any) -> None:
-    """A step, as the worker notes it."""
+    """A step record, as the worker writes it."""
     known: dict[str, Any] = {
         "session_id": run_id.partition(":")[0],
         "run_id": run_id,
@@ -128,7 +128,7 @@ def test_queue_state_and_end_are_reported(harness: ServerHarness, run_id: str) -
     for _ in range(2):
         harness.submit_job(run_id=run_id)
     found = send_request(harness, run_id).json()
-    # The promise of the model itself is not kept either: there is no worker here.
+    # The job that creates the model is unfinished too: no worker runs here.
     assert (found["num_waiting"], found["num_running"]) == (3, 0)
     assert (found["status"], found["steps"]) == ("active", [])
 

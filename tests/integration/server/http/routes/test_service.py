@@ -204,9 +204,9 @@ def test_telemetry_is_counted_but_not_stored(harness: ServerHarness) -> None:
     harness.post("/telemetry", {**TELEMETRY, "events": [event, event]})
 
     assert _counted(harness) == before + 2
-    kept = [path for path in harness.services.home.root.rglob("*") if path.is_file()]
-    assert kept
-    assert not [path for path in kept if secret.encode() in path.read_bytes()]
+    stored = [path for path in harness.services.home.root.rglob("*") if path.is_file()]
+    assert stored
+    assert not [path for path in stored if secret.encode() in path.read_bytes()]
 
 
 def _counted(harness: ServerHarness) -> float:

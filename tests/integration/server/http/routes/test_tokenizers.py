@@ -1,4 +1,4 @@
-"""The tokenizers of base models: digest first, then files, and never a path of the server."""
+"""The tokenizer endpoint: digest first, then files, and never a path of the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ URL = "/tokenizer?base_model=tinkex/bigram"
 
 
 def serve_tokenizer(harness: ServerHarness, folder: Path | None, **fields: Any) -> None:
-    """Have the worker's announcement name a folder."""
+    """Store base models as the worker does, with a tokenizer folder."""
 
     def change(db: Any) -> None:
         (model,) = settings.get(db, "base_models")

@@ -109,7 +109,7 @@ def test_create_model_for_existing_run_without_job_is_rejected(harness: ServerHa
     run_id = create_ready_model(harness, session_id)
     found = harness.read(lambda db: runs.find(db, run_id))
     other = harness.session()
-    # As if the promise had been swept away: the run is there, its job is not.
+    # As if the job had been deleted by retention: the run exists, its job does not.
     harness.write(lambda db: runs.insert(db, _renamed(found, f"{other}:train:0", other)))
 
     answer = create_model(harness, other)
@@ -243,7 +243,7 @@ def test_invalid_pass_is_rejected_before_queueing(
 
     assert answer.status_code == 422
     assert words in answer.json()["error"]
-    # Only its number is used up, so that the model's next operation does not wait for it.
+    # Its sequence number is marked as used, so that the next operation does not wait for it.
     *_, tombstone = harness.read(lambda db: jobs.list_queued_after(db, 0))
     assert (tombstone.position, tombstone.payload_bytes) == (1, 0)
     assert tombstone.cancelled_at is not None

@@ -13,7 +13,7 @@ from tinkex.server.http.openapi import build_document, document_path
 from tinkex.server.http.router import PUBLIC_ENDPOINTS, build_routes, route_path
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 
-#: Signed URLs lead here; whoever has one needs no key.
+#: Paths of signed URLs, which need no key.
 DOWNLOADS = f"{PREFIX}/files"
 
 
@@ -56,7 +56,7 @@ def test_only_health_is_public() -> None:
 
 
 def _services() -> Any:
-    """Binding itself asks only for the settings."""
+    """Building routes only needs the settings."""
     return SimpleNamespace(config=ServerConfig(home=Path("home")))
 
 

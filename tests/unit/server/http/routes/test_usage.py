@@ -25,7 +25,9 @@ def usage(kind: str, amount: int, **fields: Any) -> UsageRecord:
     return UsageRecord(**(place | fields), kind=kind, amount=amount)
 
 
-def kept(created_at: float, size_bytes: int = GIGABYTE, expires_at: float | None = None) -> Any:
+def checkpoint(
+    created_at: float, size_bytes: int = GIGABYTE, expires_at: float | None = None
+) -> Any:
     return CheckpointRecord(
         id="c",
         tenant_id="t",
@@ -58,7 +60,7 @@ def test_unknown_usage_kinds_are_omitted() -> None:
 
 
 def test_storage_counts_fractions_of_hours() -> None:
-    found = sum_storage([kept(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
+    found = sum_storage([checkpoint(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
 
     shares = [(use.hour, use.info.gigabyte_hours) for use in found]
     assert shares == [(0, 0.5), (1, 1.0), (2, 0.25)]
@@ -78,7 +80,7 @@ def test_storage_counts_fractions_of_hours() -> None:
 def test_storage_is_size_times_time_within_range(
     rows: list[tuple[float, int, float | None]], now: float
 ) -> None:
-    stored = sum_storage([kept(*row) for row in rows], WEEK, now)
+    stored = sum_storage([checkpoint(*row) for row in rows], WEEK, now)
 
     total = sum(use.info.gigabyte_hours for use in stored)
 
