@@ -180,7 +180,7 @@ def test_run_page_draws_curve_of_new_steps(dashboard: DashboardSetup) -> None:
     assert "<title>step 3: 1.0000</title>" in after
     assert re.search(r"Steps 3 Loss 1\.0000 latest", text_of(after))
     assert re.search(r"Tokens 30 trained", text_of(after))
-    assert re.search(r"Done 3 1\.0000 10 1 ", text_of(after))
+    assert re.search(r"Finished 3 1\.0000 10 1 ", text_of(after))
 
 
 def test_page_size_is_bounded_for_many_steps(dashboard: DashboardSetup) -> None:
