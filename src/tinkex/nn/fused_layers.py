@@ -1,69 +1,33 @@
-"""Attention with rotated positions: one product for q, k and v; q and k are turned together.
+"""Fused replacements for attention and gated MLP modules.
 
-A head's two halves are the parts of complex numbers, which are turned by each row's angles.
+Attention uses one merged QKV projection and one rotary call for queries and keys; the MLP uses one
+merged gate and up projection.
 
-Shape letters: T rows, N all heads, H query heads, G key heads, A heads that are turned (H + G),
-D head width.
+Shape letters: T token positions, N all heads, H query heads, G key heads, K head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tinkex.nn.forward_context import AttentionOptions, active_forward
 from tinkex.nn.lora_linear import MergedLinearPart, MergedLoraLinear
-from tinkex.nn.ops import inference_kernels
-from tinkex.nn.ops.library import LANES
 from tinkex.nn.ops.rms_norm import FrozenRMSNorm
-
-
-class _RotaryAngles(NamedTuple):
-    """The angles of a pass."""
-
-    cos_T1D: Tensor
-    sin_T1D: Tensor
-    """Negative for a head's first half."""
-
-    def apply(self, x_TAD: Tensor) -> Tensor:
-        half = x_TAD.shape[-1] // 2
-        return (x_TAD * self.cos_T1D).addcmul_(x_TAD.roll(half, -1), self.sin_T1D)
-
-    def backward(self, dy_TAD: Tensor) -> Tensor:
-        half = dy_TAD.shape[-1] // 2
-        return (dy_TAD * self.sin_T1D).roll(half, -1).addcmul_(dy_TAD, self.cos_T1D)
-
-
-def _cached_angles(saved: dict[object, Any], embeddings: tuple[Tensor, Tensor]) -> _RotaryAngles:
-    """The angles, read once for all layers that are given the same."""
-    cos, sin = embeddings
-    found = saved.get(_RotaryAngles)
-    if found is None or found[0] is not cos:
-        first, second = sin[0].unsqueeze(1).chunk(2, dim=-1)
-        found = cos, _RotaryAngles(cos[0].unsqueeze(1), torch.cat((-first, second), dim=-1))
-        saved[_RotaryAngles] = found
-    turn: _RotaryAngles = found[1]
-    return turn
-
-
-class HeadLayout(NamedTuple):
-    """How many heads there are of each kind, and what is done to them before they are turned."""
-
-    num_query_heads: int
-    num_kv_heads: int
-    norm: FrozenRMSNorm | None
-
-    @property
-    def sizes(self) -> list[int]:
-        return [self.num_query_heads, self.num_kv_heads, self.num_kv_heads]
+from tinkex.nn.ops.rotary import HeadLayout, RotaryAngles, signed_sin, split_frozen_qkv_rotary
+from tinkex.nn.ops.swiglu import (
+    ACTIVATIONS,
+    SILU,
+    GateActivation,
+    gated_activation,
+    gated_activation_inference,
+)
 
 
 class FusedAttention(nn.Module):
-    """Stands where a module of attention stood."""
+    """Replacement for a self-attention module with RoPE."""
 
     def __init__(
         self,
@@ -85,72 +49,26 @@ class FusedAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> tuple[Tensor, None]:
-        """As transformers calls it: (1, T, width) in and out."""
+        """Attend with the active backend; transformers calls this with (1, T, width)."""
         run = active_forward()
-        y_T = self.qkv_proj.merged_output(hidden_states[0])
-        y_TND = y_T.view(y_T.shape[0], -1, self.head_dim)
-        turn = _cached_angles(run.saved, position_embeddings)
-        if torch.is_grad_enabled() and y_TND.requires_grad:
-            parts = _SplitRotaryFunction.apply(y_TND, self.head_layout, turn)  # type: ignore[no-untyped-call]
-        else:
-            parts = _split_rotary_inplace(y_TND, self.head_layout, turn)
-        q_HTD, k_GTD, v_GTD = (part.transpose(0, 1) for part in parts)
-        out_THD = run.context.attention.attend(self.layer_idx, q_HTD, k_GTD, v_GTD, self.options)
-        return self.o_proj.merged_output(out_THD.flatten(1)).unsqueeze(0), None
+        qkv_T = self.qkv_proj.merged_output(hidden_states[0])
+        qkv_TNK = qkv_T.view(qkv_T.shape[0], -1, self.head_dim)
+        angles = _cached_angles(run.saved, position_embeddings)
+        parts = split_frozen_qkv_rotary(qkv_TNK, self.head_layout, angles)
+        q_HTK, k_GTK, v_GTK = (part.transpose(0, 1) for part in parts)
+        out_THK = run.context.attention.attend(self.layer_idx, q_HTK, k_GTK, v_GTK, self.options)
+        return self.o_proj.merged_output(out_THK.flatten(1)).unsqueeze(0), None
 
 
-def _split_rotary(
-    y_TND: Tensor, head_layout: HeadLayout, angles: _RotaryAngles
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
-    """Turned queries and keys, and values; and the size of each head if it was normed."""
-    num_turned = head_layout.num_query_heads + head_layout.num_kv_heads
-    x_TAD, size_TA1 = y_TND[:, :num_turned], None
-    if head_layout.norm is not None:
-        x_TAD, size_TA1 = head_layout.norm.normalize(x_TAD)
-    qk_TAD = angles.apply(x_TAD)
-    parts = (
-        qk_TAD[:, : head_layout.num_query_heads],
-        qk_TAD[:, head_layout.num_query_heads :],
-        y_TND[:, num_turned:],
-    )
-    return parts, size_TA1
-
-
-def _split_rotary_inplace(
-    y_TND: Tensor, head_layout: HeadLayout, angles: _RotaryAngles
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same where nothing is differentiated; the input is used up."""
-    width = y_TND.shape[-1]
-    is_whole = width % (2 * LANES) == 0 and angles.cos_T1D.shape[-1] == width
-    if not is_whole or not inference_kernels.can_use_kernels(y_TND, *angles):
-        return _split_rotary(y_TND, head_layout, angles)[0]
-    num_turned = head_layout.num_query_heads + head_layout.num_kv_heads
-    norm = None if head_layout.norm is None else (head_layout.norm.scale, head_layout.norm.eps_sum)
-    inference_kernels.rotary_inplace(y_TND, num_turned, norm, (angles.cos_T1D, angles.sin_T1D))
-    q_THD, k_TGD, v_TGD = y_TND.split(head_layout.sizes, dim=1)
-    return q_THD, k_TGD, v_TGD
-
-
-class _SplitRotaryFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, y_TND: Tensor, head_layout: HeadLayout, angles: _RotaryAngles
-    ) -> tuple[Tensor, ...]:
-        parts, size_TA1 = _split_rotary(y_TND, head_layout, angles)
-        ctx.save_for_backward(y_TND if head_layout.norm is not None else None, size_TA1, *angles)
-        ctx.heads = head_layout
-        return parts
-
-    @staticmethod
-    def backward(
-        ctx: Any, dq_THD: Tensor, dk_TGD: Tensor, dv_TGD: Tensor
-    ) -> tuple[Tensor, None, None]:
-        y_TND, size_TA1, *turn = ctx.saved_tensors
-        dx_TAD = _RotaryAngles(*turn).backward(torch.cat((dq_THD, dk_TGD), dim=1))
-        if y_TND is not None:
-            x_TAD = y_TND[:, : dx_TAD.shape[1]]
-            dx_TAD = ctx.heads.norm.backward(x_TAD, size_TA1, dx_TAD)
-        return torch.cat((dx_TAD, dv_TGD), dim=1), None, None
+def _cached_angles(saved: dict[object, Any], embeddings: tuple[Tensor, Tensor]) -> RotaryAngles:
+    """The angles in the form of the rotary op, converted once for all layers of a pass."""
+    cos, sin = embeddings
+    cached = saved.get(RotaryAngles)
+    if cached is None or cached[0] is not cos:
+        cached = cos, RotaryAngles(cos[0].unsqueeze(1), signed_sin(sin[0].unsqueeze(1)))
+        saved[RotaryAngles] = cached
+    angles: RotaryAngles = cached[1]
+    return angles
 
 
 def _merge_qk_norms(original: nn.Module, num_queries: int, num_keys: int) -> FrozenRMSNorm | None:
@@ -162,55 +80,23 @@ def _merge_qk_norms(original: nn.Module, num_queries: int, num_keys: int) -> Fro
 
 
 def attention_candidates(module: nn.Module, options: AttentionOptions) -> list[FusedAttention]:
-    """What may compute the same as a module, if it looks like attention with turned positions."""
+    """Fused modules that may be equivalent; none if this does not look like RoPE attention."""
     children = dict(module.named_children())
     out = children.pop("o_proj", None)
-    maps = [child for child in children.values() if isinstance(child, MergedLinearPart)]
-    if not isinstance(out, MergedLinearPart) or not maps or not hasattr(module, "head_dim"):
+    linears = [child for child in children.values() if isinstance(child, MergedLinearPart)]
+    if not isinstance(out, MergedLinearPart) or not linears or not hasattr(module, "head_dim"):
         return []
-    into = maps[0].group
-    is_plain = all(one.group is into for one in maps) and len(into.sizes) == len(maps)
+    qkv = linears[0].group
+    is_merged = all(one.group is qkv for one in linears) and len(qkv.sizes) == len(linears)
     norms = [norm for norm in children.values() if isinstance(norm, FrozenRMSNorm)]
     has_odd_norm = any(norm.weight.shape[-1] != module.head_dim for norm in norms)
-    if not is_plain or has_odd_norm or len({norm.eps for norm in norms}) > 1:
+    if not is_merged or has_odd_norm or len({norm.eps for norm in norms}) > 1:
         return []
-    return [FusedAttention(into, out.group, module, options)]
-
-
-_aten = torch.ops.aten
-
-
-class _ActivationBackward(Protocol):
-    def __call__(self, dy: Tensor, x: Tensor, *, grad_input: Tensor) -> Tensor: ...
-
-
-class GateActivation(NamedTuple):
-    """A function of numbers, and its way back into memory that is there."""
-
-    forward: Callable[[Tensor], Tensor]
-    backward: _ActivationBackward
-
-
-def _silu(x: Tensor) -> Tensor:
-    return nn.functional.silu(x)
-
-
-def _gelu(approximate: str) -> GateActivation:
-    return GateActivation(
-        partial(nn.functional.gelu, approximate=approximate),
-        partial(_aten.gelu_backward.grad_input, approximate=approximate),
-    )
-
-
-ACTIVATIONS = (
-    GateActivation(_silu, _aten.silu_backward.grad_input),
-    _gelu("tanh"),
-    _gelu("none"),
-)
+    return [FusedAttention(qkv, out.group, module, options)]
 
 
 class FusedGatedMLP(nn.Module):
-    """Stands where a gated MLP stood."""
+    """Replacement for a gated MLP."""
 
     def __init__(
         self,
@@ -224,55 +110,30 @@ class FusedGatedMLP(nn.Module):
 
     @property
     def is_silu(self) -> bool:
-        """Whether it gates by silu, as nearly all do."""
-        return self._activation.forward is _silu
+        """Whether this is a SwiGLU MLP."""
+        return self._activation is SILU
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the MLP makes of its input."""
-        both = self.gate_up_proj.merged_output(x)
-        if torch.is_grad_enabled() and both.requires_grad:
-            inner = _GatedActivationFunction.apply(both, self._activation)  # type: ignore[no-untyped-call]
-        elif (
-            self.is_silu
-            and both.shape[-1] % (2 * LANES) == 0
-            and inference_kernels.can_use_kernels(both)
-        ):
-            inner = inference_kernels.swiglu_rows(both)
+        """Return down_proj(activation(gate) * up)."""
+        gate_up = self.gate_up_proj.merged_output(x)
+        if torch.is_grad_enabled() and gate_up.requires_grad:
+            inner = gated_activation(gate_up, self._activation)
         else:
-            gate, up = both.chunk(2, dim=-1)
-            inner = self._activation.forward(gate).mul_(up)
+            inner = gated_activation_inference(gate_up, self._activation)
         return self.down_proj.merged_output(inner)
 
 
-class _GatedActivationFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, activation: GateActivation) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        ctx.activation = activation
-        gate, up = gate_up.chunk(2, dim=-1)
-        return activation.forward(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (both,) = ctx.saved_tensors
-        gate, up = both.chunk(2, dim=-1)
-        # Both halves are written where they belong; autograd would join them afterwards.
-        dboth = torch.empty_like(both)
-        dgate, dup = dboth.chunk(2, dim=-1)
-        torch.mul(ctx.activation.forward(gate), dy, out=dup)
-        ctx.activation.backward(dy * up, gate, grad_input=dgate)
-        return dboth, None
-
-
 def mlp_candidates(module: nn.Module) -> list[FusedGatedMLP]:
-    """What may compute the same as a module, if it looks like a gated MLP."""
+    """Fused modules that may be equivalent; none if this does not look like a gated MLP."""
     children = dict(module.named_children())
     out = children.pop("down_proj", None)
-    maps = [child for child in children.values() if isinstance(child, MergedLinearPart)]
-    if not isinstance(out, MergedLinearPart) or not maps:
+    linears = [child for child in children.values() if isinstance(child, MergedLinearPart)]
+    if not isinstance(out, MergedLinearPart) or not linears:
         return []
-    into = maps[0].group
-    is_gated = all(one.group is into for one in maps) and len(into.sizes) == len(maps)
-    if not is_gated or sum(into.sizes) != 2 * out.in_features or len(set(into.sizes)) != 1:
+    gate_up = linears[0].group
+    is_merged = all(one.group is gate_up for one in linears)
+    if not is_merged or len(gate_up.sizes) != len(linears):
         return []
-    return [FusedGatedMLP(into, out.group, activation) for activation in ACTIVATIONS]
+    if sum(gate_up.sizes) != 2 * out.in_features or len(set(gate_up.sizes)) != 1:
+        return []
+    return [FusedGatedMLP(gate_up, out.group, activation) for activation in ACTIVATIONS]

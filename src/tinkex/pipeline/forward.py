@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 
 from tinkex.nn.forward_context import AttentionOptions
 from tinkex.nn.ops import varlen_attention as native
-from tinkex.nn.ops.functional import add_rms_norm, rms_norm, split_qkv_rotary, swiglu
-from tinkex.nn.ops.training_kernels import QKRotary
+from tinkex.nn.ops.rms_norm import add_rms_norm, rms_norm
+from tinkex.nn.ops.rotary import QKRotary, split_qkv_rotary
+from tinkex.nn.ops.swiglu import swiglu
 from tinkex.nn.packed_attention import PackedAttention
 from tinkex.pipeline.model import is_moe
 

@@ -1,1 +1,1 @@
-"""Operations with custom C kernels, and the library that compiles them."""
+"""Tensor operations, one module each: a torch version and, where it pays, a C kernel."""

@@ -1,6 +1,6 @@
-"""From hidden states to losses in chunks of rows: logits of all rows never exist at once.
+"""Losses from hidden states in chunks of positions, so full logits are never materialized.
 
-Shape letters: P positions that count, p those of a chunk, D hidden width, V vocabulary.
+Shape letters: P scored positions, p those of a chunk, D hidden width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinkex.nn.ops import training_kernels
+from tinkex.nn.ops.kernel_calls import call_kernel, can_use_kernels
 
-#: Matrix products of fewer rows are slow; more rows leave the caches.
+#: Smaller chunks make matrix products slow; larger ones do not fit in the CPU caches.
 CHUNK_ROWS = 512
 
 
 class _WeightedCrossEntropyFunction(torch.autograd.Function):
-    """Sum of -weight * log-probability; the gradient is known at once, as the sum is all."""
+    """Weighted sum of losses; a scalar output lets forward compute the gradient as well."""
 
     @staticmethod
     def forward(
@@ -28,17 +28,17 @@ class _WeightedCrossEntropyFunction(torch.autograd.Function):
         dhidden_PD = torch.empty_like(hidden_PD) if needs else None
         dweight_VD = torch.zeros_like(weight_VD) if needs else None
         total = hidden_PD.new_zeros((), dtype=torch.float32)
-        # One memory for the logits of all chunks: fresh memory costs more than what is done in it.
-        room_pV = hidden_PD.new_empty(min(CHUNK_ROWS, len(hidden_PD)), len(weight_VD))
+        # All chunks share one buffer for logits, because page faults of new memory are slow.
+        buffer_pV = hidden_PD.new_empty(min(CHUNK_ROWS, len(hidden_PD)), len(weight_VD))
         for rows in _chunks(len(hidden_PD)):
             h_pD, w_p = hidden_PD[rows], weights_P[rows]
-            logits_pV = torch.mm(h_pD, weight_VD.t(), out=room_pV[: len(h_pD)])
-            losses_p, slope_pV = _losses_and_grad(logits_pV, targets_P[rows], w_p)
+            logits_pV = torch.mm(h_pD, weight_VD.t(), out=buffer_pV[: len(h_pD)])
+            losses_p, dlogits_pV = _losses_and_grad(logits_pV, targets_P[rows], w_p)
             total += losses_p @ w_p
             if dhidden_PD is None or dweight_VD is None:
                 continue
-            torch.mm(slope_pV, weight_VD, out=dhidden_PD[rows])
-            dweight_VD.addmm_(slope_pV.t(), h_pD)
+            torch.mm(dlogits_pV, weight_VD, out=dhidden_PD[rows])
+            dweight_VD.addmm_(dlogits_pV.t(), h_pD)
         ctx.gradients = (dhidden_PD, dweight_VD)
         return total
 
@@ -49,33 +49,33 @@ class _WeightedCrossEntropyFunction(torch.autograd.Function):
 
 
 class _TargetLogprobsFunction(torch.autograd.Function):
-    """Log-probabilities of targets; logits are made a second time on the way back."""
+    """Log-probabilities of targets; the backward pass recomputes the logits."""
 
     @staticmethod
     def forward(ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor) -> Tensor:
         ctx.save_for_backward(hidden_PD, weight_VD, targets_P)
-        found_P = hidden_PD.new_empty(len(hidden_PD), dtype=torch.float32)
+        logprobs_P = hidden_PD.new_empty(len(hidden_PD), dtype=torch.float32)
         for rows in _chunks(len(hidden_PD)):
             logprobs_pV = _logprobs(hidden_PD[rows], weight_VD, 1.0)
-            found_P[rows] = logprobs_pV.gather(1, targets_P[rows, None]).squeeze(1)
-        return found_P
+            logprobs_P[rows] = logprobs_pV.gather(1, targets_P[rows, None]).squeeze(1)
+        return logprobs_P
 
     @staticmethod
-    def backward(ctx: Any, dfound_P: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dlogprobs_P: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden_PD, weight_VD, targets_P = ctx.saved_tensors
         dhidden_PD, dweight_VD = torch.empty_like(hidden_PD), torch.zeros_like(weight_VD)
         for rows in _chunks(len(hidden_PD)):
-            h_pD, slope_p1 = hidden_PD[rows], dfound_P[rows, None]
-            slope_pV = _logprobs(h_pD, weight_VD, 1.0).exp_().mul_(-slope_p1)
-            slope_pV.scatter_add_(1, targets_P[rows, None], slope_p1)
-            slope_pV = slope_pV.to(h_pD.dtype)
-            torch.mm(slope_pV, weight_VD, out=dhidden_PD[rows])
-            dweight_VD.addmm_(slope_pV.t(), h_pD)
+            h_pD, grad_p1 = hidden_PD[rows], dlogprobs_P[rows, None]
+            dlogits_pV = _logprobs(h_pD, weight_VD, 1.0).exp_().mul_(-grad_p1)
+            dlogits_pV.scatter_add_(1, targets_P[rows, None], grad_p1)
+            dlogits_pV = dlogits_pV.to(h_pD.dtype)
+            torch.mm(dlogits_pV, weight_VD, out=dhidden_PD[rows])
+            dweight_VD.addmm_(dlogits_pV.t(), h_pD)
         return dhidden_PD, dweight_VD, None
 
 
 class _TeacherKLFunction(torch.autograd.Function):
-    """Sum of KL(teacher || student) at a temperature; only the student is pulled."""
+    """Sum of KL(teacher || student) at a temperature; the teacher gets no gradient."""
 
     @staticmethod
     def forward(
@@ -87,11 +87,11 @@ class _TeacherKLFunction(torch.autograd.Function):
             h_pD = hidden_PD[rows]
             student_pV = _logprobs(h_pD, weight_VD, temperature)
             teacher_pV = _logprobs(teacher.hidden_PD[rows], teacher.weight_VD, temperature)
-            chances_pV = teacher_pV.exp()
-            total += (chances_pV * (teacher_pV - student_pV)).sum()
-            slope_pV = student_pV.exp_().sub_(chances_pV).div_(temperature).to(h_pD.dtype)
-            torch.mm(slope_pV, weight_VD, out=dhidden_PD[rows])
-            dweight_VD.addmm_(slope_pV.t(), h_pD)
+            probs_pV = teacher_pV.exp()
+            total += (probs_pV * (teacher_pV - student_pV)).sum()
+            dlogits_pV = student_pV.exp_().sub_(probs_pV).div_(temperature).to(h_pD.dtype)
+            torch.mm(dlogits_pV, weight_VD, out=dhidden_PD[rows])
+            dweight_VD.addmm_(dlogits_pV.t(), h_pD)
         ctx.gradients = (dhidden_PD, dweight_VD)
         return total
 
@@ -102,7 +102,7 @@ class _TeacherKLFunction(torch.autograd.Function):
 
 
 class TeacherStates:
-    """What a teacher thinks of the positions that count."""
+    """A teacher's last hidden states of the scored positions, and its output weight."""
 
     def __init__(self, hidden_PD: Tensor, weight_VD: Tensor) -> None:
         self.hidden_PD, self.weight_VD = hidden_PD, weight_VD
@@ -111,40 +111,43 @@ class TeacherStates:
 def weighted_cross_entropy(
     hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, weights_P: Tensor
 ) -> Tensor:
-    """The sum over positions of weight times cross-entropy."""
+    """Sum over positions of weight times cross-entropy."""
     inputs = (hidden_PD, weight_VD.to(hidden_PD.dtype), targets_P, weights_P)
     total: Tensor = _WeightedCrossEntropyFunction.apply(*inputs)  # type: ignore[no-untyped-call]
     return total
 
 
 def target_logprobs(hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor) -> Tensor:
-    """The log-probability of each position's target."""
+    """Log-probability of each position's target."""
     inputs = (hidden_PD, weight_VD.to(hidden_PD.dtype), targets_P)
-    found_P: Tensor = _TargetLogprobsFunction.apply(*inputs)  # type: ignore[no-untyped-call]
-    return found_P
+    logprobs_P: Tensor = _TargetLogprobsFunction.apply(*inputs)  # type: ignore[no-untyped-call]
+    return logprobs_P
 
 
 def teacher_kl(
     hidden_PD: Tensor, weight_VD: Tensor, teacher: TeacherStates, temperature: float
 ) -> Tensor:
-    """The sum over positions of how far the student is from its teacher."""
+    """Sum over positions of KL(teacher || student) at a temperature."""
     inputs = (hidden_PD, weight_VD.to(hidden_PD.dtype), teacher, temperature)
     total: Tensor = _TeacherKLFunction.apply(*inputs)  # type: ignore[no-untyped-call]
     return total
 
 
 def _losses_and_grad(logits_pV: Tensor, targets_p: Tensor, w_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses, and the gradient of their weighted sum; the logits may be used up."""
-    if training_kernels.can_use_training_kernels(logits_pV) and w_p.dtype == torch.float32:
-        losses_p = training_kernels.cross_entropy_forward_backward(
-            logits_pV, targets_p.contiguous(), w_p.contiguous()
+    """Losses and the gradient of their weighted sum; may overwrite the logits."""
+    if can_use_kernels(logits_pV) and w_p.dtype == torch.float32:
+        num_rows, vocab_size = logits_pV.shape
+        losses_p = logits_pV.new_empty(num_rows)
+        call_kernel(
+            *("cross_entropy_forward_backward", logits_pV, targets_p.contiguous()),
+            *(w_p.contiguous(), num_rows, vocab_size, losses_p),
         )
         return losses_p, logits_pV
     logprobs_pV = torch.log_softmax(logits_pV.float(), dim=-1)
     losses_p = -logprobs_pV.gather(1, targets_p[:, None]).squeeze(1)
-    slope_pV = logprobs_pV.exp_().mul_(w_p[:, None])
-    slope_pV.scatter_add_(1, targets_p[:, None], -w_p[:, None])
-    return losses_p, slope_pV.to(logits_pV.dtype)
+    dlogits_pV = logprobs_pV.exp_().mul_(w_p[:, None])
+    dlogits_pV.scatter_add_(1, targets_p[:, None], -w_p[:, None])
+    return losses_p, dlogits_pV.to(logits_pV.dtype)
 
 
 def _logprobs(h_pD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:

@@ -1,6 +1,6 @@
-"""Attention of samples that each add one token, by our own kernel.
+"""Attention of decode steps: each sequence adds one token to its KV cache and attends to all.
 
-Shape letters: N samples, H query heads, G key heads, C tokens of a slot, D head width.
+Shape letters: N sequences, H query heads, G key heads, C token capacity of a slot, D head width.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from tinkex.nn.forward_context import AttentionOptions
+from tinkex.nn.ops.kernel_calls import call_kernel
 from tinkex.nn.ops.library import LANES, load_kernels
 
-#: The kernel takes heads up to a size.
+#: Widest head that the kernel accepts (MAX_HEAD_DIM in `attention_decode.c`).
 MAX_HEAD_DIM = 256
 
 
 def can_use_decode_kernel(tensors: Sequence[Tensor], options: AttentionOptions) -> bool:
-    """Whether the kernel computes this attention; all tensors have their widths last."""
+    """Whether the kernel supports this attention; the last dimension of each tensor is a width."""
     widths = [x.shape[-1] for x in tensors]
     return (
         options.softcap is None
@@ -35,29 +36,22 @@ def decode_attention(
     lengths_pointer: int,
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Keep new keys and values, and see: (N, H, D), and the logarithms of total weights, (N, H).
+    """Append the new keys and values to the cache and attend; returns (N, H, D) and LSE (N, H).
 
-    `new` is queries, keys and values, heads first. `lengths` is where it is written how many tokens
-    each slot holds before.
+    `new_qkv` has heads first. `lengths_pointer` is the address of N int64 with the number of tokens
+    that each slot held before this step.
     """
-    found = load_kernels()
-    assert found is not None
-    q_HND, k_GND, v_GND = (_contiguous_heads(x) for x in new_qkv)
+    q_HND, k_GND, v_GND = (x if x.stride(-1) == 1 else x.contiguous() for x in new_qkv)
     num_heads, num_rows, key_width = q_HND.shape
-    num_key_heads, _, value_width = v_GND.shape
+    num_kv_heads, _, value_width = v_GND.shape
     out_NHD = q_HND.new_empty(num_rows, num_heads, value_width)
-    totals_NH = q_HND.new_empty(num_rows, num_heads)
-    found.decode_attention(
-        *(q_HND.data_ptr(), q_HND.stride(1), q_HND.stride(0)),
-        *(k_GND.data_ptr(), k_GND.stride(1), k_GND.stride(0)),
-        *(v_GND.data_ptr(), v_GND.stride(1), v_GND.stride(0)),
-        *(keys_NGCD.data_ptr(), values_NGCD.data_ptr(), lengths_pointer),
+    lse_NH = q_HND.new_empty(num_rows, num_heads)
+    call_kernel(
+        *("decode_attention", q_HND, q_HND.stride(1), q_HND.stride(0)),
+        *(k_GND, k_GND.stride(1), k_GND.stride(0), v_GND, v_GND.stride(1), v_GND.stride(0)),
+        *(keys_NGCD, values_NGCD, lengths_pointer),
         *(options.window or 0, keys_NGCD.shape[2], num_rows),
-        *(num_key_heads, num_heads // num_key_heads, key_width, value_width),
-        *(options.scaling, out_NHD.data_ptr(), totals_NH.data_ptr(), torch.get_num_threads()),
+        *(num_kv_heads, num_heads // num_kv_heads, key_width, value_width),
+        *(options.scaling, out_NHD, lse_NH),
     )
-    return out_NHD, totals_NH
-
-
-def _contiguous_heads(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return out_NHD, lse_NH

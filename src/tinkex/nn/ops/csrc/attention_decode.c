@@ -1,7 +1,7 @@
-/* Attention of samples that each add one token and see those before it.
+/* Attention of a decode step: each sequence adds one token and attends to its own KV cache slot.
  *
- * Keys and values lie slot by slot: (slots, heads, capacity, width). Each sample is computed alone,
- * so that it does not matter who else takes a step.
+ * Keys and values are (slots, heads, capacity, width). Each sequence is computed independently, so
+ * its result does not depend on the rest of the batch.
  */
 #include <math.h>
 
@@ -9,9 +9,9 @@
 #include "kernels.h"
 
 enum {
-    TILE = 64,       /* tokens whose scores are known before their values are read */
-    MAX_HEAD_DIM = 256, /* of a head */
-    MIN_PARALLEL_WORK = 1 << 17    /* products that are done sooner than a second thread wakes up */
+    TILE = 64, /* tokens that are scored before their values are read */
+    MAX_HEAD_DIM = 256,
+    MIN_PARALLEL_WORK = 1 << 17 /* below this, waking a second thread costs more */
 };
 
 static inline float dot(const float *a, const float *b, long width)
@@ -22,14 +22,15 @@ static inline float dot(const float *a, const float *b, long width)
     return lane_sum(sum);
 }
 
-/* The scores of some tokens, filled up with minus infinity; returns the highest. */
-static float score_tokens(const kv_view *view, const float *query, long from, long num, float *scores)
+/* Score `num` tokens, pad the tile with minus infinity and return the maximum. */
+static float score_tokens(const kv_view *view, const float *query, long from, long num,
+                          float *scores)
 {
     float top = -INFINITY;
     for (long t = 0; t < num; t++) {
         const float *key = view->keys + (from + t) * view->key_width;
         scores[t] = dot(query, key, view->key_width) * view->scale;
-        /* Written so that a score that is not a number stays one. */
+        /* In this order, a NaN score becomes the maximum. */
         top = scores[t] <= top ? top : scores[t];
     }
     for (long t = num; t < TILE; t++)
@@ -37,7 +38,7 @@ static float score_tokens(const kv_view *view, const float *query, long from, lo
     return top;
 }
 
-/* Weights of scores against the highest, in their place; returns their sum. */
+/* Replace scores by e^(score - top) and return the sum. */
 static float exp_scores(float *scores, float top)
 {
     lanes sum = {0};
@@ -49,7 +50,7 @@ static float exp_scores(float *scores, float top)
     return lane_sum(sum);
 }
 
-/* What one query sees; returns the logarithm of the total weight. */
+/* Attention of one query with online softmax; returns the log-sum-exp of its scores. */
 float attend_one(const kv_view *view, const float *query, float *out)
 {
     float weights[TILE], top = -INFINITY, total = 0.0f;
@@ -74,36 +75,42 @@ float attend_one(const kv_view *view, const float *query, float *out)
     return top + logf(total);
 }
 
-/* Keep each sample's new key and value, and see: out (rows, heads, width), totals (rows, heads).
+/* Append each row's key and value to its slot and attend.
  *
- * `lengths` says how many tokens a slot holds before; `window`, how many are seen at most. Strides
- * are those of rows and of heads.
+ * Writes out (rows, heads, value_width) and the log-sum-exp of the scores, lse (rows, heads).
+ * `lengths` are the numbers of tokens before this step; `window` limits how many of the last tokens
+ * a query sees, 0 for no limit. `*_row` and `*_head` are strides.
  */
-void decode_attention(const float *query, long query_row, long query_head, const float *key, long key_row,
-            long key_head, const float *value, long value_row, long value_head, float *keys,
-            float *values, const long *lengths, long window, long capacity, long rows,
-            long key_heads, long share, long key_width, long value_width, float scale, float *out,
-            float *lse, int threads)
+void decode_attention(const float *query, long query_row, long query_head, const float *key,
+                      long key_row, long key_head, const float *value, long value_row,
+                      long value_head, float *keys, float *values, const long *lengths, long window,
+                      long capacity, long rows, long kv_heads, long share, long key_width,
+                      long value_width, float scale, float *out, float *lse, int threads)
 {
     long work = 0;
     for (long row = 0; row < rows; row++)
-        work += (lengths[row] + 1) * key_heads * share * (key_width + value_width);
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && work >= MIN_PARALLEL_WORK)
-    for (long at = 0; at < rows * key_heads; at++) {
-        long row = at / key_heads, head = at % key_heads, length = lengths[row] + 1;
-        float *my_keys = keys + at * capacity * key_width;
-        float *my_values = values + at * capacity * value_width;
-        memcpy(my_keys + (length - 1) * key_width, key + row * key_row + head * key_head,
+        work += (lengths[row] + 1) * kv_heads * share * (key_width + value_width);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)                                    \
+    if (threads > 1 && work >= MIN_PARALLEL_WORK)
+    for (long at = 0; at < rows * kv_heads; at++) {
+        long row = at / kv_heads, head = at % kv_heads, length = lengths[row] + 1;
+        float *slot_keys = keys + at * capacity * key_width;
+        float *slot_values = values + at * capacity * value_width;
+        memcpy(slot_keys + (length - 1) * key_width, key + row * key_row + head * key_head,
                key_width * sizeof(float));
-        memcpy(my_values + (length - 1) * value_width, value + row * value_row + head * value_head,
-               value_width * sizeof(float));
+        memcpy(slot_values + (length - 1) * value_width,
+               value + row * value_row + head * value_head, value_width * sizeof(float));
         long first = window && length > window ? length - window : 0;
-        kv_view view = {my_keys + first * key_width, my_values + first * value_width, length - first,
-                      key_width, value_width, scale};
+        kv_view view = {slot_keys + first * key_width,
+                        slot_values + first * value_width,
+                        length - first,
+                        key_width,
+                        value_width,
+                        scale};
         for (long s = 0; s < share; s++) {
-            long number = head * share + s, place = row * key_heads * share + number;
-            lse[place] = attend_one(&view, query + row * query_row + number * query_head,
-                                 out + place * value_width);
+            long query_index = head * share + s, out_index = row * kv_heads * share + query_index;
+            lse[out_index] = attend_one(&view, query + row * query_row + query_index * query_head,
+                                        out + out_index * value_width);
         }
     }
 }

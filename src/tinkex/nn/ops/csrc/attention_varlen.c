@@ -1,44 +1,43 @@
-/* Causal attention over documents that lie end to end, forth and back.
+/* Causal attention over documents packed end to end, forward and backward.
  *
- * One thread takes a document and a head of keys with all its queries, so that nobody else adds to
- * the same gradient, and what comes out does not depend on how many threads there are. Queries are
- * taken in blocks whose scores stay in the caches; what a query cannot see is hardly computed.
- * The right side of each product lies in panels: PANEL columns side by side, row by row.
+ * One thread processes a document and a key head with all its query heads, so no two threads add to
+ * the same gradient and results do not depend on the thread count. Queries are processed in blocks
+ * whose scores stay in the caches; positions after a block are skipped. The right operand of each
+ * product is packed in panels of PANEL columns.
  */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "lanes.h"
 
 enum {
-    REGISTER_ROWS = 6, /* as many as have their sums in registers */
-    PANEL = 2 * LANES,
-    BLOCK = 8 * REGISTER_ROWS /* queries whose scores are there at once */
+    REGISTER_ROWS = 6,        /* rows whose sums fit in registers */
+    BLOCK = 8 * REGISTER_ROWS /* queries that are scored together */
 };
 
-/* Rows of numbers: the next row is `row` away, the next number `step`. */
+/* A matrix with row stride `row` and column stride `step`. */
 typedef struct {
     const float *from;
     long row;
     long step;
 } strided_matrix;
 
-static long min_long(long x, long max_value) { return x < max_value ? x : max_value; }
-
-static long num_panels(long columns) { return (columns + PANEL - 1) / PANEL; }
+static long min_long(long x, long y) { return x < y ? x : y; }
 
 /* --- products --------------------------------------------------------------------------------- */
 
-static inline __attribute__((always_inline)) void accumulate_tile(const float *a, long row, long step,
-                                                      const float *panel, long depth, float *c,
-                                                      long c_row, const int rows,
-                                                      const int is_added)
+static inline __attribute__((always_inline)) void accumulate_tile(const float *a, long row,
+                                                                  long step, const float *panel,
+                                                                  long depth, float *c, long c_row,
+                                                                  const int rows,
+                                                                  const int accumulate)
 {
     lanes sum[REGISTER_ROWS][2];
     for (int i = 0; i < rows; i++) {
-        sum[i][0] = is_added ? load(c + i * c_row) : (lanes){0};
-        sum[i][1] = is_added ? load(c + i * c_row + LANES) : (lanes){0};
+        sum[i][0] = accumulate ? load(c + i * c_row) : (lanes){0};
+        sum[i][1] = accumulate ? load(c + i * c_row + LANES) : (lanes){0};
     }
     for (long k = 0; k < depth; k++, panel += PANEL, a += step) {
         lanes left = load(panel), right = load(panel + LANES);
@@ -56,17 +55,17 @@ static inline __attribute__((always_inline)) void accumulate_tile(const float *a
     }
 }
 
-#define TILE_CASE(number)                                                                               \
+#define TILE_CASE(number)                                                                          \
     case number:                                                                                   \
-        if (is_added)                                                                              \
-            accumulate_tile(a.from, a.row, a.step, panel, depth, to, c_row, number, 1);                       \
+        if (accumulate)                                                                            \
+            accumulate_tile(a.from, a.row, a.step, panel, depth, to, c_row, number, 1);            \
         else                                                                                       \
-            accumulate_tile(a.from, a.row, a.step, panel, depth, to, c_row, number, 0);                       \
+            accumulate_tile(a.from, a.row, a.step, panel, depth, to, c_row, number, 0);            \
         break;
 
-/* c = a * b, or c += a * b, for at most ROWS rows; a panel of b is `panel_step` long. */
-static void tile_matmul(strided_matrix a, const float *b, long panel_step, long depth, float *c, long c_row,
-                     long rows, long panels, int is_added)
+/* c = a b, or c += a b, for up to REGISTER_ROWS rows; panels of b are `panel_step` apart. */
+static void tile_matmul(strided_matrix a, const float *b, long panel_step, long depth, float *c,
+                        long c_row, long rows, long panels, int accumulate)
 {
     for (long at = 0; at < panels; at++) {
         const float *panel = b + at * panel_step;
@@ -77,7 +76,7 @@ static void tile_matmul(strided_matrix a, const float *b, long panel_step, long 
     }
 }
 
-/* Columns of x in panels of rows. */
+/* Pack x: panels of PANEL columns, row by row. */
 static void pack(const float *x, long row, long rows, long width, float *to)
 {
     for (long column = 0; column < width; column += PANEL)
@@ -85,7 +84,7 @@ static void pack(const float *x, long row, long rows, long width, float *to)
             memcpy(to, x + i * row + column, PANEL * sizeof(float));
 }
 
-/* Rows of x in panels of columns; those that are missing in the last panel are zero. */
+/* Pack the transpose of x; the last panel is padded with zeros. */
 static void pack_transposed(const float *x, long row, long rows, long width, float *to)
 {
     for (long first = 0; first < rows; first += PANEL, to += PANEL * width) {
@@ -98,29 +97,32 @@ static void pack_transposed(const float *x, long row, long rows, long width, flo
     }
 }
 
-/* --- what is looked at ------------------------------------------------------------------------ */
+/* --- arguments and working memory ------------------------------------------------------------- */
 
-/* A call: rows of all documents, by heads. */
+/* Arguments of a call: (tokens, heads, width) of all documents, with row strides. */
 typedef struct {
     const float *q, *k, *v;
     long q_row, k_row, v_row;
-    const long *starts; /* of the documents, and the end */
+    const long *starts; /* first token of each document, then the number of tokens */
     long documents, queries, keys, width;
     float scale;
 } attention_args;
 
-/* A document with one head of keys, and a thread's own memory. */
+/* One document and key head, and the working memory of a thread. */
 typedef struct {
     long first, length, head;
-    long score_stride; /* from one row of scores to the next */
+    long score_stride; /* between rows of scores */
     float *keys_transposed, *values_transposed, *keys, *values;
     float *scores, *dscores, *block, *dkeys, *dvalues;
 } head_work;
 
-/* A row of scores ends at another place in the caches than the row before it. */
-static long score_stride_for(long length) { return num_panels(length + REGISTER_ROWS) * PANEL + PANEL; }
+/* The extra panel avoids cache set conflicts between rows. */
+static long score_stride_for(long length)
+{
+    return num_panels(length + REGISTER_ROWS) * PANEL + PANEL;
+}
 
-/* How many numbers a thread needs for documents of this length. */
+/* Number of floats of working memory that a thread needs for documents of up to this length. */
 long varlen_attention_scratch(long length, long width)
 {
     long across = num_panels(length) * PANEL * width;
@@ -148,66 +150,50 @@ static head_work begin_head(const attention_args *all, long number, float *scrat
     return mine;
 }
 
-/* Products of some rows with all that the last of them sees, tile by tile. */
-static void score_block(const head_work *mine, long width, const float *rows, long row, long from, long num,
-                  const float *across, float *to)
+/* Products of query rows with all keys up to the last visible one, tile by tile. */
+static void score_block(const head_work *mine, long width, const float *rows, long row, long from,
+                        long num, const float *across, float *to)
 {
     for (long i = 0; i < num; i += REGISTER_ROWS) {
-        long tall = min_long(num - i, REGISTER_ROWS);
+        long num_rows = min_long(num - i, REGISTER_ROWS);
         tile_matmul((strided_matrix){rows + i * row, row, 1}, across, PANEL * width, width,
-                 to + i * mine->score_stride, mine->score_stride, tall, num_panels(from + i + tall), 0);
+                    to + i * mine->score_stride, mine->score_stride, num_rows,
+                    num_panels(from + i + num_rows), 0);
     }
 }
 
-/* What a row does not see counts nothing, as far as somebody might read. */
+/* Zero the scores after the visible ones, up to where later products read. */
 static void mask_row(const head_work *mine, float *row, long seen, long from, long num)
 {
     long end = min_long(num_panels(from + num + REGISTER_ROWS) * PANEL, mine->score_stride);
     memset(row + seen, 0, (end - seen) * sizeof(float));
 }
 
-/* --- forth ------------------------------------------------------------------------------------ */
+/* --- forward ---------------------------------------------------------------------------------- */
 
-static float row_max(const float *x, long num)
-{
-    float found = x[0];
-    lanes max_value = (lanes){0} + found;
-    long i = 0;
-    for (; i + LANES <= num; i += LANES) {
-        lanes some = load(x + i);
-        int_lanes is_more = some > max_value;
-        max_value = (lanes)((is_more & (int_lanes)some) | (~is_more & (int_lanes)max_value));
-    }
-    for (int lane = 0; lane < LANES; lane++)
-        found = max_value[lane] > found ? max_value[lane] : found;
-    for (; i < num; i++)
-        found = x[i] > found ? x[i] : found;
-    return found;
-}
-
-/* Makes scores into e^(score - most), and returns 1 / their sum; `lse` is the log of the sum. */
+/* Replace scores by e^(score - max) and return 1 / sum; writes the log-sum-exp to `lse`. */
 static float softmax_row(float *x, long seen, float scale, float *lse)
 {
-    long whole = seen / LANES * LANES, end = (seen + LANES - 1) / LANES * LANES;
+    long full = seen / LANES * LANES, end = (seen + LANES - 1) / LANES * LANES;
     float max_value = row_max(x, seen);
     for (long i = seen; i < end; i++)
         x[i] = max_value;
     lanes sums = {0};
     for (long i = 0; i < end; i += LANES) {
         lanes some = lane_exp((load(x + i) - max_value) * scale);
-        if (i < whole)
+        if (i < full)
             sums += some;
         store(x + i, some);
     }
     float sum = lane_sum(sums);
-    for (long i = whole; i < seen; i++)
+    for (long i = full; i < seen; i++)
         sum += x[i];
     *lse = max_value * scale + logf(sum);
     return 1.0f / sum;
 }
 
-static void forward_block(const attention_args *all, const head_work *mine, long head, long from, long num,
-                         float *out, float *lse)
+static void forward_block(const attention_args *all, const head_work *mine, long head, long from,
+                          long num, float *out, float *lse)
 {
     long width = all->width, out_row = all->queries * width, row = mine->first + from;
     const float *q = all->q + row * all->q_row + head * width;
@@ -215,14 +201,15 @@ static void forward_block(const attention_args *all, const head_work *mine, long
     float inv_sum[BLOCK];
     for (long i = 0; i < num; i++) {
         float *scores = mine->scores + i * mine->score_stride;
-        inv_sum[i] = softmax_row(scores, from + i + 1, all->scale, lse + (row + i) * all->queries + head);
+        inv_sum[i] = softmax_row(scores, from + i + 1, all->scale,
+                                 lse + (row + i) * all->queries + head);
         mask_row(mine, scores, from + i + 1, from, num);
     }
     for (long i = 0; i < num; i += REGISTER_ROWS) {
-        long tall = min_long(num - i, REGISTER_ROWS);
-        tile_matmul((strided_matrix){mine->scores + i * mine->score_stride, mine->score_stride, 1}, mine->values,
-                 PANEL * mine->length, from + i + tall, out + (row + i) * out_row + head * width,
-                 out_row, tall, width / PANEL, 0);
+        long num_rows = min_long(num - i, REGISTER_ROWS);
+        tile_matmul((strided_matrix){mine->scores + i * mine->score_stride, mine->score_stride, 1},
+                    mine->values, PANEL * mine->length, from + i + num_rows,
+                    out + (row + i) * out_row + head * width, out_row, num_rows, width / PANEL, 0);
     }
     for (long i = 0; i < num; i++) {
         float *to = out + (row + i) * out_row + head * width;
@@ -231,11 +218,13 @@ static void forward_block(const attention_args *all, const head_work *mine, long
     }
 }
 
-void varlen_attention_forward(const float *q, long q_row, const float *k, long k_row, const float *v, long v_row,
-            const long *starts, long documents, long queries, long keys, long width, float scale,
-            float *out, float *lse, float *scratch, long scratch_step, int threads)
+void varlen_attention_forward(const float *q, long q_row, const float *k, long k_row,
+                              const float *v, long v_row, const long *starts, long documents,
+                              long queries, long keys, long width, float scale, float *out,
+                              float *lse, float *scratch, long scratch_step, int threads)
 {
-    attention_args all = {q, k, v, q_row, k_row, v_row, starts, documents, queries, keys, width, scale};
+    attention_args all = {q,      k,         v,       q_row, k_row, v_row,
+                          starts, documents, queries, keys,  width, scale};
     long share = queries / keys;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (long number = 0; number < documents * keys; number++) {
@@ -243,14 +232,16 @@ void varlen_attention_forward(const float *q, long q_row, const float *k, long k
         pack(v + mine.first * v_row + mine.head * width, v_row, mine.length, width, mine.values);
         for (long head = mine.head * share; head < (mine.head + 1) * share; head++)
             for (long from = 0; from < mine.length; from += BLOCK)
-                forward_block(&all, &mine, head, from, min_long(mine.length - from, BLOCK), out, lse);
+                forward_block(&all, &mine, head, from, min_long(mine.length - from, BLOCK), out,
+                              lse);
     }
 }
 
 /* --- back ------------------------------------------------------------------------------------- */
 
-/* Scores become chances p, and their pulls dp become p (dp - along) scale. */
-static void softmax_backward_row(float *p, float *dp, long seen, float scale, float lse, float projection)
+/* Scores become probabilities p; their gradients dp become p (dp - projection) scale. */
+static void softmax_backward_row(float *p, float *dp, long seen, float scale, float lse,
+                                 float projection)
 {
     for (long i = 0; i < seen; i += LANES) {
         lanes probs = lane_exp(load(p + i) * scale - lse);
@@ -259,15 +250,16 @@ static void softmax_backward_row(float *p, float *dp, long seen, float scale, fl
     }
 }
 
-/* to += x^T * block, for rows of x that see columns from `from` on downwards. */
-static void add_transposed_product(const head_work *mine, const float *x, long from, long num, long width, float *to)
+/* to += x^T block, where row i of x has nonzero columns up to from + i. */
+static void add_transposed_product(const head_work *mine, const float *x, long from, long num,
+                                   long width, float *to)
 {
     for (long first = 0; first < from + num; first += REGISTER_ROWS) {
         long skipped = first > from ? first - from : 0;
-        long tall = min_long(from + num - first, REGISTER_ROWS);
+        long num_rows = min_long(from + num - first, REGISTER_ROWS);
         strided_matrix across = {x + skipped * mine->score_stride + first, 1, mine->score_stride};
         tile_matmul(across, mine->block + skipped * PANEL, PANEL * num, num - skipped,
-                 to + first * width, width, tall, width / PANEL, 1);
+                    to + first * width, width, num_rows, width / PANEL, 1);
     }
 }
 
@@ -276,8 +268,8 @@ typedef struct {
     float *dq, *dk, *dv;
 } attention_grads;
 
-static void backward_block(const attention_args *all, const head_work *mine, const attention_grads *by, long head, long from,
-                       long num)
+static void backward_block(const attention_args *all, const head_work *mine,
+                           const attention_grads *by, long head, long from, long num)
 {
     long width = all->width, out_row = all->queries * width, row = mine->first + from;
     const float *q = all->q + row * all->q_row + head * width;
@@ -286,7 +278,8 @@ static void backward_block(const attention_args *all, const head_work *mine, con
     score_block(mine, width, q, all->q_row, from, num, mine->keys_transposed, mine->scores);
     score_block(mine, width, dout, out_row, from, num, mine->values_transposed, mine->dscores);
     for (long i = 0; i < num; i++) {
-        float *p = mine->scores + i * mine->score_stride, *dp = mine->dscores + i * mine->score_stride;
+        float *p = mine->scores + i * mine->score_stride;
+        float *dp = mine->dscores + i * mine->score_stride;
         lanes projection = {0};
         for (long column = 0; column < width; column += LANES)
             projection += load(out + i * out_row + column) * load(dout + i * out_row + column);
@@ -300,26 +293,30 @@ static void backward_block(const attention_args *all, const head_work *mine, con
     pack(q, all->q_row, num, width, mine->block);
     add_transposed_product(mine, mine->dscores, from, num, width, mine->dkeys);
     for (long i = 0; i < num; i += REGISTER_ROWS) {
-        long tall = min_long(num - i, REGISTER_ROWS);
-        tile_matmul((strided_matrix){mine->dscores + i * mine->score_stride, mine->score_stride, 1}, mine->keys,
-                 PANEL * mine->length, from + i + tall,
-                 by->dq + (row + i) * out_row + head * width, out_row, tall, width / PANEL, 0);
+        long num_rows = min_long(num - i, REGISTER_ROWS);
+        tile_matmul((strided_matrix){mine->dscores + i * mine->score_stride, mine->score_stride, 1},
+                    mine->keys, PANEL * mine->length, from + i + num_rows,
+                    by->dq + (row + i) * out_row + head * width, out_row, num_rows, width / PANEL,
+                    0);
     }
 }
 
-void varlen_attention_backward(const float *q, long q_row, const float *k, long k_row, const float *v, long v_row,
-                 const long *starts, long documents, long queries, long keys, long width,
-                 float scale, const float *out, const float *lse, const float *dout, float *dq,
-                 float *dk, float *dv, float *scratch, long scratch_step, int threads)
+void varlen_attention_backward(const float *q, long q_row, const float *k, long k_row,
+                               const float *v, long v_row, const long *starts, long documents,
+                               long queries, long keys, long width, float scale, const float *out,
+                               const float *lse, const float *dout, float *dq, float *dk, float *dv,
+                               float *scratch, long scratch_step, int threads)
 {
-    attention_args all = {q, k, v, q_row, k_row, v_row, starts, documents, queries, keys, width, scale};
+    attention_args all = {q,      k,         v,       q_row, k_row, v_row,
+                          starts, documents, queries, keys,  width, scale};
     attention_grads by = {out, lse, dout, dq, dk, dv};
     long share = queries / keys, bytes = width * sizeof(float);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (long number = 0; number < documents * keys; number++) {
         head_work mine = begin_head(&all, number, scratch + omp_get_thread_num() * scratch_step);
         long first = mine.first, offset = mine.head * width;
-        pack_transposed(v + first * v_row + offset, v_row, mine.length, width, mine.values_transposed);
+        pack_transposed(v + first * v_row + offset, v_row, mine.length, width,
+                        mine.values_transposed);
         pack(k + first * k_row + offset, k_row, mine.length, width, mine.keys);
         memset(mine.dkeys, 0, mine.length * bytes);
         memset(mine.dvalues, 0, mine.length * bytes);

@@ -1,4 +1,4 @@
-/* What files of kernels have of each other: how threads share work, and what they call. */
+/* Declarations shared between kernel files: work splitting, row kernels, panel layout. */
 #ifndef TINKEX_KERNELS_H
 #define TINKEX_KERNELS_H
 
@@ -6,24 +6,33 @@
 
 #include "lanes.h"
 
-enum { PANEL = 2 * LANES /* columns of a weight that lie side by side */ };
+enum {
+    PANEL = 2 * LANES, /* columns of a packed weight that are stored side by side */
+    NUM_PARTIALS = 16  /* partial sums of weight gradients, regardless of the thread count */
+};
 
-/* Things from `first` up to `last`. */
+/* Items from `first` up to, but not including, `last`. */
 typedef struct {
     long first;
     long last;
 } range;
 
-/* Which of some things this thread does. */
+/* The calling thread's share of `num` items. */
 static inline range thread_range(long num)
 {
     long threads = omp_get_num_threads(), me = omp_get_thread_num();
     return (range){num * me / threads, num * (me + 1) / threads};
 }
 
-static inline long num_panels(long outputs) { return (outputs + PANEL - 1) / PANEL; }
+static inline long num_panels(long columns) { return (columns + PANEL - 1) / PANEL; }
 
-/* What a query sees: keys and values of one head, token by token. */
+/* RMS norm with scale = weight * sqrt(width) and eps_sum = eps * width; a null scale means none. */
+typedef struct {
+    const float *scale;
+    float eps_sum;
+} norm_params;
+
+/* Keys and values of one head, token by token. */
 typedef struct {
     const float *keys;
     const float *values;
@@ -33,21 +42,28 @@ typedef struct {
     float scale;
 } kv_view;
 
-/* products.c */
+/* matmul.c */
 void packed_matmul_range(const float *x, long x_stride, const float *panels, const float *start,
-                   long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
-                   range mine);
+                         long start_stride, float *y, long y_stride, long rows, long inputs,
+                         long outputs, range mine);
 
-/* Never inlined, so that a number is made by the very same code wherever it is needed. */
+/* Not inlined, so that every caller executes the same instructions and gets the same bits. */
 #define NOINLINE __attribute__((noinline))
 
-/* attention.c */
+/* attention_decode.c */
 NOINLINE float attend_one(const kv_view *view, const float *query, float *out);
 
-/* rows.c */
+/* rms_norm.c */
+NOINLINE float inverse_norm(const float *x, float eps_sum, long width);
 NOINLINE void rms_norm_row(const float *x, const float *scale, float eps_sum, long width, float *y);
-NOINLINE void rotary_head(float *x, const float *scale, float eps_sum, const float *cos,
-                        const float *sin, long width);
+NOINLINE void rms_norm_row_backward(const float *x, const float *dy, const float *residual_grad,
+                                    const norm_params *norm, long width, float *dx, float *dscale);
+
+/* rotary.c */
+NOINLINE void rotary_head(float *x, const norm_params *norm, const float *cos, const float *sin,
+                          long width);
+
+/* swiglu.c */
 NOINLINE void swiglu_row(const float *gate_up, long width, float *y);
 
 #endif

@@ -1,9 +1,8 @@
-/* Products with a weight that is stored in panels: PANEL columns of it side by side, input by input.
+/* Matrix products with packed weights: panels of PANEL columns, stored input by input.
  *
- * A panel is read in the order in which it lies in memory, while the sums of a few rows stay in
- * registers. Inputs are taken a stretch at a time: its part of a panel and of a few rows then stays
- * in the nearest cache. Each sum is built in the same order whatever rows are computed with it, and
- * whichever thread does it: a row's result depends on nothing but the row.
+ * A panel is read sequentially while the sums of a few rows stay in registers. Inputs are processed
+ * in chunks, so that a chunk of the panel and of the rows stays in the L1 cache. Every sum has a
+ * fixed order, so a row's result does not depend on the other rows or on the number of threads.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,26 +11,26 @@
 #include "kernels.h"
 
 enum {
-    REGISTER_ROWS = 6,      /* as many as have their sums in registers */
-    INPUT_CHUNK = 256, /* inputs that are summed up before they join the total: small errors, too */
-    GATHERED_STRIDE = INPUT_CHUNK + LANES, /* to the next of gathered rows: at another place in the cache */
+    REGISTER_ROWS = 6, /* rows whose sums fit in registers */
+    INPUT_CHUNK = 256, /* inputs per partial sum; also reduces rounding errors */
+    GATHERED_STRIDE = INPUT_CHUNK + LANES, /* the offset avoids cache set conflicts of rows */
     TILE = 16 * REGISTER_ROWS,
     PREFETCH_DISTANCE = 16 * PANEL,
-    MIN_PARALLEL_WORK = 1 << 19 /* products that are done sooner than a second thread wakes up */
+    MIN_PARALLEL_WORK = 1 << 19 /* below this, waking a second thread costs more */
 };
 
-/* Some rows, a stretch of their inputs, and the part of a panel that it meets. */
+/* A chunk of inputs of some rows, and the same chunk of a panel. */
 typedef struct {
     const float *x;
     long row_step;
-    int is_gathered; /* the next row is STEP away */
+    int is_gathered; /* rows are GATHERED_STRIDE apart instead of row_step */
     const float *panel;
     long inputs;
-    const float *start; /* what the sums are added to, or null */
+    const float *start; /* initial value of the sums, or null for zero */
     long start_stride;
     float *y;
     long y_stride;
-    long width; /* columns of the panel that there are */
+    long width; /* valid columns of the panel */
 } panel_tile;
 
 static inline void load_totals(const panel_tile *one, int row, lanes total[2])
@@ -56,9 +55,10 @@ static inline void store_totals(const panel_tile *one, int row, const lanes tota
         memcpy(to, total, one->width * sizeof(float));
 }
 
-/* The number of rows and the step from one to the next are constants wherever this is inlined. */
-static inline __attribute__((always_inline)) void accumulate_panel(const panel_tile *one, const int rows,
-                                                          const long row_step)
+/* Callers pass constants for `rows` and, where possible, `row_step`, which the compiler unrolls. */
+static inline __attribute__((always_inline)) void accumulate_panel(const panel_tile *one,
+                                                                   const int rows,
+                                                                   const long row_step)
 {
     lanes sum[REGISTER_ROWS][2];
     for (int i = 0; i < rows; i++)
@@ -90,9 +90,9 @@ static void multiply_panel_tile(const panel_tile *one, long rows)
 #define CASE(num)                                                                                  \
     case num:                                                                                      \
         if (one->is_gathered)                                                                      \
-            accumulate_panel(one, num, GATHERED_STRIDE);                                                              \
+            accumulate_panel(one, num, GATHERED_STRIDE);                                           \
         else                                                                                       \
-            accumulate_panel(one, num, one->row_step);                                                     \
+            accumulate_panel(one, num, one->row_step);                                             \
         break;
         CASE(1)
         CASE(2)
@@ -104,19 +104,19 @@ static void multiply_panel_tile(const panel_tile *one, long rows)
     }
 }
 
-/* Groups of nearly the same size: six and five are faster than ten and one. */
+/* Groups of nearly equal size: 4 + 3 rows are faster than 6 + 1. */
 static inline long group_size(long rows, long groups) { return (rows + groups - 1) / groups; }
 
 static inline long num_groups(long rows) { return group_size(rows, REGISTER_ROWS); }
 
-/* Copy a stretch of rows to where the next row is always as far away. */
+/* Copy a chunk of rows to a buffer with a constant stride. */
 static void gather(const float *x, long x_stride, long rows, long inputs, float *to)
 {
     for (long i = 0; i < rows; i++)
         memcpy(to + i * GATHERED_STRIDE, x + i * x_stride, inputs * sizeof(float));
 }
 
-/* All rows of a tile by a part of a panel. */
+/* Multiply all rows of a tile by a chunk of a panel. */
 static void multiply_row_tile(panel_tile one, long rows)
 {
     for (long groups = num_groups(rows); groups > 0; groups--) {
@@ -130,12 +130,12 @@ static void multiply_row_tile(panel_tile one, long rows)
     }
 }
 
-/* The columns of some panels; see `multiply`. */
+/* packed_matmul for a range of panels, run by one thread. */
 void packed_matmul_range(const float *x, long x_stride, const float *panels, const float *start,
-                   long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
-                   range mine)
+                         long start_stride, float *y, long y_stride, long rows, long inputs,
+                         long outputs, range mine)
 {
-    float gathered[TILE * GATHERED_STRIDE]; /* each thread has its own, so that none waits */
+    float gathered[TILE * GATHERED_STRIDE]; /* per thread: no synchronization */
     for (long top = 0; top < rows; top += TILE) {
         long tile = rows - top < TILE ? rows - top : TILE;
         for (long from = 0; from < inputs; from += INPUT_CHUNK) {
@@ -165,41 +165,42 @@ void packed_matmul_range(const float *x, long x_stride, const float *panels, con
     }
 }
 
-/* y = start + x w, for x (rows, inputs), w (inputs, outputs) in panels, y (rows, outputs). */
+/* y = start + x w for x (rows, inputs), w (inputs, outputs) in panels, y (rows, outputs). */
 void packed_matmul(const float *x, long x_stride, const float *panels, const float *start,
-              long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
-              int threads)
+                   long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
+                   int threads)
 {
-#pragma omp parallel num_threads(threads) if (threads > 1 && rows * inputs * outputs >= MIN_PARALLEL_WORK)
-    packed_matmul_range(x, x_stride, panels, start, start_stride, y, y_stride, rows, inputs, outputs,
-                  thread_range(num_panels(outputs)));
+#pragma omp parallel num_threads(threads)                                                          \
+    if (threads > 1 && rows * inputs * outputs >= MIN_PARALLEL_WORK)
+    packed_matmul_range(x, x_stride, panels, start, start_stride, y, y_stride, rows, inputs,
+                        outputs, thread_range(num_panels(outputs)));
 }
 
-/* y += x down up, where each of several maps has its own `rank` columns of down, its own up, and
- * its own columns of y. Returns whether there was memory for what stands between.
+/* LoRA update y += x down up of several merged linear layers: each has its own `rank` columns of
+ * down, its own up and its own columns of y. Returns 0 if memory cannot be allocated.
  */
-int add_low_rank(const float *x, long x_stride, const float *down, long rank, long maps,
+int add_low_rank(const float *x, long x_stride, const float *down, long rank, long layers,
                  const float *const *ups, const long *outputs, float *y, long y_stride, long rows,
                  long inputs, int threads)
 {
-    long width = maps * rank;
-    float *between = malloc(rows * width * sizeof(float));
-    if (!between && rows)
+    long width = layers * rank;
+    float *hidden = malloc(rows * width * sizeof(float));
+    if (!hidden && rows)
         return 0;
-    packed_matmul(x, x_stride, down, 0, 0, between, width, rows, inputs, width, threads);
-    for (long i = 0; i < maps; i++) {
-        packed_matmul(between + i * rank, width, ups[i], y, y_stride, y, y_stride, rows, rank,
-                 outputs[i], threads);
+    packed_matmul(x, x_stride, down, 0, 0, hidden, width, rows, inputs, width, threads);
+    for (long i = 0; i < layers; i++) {
+        packed_matmul(hidden + i * rank, width, ups[i], y, y_stride, y, y_stride, rows, rank,
+                      outputs[i], threads);
         y += outputs[i];
     }
-    free(between);
+    free(hidden);
     return 1;
 }
 
 /* --- many small products ---------------------------------------------------------------------- */
 
-/* c = scale a b, or c += it, for a (rows, inputs), b (inputs, outputs), c (rows, outputs); rows and
- * inputs of a and b may lie in any steps.
+/* c = scale a b, or c += scale a b, for a (rows, inputs), b (inputs, outputs), c (rows, outputs).
+ * `a_row`, `a_input`, `b_input`, `b_output` and `c_row` are strides.
  */
 typedef struct {
     const float *a;
@@ -214,10 +215,11 @@ typedef struct {
     long inputs;
     long outputs;
     float scale;
-    int is_added;
+    int accumulate;
 } gemm_task;
 
-static void gather_rows(const gemm_task *one, long top, long tile, long from, long inputs, float *to)
+static void gather_rows(const gemm_task *one, long top, long tile, long from, long inputs,
+                        float *to)
 {
     const float *a = one->a + top * one->a_row + from * one->a_input;
     if (one->a_input == 1)
@@ -230,7 +232,8 @@ static void gather_rows(const gemm_task *one, long top, long tile, long from, lo
                 to[i * GATHERED_STRIDE + k] = one->scale * a[i * one->a_row + k * one->a_input];
 }
 
-static void gather_panel(const gemm_task *one, long from, long inputs, long at, long width, float *to)
+static void gather_panel(const gemm_task *one, long from, long inputs, long at, long width,
+                         float *to)
 {
     const float *b = one->b + from * one->b_input + at * one->b_output;
     if (width < PANEL)
@@ -261,7 +264,7 @@ static void run_gemm_task(const gemm_task *one)
                     .is_gathered = 1,
                     .panel = panel,
                     .inputs = chunk,
-                    .start = from || one->is_added ? to : 0,
+                    .start = from || one->accumulate ? to : 0,
                     .start_stride = one->c_row,
                     .y = to,
                     .y_stride = one->c_row,
@@ -273,13 +276,14 @@ static void run_gemm_task(const gemm_task *one)
     }
 }
 
-/* Each by one thread: small products are done sooner side by side than one after the other. */
+/* One thread per product: small products run faster side by side than one after the other. */
 void run_gemm_tasks(const gemm_task *tasks, long num, int threads)
 {
     long work = 0;
     for (long i = 0; i < num; i++)
         work += tasks[i].rows * tasks[i].inputs * tasks[i].outputs;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && work >= MIN_PARALLEL_WORK)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)                                    \
+    if (threads > 1 && work >= MIN_PARALLEL_WORK)
     for (long i = 0; i < num; i++)
         run_gemm_task(&tasks[i]);
 }
