@@ -1,1 +1,1 @@
-"""What runs on tensors: many adapters on one frozen model, packed rows, exact log-probabilities."""
+"""Tensor computations: many LoRA adapters on one frozen model, packed sequences, KV cache."""

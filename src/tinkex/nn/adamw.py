@@ -1,4 +1,4 @@
-"""AdamW on flat buffers: the numbers of torch.optim.AdamW, and what a step came to."""
+"""AdamW on flat buffers with the results of torch.optim.AdamW, plus metrics of each step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from tinkex.errors import InvalidInput
 from tinkex.types import AdamParams
 
-#: Numbers worked on at a time: so few that they stay in a CPU's cache while they are measured.
+#: Elements per block: small enough to stay in the CPU cache while norms are computed.
 _BLOCK = 1 << 18
-#: torch adds it to a norm before it divides by it.
+#: torch.nn.utils.clip_grad_norm_ adds this to the norm before dividing.
 _CLIP_EPS = 1e-6
-#: A smaller eps is zero in float32, where a gradient that is zero would then divide zero by zero.
+#: A smaller eps is zero in float32, and a zero gradient would then compute 0 / 0.
 _MIN_EPS = torch.finfo(torch.float32).tiny
 
 
 class NonFiniteGradient(InvalidInput):
-    """The gathered gradient has NaN or infinity."""
+    """The accumulated gradient contains NaN or infinity."""
 
     hint = "Lower the learning rate, clip with grad_clip_norm, or look for extreme loss inputs."
 
@@ -36,9 +36,9 @@ def adamw_step(
     *,
     apply_nonfinite: bool = False,
 ) -> Mapping[str, float]:
-    """Take step `num_steps`, the first being 1; the buffers change in place, the gradient too.
+    """Apply step number `num_steps`, counted from 1, to the buffers in place; returns metrics.
 
-    Without a gradient nothing changes and no step is taken.
+    Clipping changes the gradient as well. Without a gradient the step is skipped.
     """
     if gradient is None:
         return _skipped_step_metrics(weights, num_steps - 1, params)
@@ -60,20 +60,20 @@ def adamw_step(
     }
 
 
-def _skipped_step_metrics(weights: Tensor, num_taken: int, params: AdamParams) -> dict[str, float]:
+def _skipped_step_metrics(weights: Tensor, num_steps: int, params: AdamParams) -> dict[str, float]:
     return {
         "grad_norm": 0.0,
         "learning_rate": params.learning_rate,
         "param_norm": _global_norm(weights),
         "update_norm": 0.0,
-        "step": float(num_taken),
+        "step": float(num_steps),
         "clipped": 0.0,
         "has_gradient": 0.0,
     }
 
 
 def _clip(gradient: Tensor, norm: float, max_norm: float) -> bool:
-    """Scale a gradient as torch.nn.utils.clip_grad_norm_ does; returns whether it was."""
+    """Clip like torch.nn.utils.clip_grad_norm_; returns whether the gradient was scaled."""
     if max_norm <= 0.0:
         return False
     scale = max_norm / (norm + _CLIP_EPS)
@@ -83,10 +83,10 @@ def _clip(gradient: Tensor, norm: float, max_norm: float) -> bool:
 
 
 def _update_blocks(buffers: Sequence[Tensor], num_steps: int, params: AdamParams) -> float:
-    """Move block by block; returns how far the weights went."""
+    """Update block by block; returns the norm of the change of the weights."""
     step = torch.tensor(float(num_steps), device=buffers[0].device)
-    moves = []
-    # All memory is taken before anything changes: a step is taken whole or not at all.
+    update_norms = []
+    # Allocated before the first change: running out of memory must not leave half a step.
     scratch = torch.empty_like(_blocks(buffers[0])[0])
     for weights, gradient, first, second in zip(*map(_blocks, buffers), strict=True):
         before = scratch[: len(weights)].copy_(weights)
@@ -105,15 +105,15 @@ def _update_blocks(buffers: Sequence[Tensor], num_steps: int, params: AdamParams
             amsgrad=False,
             maximize=False,
         )
-        moves.append(torch.linalg.vector_norm(before.sub_(weights)))
-    return _combine_norms(moves)
+        update_norms.append(torch.linalg.vector_norm(before.sub_(weights)))
+    return _combine_norms(update_norms)
 
 
 def _global_norm(flat: Tensor) -> float:
     norm = _combine_norms([torch.linalg.vector_norm(block) for block in _blocks(flat)])
     if math.isfinite(norm):
         return norm
-    # Squares that float32 cannot hold, if the numbers themselves are finite.
+    # The elements may be finite while their squares overflow float32.
     return _combine_norms([torch.linalg.vector_norm(x, dtype=torch.float64) for x in _blocks(flat)])
 
 
@@ -122,5 +122,5 @@ def _blocks(flat: Tensor) -> Sequence[Tensor]:
 
 
 def _combine_norms(norms: Sequence[Tensor]) -> float:
-    """The norm of all blocks from the norm of each."""
+    """The norm of all blocks, given the norm of each."""
     return float(torch.linalg.vector_norm(torch.stack(list(norms)), dtype=torch.float64))

@@ -1,7 +1,7 @@
-"""What a running pass is about: whose rows are where, and which rows see each other.
+"""Context of the running forward pass: the LoRA adapters of its rows, and its attention backend.
 
-The modules of a hosted model are called by transformers, which knows neither; they look here. One
-pass runs at a time, whichever thread autograd uses for it.
+transformers calls the modules of a hosted model without either, so the modules read them from here.
+One pass runs at a time, in whichever threads autograd uses.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from tinkex.nn.lora_layout import LoraPair
 
 
 class BoundAdapter(NamedTuple):
-    """An adapter that works on rows of a pass."""
+    """An adapter as applied to rows of a forward pass."""
 
     scale: float
-    """What the low-rank part is multiplied by: alpha / rank."""
+    """Factor of the low-rank update: alpha / rank."""
     weights: Sequence[LoraPair | None]
-    """The adapter's pairs by site."""
+    """The adapter's A and B matrices by target index; None where it has none."""
     gradient: Sequence[LoraPair | None] | None = None
-    """Where its gradient is gathered; None if it is not trained."""
+    """Buffers that accumulate its gradient; None if it is not trained."""
 
 
 class LoraRows(Protocol):
-    """Whose adapter works on which rows."""
+    """Applies adapters to the rows of a forward pass."""
 
     def is_trained(self, target_index: int) -> bool:
-        """Whether any row's adapter wants a gradient at this site."""
+        """Whether any row's adapter needs a gradient at this target."""
         ...
 
     def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> Sequence[Tensor | None] | None:
-        """Add the low-rank part to `y_MN` in place; returns what `pull` needs."""
+        """Add the low-rank update to `y_MN` in place; returns what `backward` needs."""
         ...
 
     def backward(
         self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
     ) -> None:
-        """Gather the adapters' gradients, and add the low-rank part to `dx_MK` in place."""
+        """Accumulate the adapters' gradients and add the low-rank update to `dx_MK` in place."""
         ...
 
     def adapters_by_row(
         self, num_rows: int
     ) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
-        """Each row's adapter by its index in the list, -1 for none; experts take rows apart."""
+        """Return the index of each row's adapter in the returned list, -1 for none."""
         ...
 
 
 class AttentionOptions(NamedTuple):
-    """How a layer attends."""
+    """Attention parameters of a layer."""
 
     scaling: float
     window: int | None = None
-    """How many of the last positions are seen; None is all."""
+    """Number of last positions that are visible (sliding window); None for all."""
     softcap: float | None = None
 
 
 class AttentionBackend(Protocol):
-    """Which rows see each other."""
+    """Computes attention between the rows of a forward pass."""
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """The attention of T rows with H query and G key heads; returns (T, H, D)."""
+        """Attention of T rows with H query and G key heads; returns (T, H, D)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What the modules of a model need to know while it runs."""
+    """LoRA adapters and attention backend of a forward pass."""
 
     lora: LoraRows
     attention: AttentionBackend
@@ -82,7 +82,7 @@ class ForwardContext:
 
 @dataclass(slots=True)
 class ActiveForward:
-    """A pass that is running, and what its modules keep for each other until it ends."""
+    """A running forward pass, and values that its modules share until it ends."""
 
     context: ForwardContext
     checkpoint_activations: bool
@@ -94,7 +94,7 @@ _active_forwards: list[ActiveForward] = []
 
 @contextmanager
 def activate(context: ForwardContext, *, checkpoint_activations: bool = False) -> Iterator[None]:
-    """Let the modules know of a pass until the block ends."""
+    """Make a context visible to the model's modules until the block ends."""
     _active_forwards.append(ActiveForward(context, checkpoint_activations, {}))
     try:
         yield
@@ -103,11 +103,11 @@ def activate(context: ForwardContext, *, checkpoint_activations: bool = False) -
 
 
 def active_forward() -> ActiveForward:
-    """The run that is going on."""
-    assert _active_forwards, "a hosted model runs only inside `running`"
+    """Return the running forward pass."""
+    assert _active_forwards, "a hosted model runs only inside `activate`"
     return _active_forwards[-1]
 
 
 def active_context() -> ForwardContext:
-    """The pass that is running."""
+    """Return the context of the running forward pass."""
     return active_forward().context

@@ -1,4 +1,4 @@
-"""Keys and values that are kept of earlier tokens: of prompts, and of samples slot by slot.
+"""KV cache: per-prompt storage and slotted blocks for running sequences.
 
 Shape letters: N slots, G key heads, C capacity in tokens, L tokens, D head width.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class KVShape(NamedTuple):
-    """What one layer keeps of a token."""
+    """Shape of one layer's keys and values of a token."""
 
     num_heads: int
     key_width: int
@@ -23,7 +23,7 @@ class KVShape(NamedTuple):
 
 
 class KVCacheSpec(NamedTuple):
-    """What all layers keep of a token, and as what numbers."""
+    """Shapes of all layers, dtype and device of a KV cache."""
 
     layers: Sequence[KVShape]
     dtype: torch.dtype
@@ -31,12 +31,12 @@ class KVCacheSpec(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """How much is kept of one token."""
-        numbers = sum(one.num_heads * (one.key_width + one.value_width) for one in self.layers)
-        return numbers * self.dtype.itemsize
+        """Bytes of one token in all layers."""
+        num_elements = sum(one.num_heads * (one.key_width + one.value_width) for one in self.layers)
+        return num_elements * self.dtype.itemsize
 
     def allocate(self, *shape: int) -> Tensor:
-        """Memory that is to be written before it is read."""
+        """Allocate uninitialized memory."""
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
 
@@ -47,22 +47,22 @@ class PromptKV:
         self.num_tokens = num_tokens
         self.num_bytes = num_tokens * spec.token_bytes
         self.last_hidden_1D: Tensor | None = None
-        """The last token's hidden state, once all are filled in."""
+        """The last token's hidden state, set when the prefill is complete."""
         self.keys = [spec.allocate(s.num_heads, num_tokens, s.key_width) for s in spec.layers]
         self.values = [spec.allocate(s.num_heads, num_tokens, s.value_width) for s in spec.layers]
 
     def copy_prefix(self, other: PromptKV, num_tokens: int) -> None:
-        """Begin as another prompt does."""
+        """Copy the first tokens from another prompt."""
         mine, theirs = self.keys + self.values, other.keys + other.values
         for target, source in zip(mine, theirs, strict=True):
             target[:, :num_tokens] = source[:, :num_tokens]
 
 
 class KVBlock:
-    """Keys and values of samples of at most C tokens each, by layer: (N, G, C, D).
+    """Keys and values of sequences of up to C tokens each, by layer: (N, G, C, D).
 
-    What a slot holds beyond its sample's tokens is zero, never what was there before: a number
-    that is hidden by a weight of zero still spoils a sum if it is not finite.
+    Positions after a sequence's tokens are zero: stale values would be masked with weight zero, but
+    zero times infinity or NaN is NaN.
     """
 
     def __init__(self, spec: KVCacheSpec, num_slots: int, capacity: int) -> None:
@@ -80,21 +80,21 @@ class KVBlock:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory it takes."""
+        """Allocated bytes."""
         return self.num_slots * self.capacity * self._spec.token_bytes
 
     @property
     def addresses(self) -> npt.NDArray[np.int64]:
-        """Where the keys of each layer lie, and below them the values."""
+        """Addresses of each layer's keys (row 0) and values (row 1)."""
         if self._addresses is None:
-            at = [[one.data_ptr() for one in tensors] for tensors in (self.keys, self.values)]
-            self._addresses = np.array(at, dtype=np.int64)
+            rows = [[one.data_ptr() for one in tensors] for tensors in (self.keys, self.values)]
+            self._addresses = np.array(rows, dtype=np.int64)
         return self._addresses
 
     def resize(self, num_slots: int, num_preserved: int) -> None:
-        """Have more or fewer slots; the first few keep what they hold."""
+        """Change the number of slots, preserving the first `num_preserved`."""
         for tensors in (self.keys, self.values):
-            # Layer by layer, so that never more than one layer is there twice.
+            # Layer by layer: at most one layer is allocated twice at any time.
             for index, old in enumerate(tensors):
                 new = self._allocate_layer(num_slots, old.shape[1], old.shape[3])
                 new[:num_preserved] = old[:num_preserved]
@@ -103,20 +103,20 @@ class KVBlock:
         self._addresses = None
 
     def load_prompt(self, slot: int, prompt: PromptKV, num_tokens: int) -> None:
-        """Let a slot begin with a prompt."""
+        """Copy a prompt's tokens to a slot and clear the rest of it."""
         for mine, theirs in self._paired_with(prompt.keys, prompt.values):
             mine[slot, :, :num_tokens] = theirs[:, :num_tokens]
             mine[slot, :, num_tokens:] = 0.0
 
     def copy_slot(self, slot: int, other: KVBlock, from_slot: int) -> None:
-        """Let a slot hold what a slot of another block holds, or of this one."""
+        """Copy a slot of another block, or of this one, to a slot."""
         size = min(self.capacity, other.capacity)
         for mine, theirs in self._paired_with(other.keys, other.values):
             mine[slot, :, :size] = theirs[from_slot, :, :size]
             mine[slot, :, size:] = 0.0
 
     def clear_slot(self, slot: int) -> None:
-        """Let a slot hold nothing."""
+        """Zero a slot."""
         for mine in (*self.keys, *self.values):
             mine[slot] = 0.0
 

@@ -1,4 +1,4 @@
-"""The last map of a hosted model: from hidden states to logits over the vocabulary.
+"""LM head of a hosted model: from hidden states to logits over the vocabulary.
 
 Shape letters: M rows, D hidden width, V vocabulary.
 """
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from tinkex.nn.forward_context import LoraRows
 from tinkex.nn.ops.packed_matmul import PackedWeight, can_pack
 
-#: Where oneDNN multiplies a plain float32 matrix faster than MKL does, measured: 1.2 to 2 times.
+#: Row counts and weight size for which oneDNN measured 1.2 to 2 times as fast as MKL.
 _FEW_ROWS = range(2, 129)
 _LARGE_WEIGHT = 1 << 20
 
 
 class LMHead:
-    """The frozen output map, with what a model does to its logits afterwards."""
+    """The frozen output layer with LoRA, logit scaling and softcap."""
 
     def __init__(self, target_index: int, linear: nn.Linear, config: Any) -> None:
         self.target_index = target_index
         self.weight_VD = linear.weight.detach()
-        """The frozen weight, in the memory where it is; it may be an embedding's too."""
+        """The frozen weight, not copied; it may be tied to the embedding."""
         self._bias_V = None if linear.bias is None else linear.bias.detach()
         self._multiplier = float(getattr(config, "logit_scale", None) or 1.0)
         self._multiplier /= float(getattr(config, "logits_scaling", None) or 1.0)
@@ -33,38 +33,35 @@ class LMHead:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """Size of the vocabulary."""
         return self.weight_VD.shape[0]
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the frozen weight takes, and a copy of it again."""
+        """Bytes of the frozen weight, and of a second copy of it."""
         return self.weight_VD.nbytes
 
     @property
     def has_packed_copy(self) -> bool:
-        """Whether there is a second copy of the weight."""
+        """Whether a second copy of the weight exists."""
         return self._packed_weight is not None
 
     def make_packed_copy(self) -> None:
-        """Keep a second copy of the weight for our own kernels, where they run."""
+        """Make a second copy of the weight for the C kernels, if they are available."""
         if can_pack(self.weight_VD):
             self._packed_weight = PackedWeight(self.weight_VD.t())
 
     def logits(
         self, hidden_MD: Tensor, lora: LoraRows, out_MV: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """The logits of rows, and what `pull` needs of the low-rank part.
-
-        They are written to `out_MV`, or a new tensor without it.
-        """
+        """Return the logits, in `out_MV` or a new tensor, and what `backward` needs for LoRA."""
         logits_MV = self._base_logits(hidden_MD, out_MV)
-        kept = lora.add(self.target_index, hidden_MD, logits_MV)
+        saved = lora.add(self.target_index, hidden_MD, logits_MV)
         if self._multiplier != 1.0:
             logits_MV.mul_(self._multiplier)
         if self.softcap is not None:
             logits_MV.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits_MV, kept
+        return logits_MV, saved
 
     def backward(
         self,
@@ -74,15 +71,15 @@ class LMHead:
         saved: Any,
         lora: LoraRows,
     ) -> Tensor:
-        """The gradient of the hidden states; adapters of the head gather theirs.
+        """Return the hidden states' gradient and accumulate the gradients of the head's adapters.
 
-        `dlogits_MV` and `logits_MV` are used up; the logits matter only if there is a softcap.
+        Overwrites `dlogits_MV` and `logits_MV`; the logits are needed only with a softcap.
         """
         if self.softcap is not None:
             assert logits_MV is not None
-            # tanh' = 1 - tanh^2, and tanh is the logits by the softcap.
-            slope_MV = logits_MV.div_(self.softcap).square_().neg_().add_(1.0)
-            dlogits_MV.mul_(slope_MV)
+            # tanh' = 1 - tanh^2, and tanh = logits / softcap.
+            dtanh_MV = logits_MV.div_(self.softcap).square_().neg_().add_(1.0)
+            dlogits_MV.mul_(dtanh_MV)
         if self._multiplier != 1.0:
             dlogits_MV.mul_(self._multiplier)
         dhidden_MD = dlogits_MV @ self.weight_VD
@@ -111,9 +108,9 @@ class LMHead:
 
 
 def find_lm_head(model: nn.Module) -> nn.Linear:
-    """A model's output map, which has to be linear."""
+    """Return a model's output layer; raises TypeError if it is not linear."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     if not isinstance(head, nn.Linear):
-        raise TypeError(f"the output map is a {type(head).__name__}, expected a linear one")
+        raise TypeError(f"the output layer is a {type(head).__name__}, expected nn.Linear")
     assert isinstance(head.weight, torch.Tensor)
     return head

@@ -1,8 +1,7 @@
-"""The low-rank part of rows that are sampled: few rows of each adapter, and nothing is trained.
+"""LoRA of decode and prefill passes: few rows per adapter and no gradients.
 
-Rows of one adapter lie together, and each adapter has its own few products. Copying all adapters
-below each other, so that all rows could share the same products, was measured to be slower at rank
-32: every row then meets every adapter.
+Rows of one adapter are consecutive, and each adapter runs its own products. Stacking all adapters
+into one product was slower at rank 32, because every row is then multiplied by every adapter.
 
 Shape letters: M rows, K inputs, N outputs of all members, R rank.
 """
@@ -23,11 +22,11 @@ from tinkex.nn.lora_layout import LoraPair
 from tinkex.nn.ops.library import LoraPairStruct
 from tinkex.nn.ops.packed_matmul import PackedLoraPair, add_matmul, can_pack
 
-Numbers = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 
 class DecodeLoraPair:
-    """An adapter's pair at one site, for rows that are sampled."""
+    """An adapter's A and B matrices at one target, packed if the kernels can use them."""
 
     def __init__(self, pair: LoraPair, scale: float, *, is_packed: bool) -> None:
         self._pair, self._scale = pair, scale
@@ -35,11 +34,11 @@ class DecodeLoraPair:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory it takes beside the pair itself."""
+        """Bytes of the packed copy."""
         return 0 if self.packed is None else self.packed.num_bytes
 
     def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
-        """Add the low-rank part to rows."""
+        """Add the low-rank update to `y_MN` in place."""
         if self.packed is not None and y_MN.dtype == torch.float32:
             self.packed.add(x_MK, y_MN)
             return
@@ -51,33 +50,33 @@ class DecodeLoraPair:
 
 
 class DecodeLoraPairs(Sequence[DecodeLoraPair | None]):
-    """All pairs of an adapter, by site."""
+    """All pairs of an adapter by target index."""
 
     def __init__(self, pairs: Sequence[DecodeLoraPair | None]) -> None:
         self._pairs = pairs
         self._structs: ctypes.Array[LoraPairStruct] | None = None
 
     @overload
-    def __getitem__(self, site: int) -> DecodeLoraPair | None: ...
+    def __getitem__(self, index: int) -> DecodeLoraPair | None: ...
     @overload
-    def __getitem__(self, site: slice) -> Sequence[DecodeLoraPair | None]: ...
-    def __getitem__(self, site: int | slice) -> Any:
-        return self._pairs[site]
+    def __getitem__(self, index: slice) -> Sequence[DecodeLoraPair | None]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._pairs[index]
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def struct_pointer(self, target_indices: Sequence[int]) -> int | None:
-        """Where they are described for the kernel of a whole step; None if it cannot read them.
+        """Address of the pairs' structs for the fused decode kernel; None if one is not packed.
 
-        An adapter is of one model, whose sites are always the same.
+        The structs are built once: an adapter belongs to one model, whose targets do not change.
         """
         if self._structs is None:
-            pairs = [_pair_struct(self._pairs[site]) for site in target_indices]
-            known = [pair for pair in pairs if pair is not None]
-            if len(known) < len(pairs):
+            structs = [_pair_struct(self._pairs[index]) for index in target_indices]
+            packed = [struct for struct in structs if struct is not None]
+            if len(packed) < len(structs):
                 return None
-            self._structs = (LoraPairStruct * len(known))(*known)
+            self._structs = (LoraPairStruct * len(packed))(*packed)
         return ctypes.addressof(self._structs)
 
 
@@ -90,14 +89,14 @@ def _pair_struct(pair: DecodeLoraPair | None) -> LoraPairStruct | None:
 def build_decode_pairs(
     weights: Sequence[LoraPair | None], scale: float, dtype: torch.dtype
 ) -> DecodeLoraPairs:
-    """The pairs of an adapter that does not change any more, by site, for rows of a model."""
+    """Prepare an adapter's final weights for sampling with a model of this dtype."""
 
-    def ready(pair: LoraPair) -> DecodeLoraPair:
-        # Tables of experts have more than two dimensions, and are taken apart by who owns them.
+    def prepare(pair: LoraPair) -> DecodeLoraPair:
+        # Pairs with experts have three dimensions; `moe_experts` selects single experts from them.
         is_plain = pair.down.ndim == 2 and dtype == torch.float32
         return DecodeLoraPair(pair, scale, is_packed=is_plain and can_pack(pair.down))
 
-    return DecodeLoraPairs([None if pair is None else ready(pair) for pair in weights])
+    return DecodeLoraPairs([None if pair is None else prepare(pair) for pair in weights])
 
 
 class DecodeAdapter(Protocol):
@@ -105,22 +104,22 @@ class DecodeAdapter(Protocol):
 
     @property
     def scale(self) -> float:
-        """What the low-rank part is multiplied by."""
+        """Factor of the low-rank update: alpha / rank."""
         ...
 
     @property
     def weights(self) -> Sequence[LoraPair | None]:
-        """The pairs by site."""
+        """The A and B matrices by target index."""
         ...
 
     @property
     def pairs(self) -> DecodeLoraPairs:
-        """The same, ready to be added."""
+        """The weights, prepared for decoding."""
         ...
 
 
 class AdapterSpan(NamedTuple):
-    """Rows of one adapter that lie together."""
+    """Consecutive rows of one adapter."""
 
     start: int
     stop: int
@@ -128,24 +127,24 @@ class AdapterSpan(NamedTuple):
 
 
 class DecodeLora:
-    """All rows of a pass, adapter by adapter; rows that no stretch names are the base model's."""
+    """Adapters of all rows of a pass; rows outside all spans use the base model alone."""
 
     def __init__(self, spans: Sequence[AdapterSpan]) -> None:
         self.spans = spans
 
     def is_trained(self, target_index: int) -> bool:
-        """Nothing is, while sampling."""
+        """Return False: sampling has no gradients."""
         return False
 
-    def adapters_by_row(self, num_rows: int) -> tuple[Numbers, Sequence[BoundAdapter]]:
-        """Each row's adapter by its index in the list, -1 for none."""
-        numbers = np.full(num_rows, -1, dtype=np.int64)
-        for number, one in enumerate(self.spans):
-            numbers[one.start : one.stop] = number
-        return numbers, [BoundAdapter(one.adapter.scale, one.adapter.weights) for one in self.spans]
+    def adapters_by_row(self, num_rows: int) -> tuple[Indices, Sequence[BoundAdapter]]:
+        """Return the index of each row's adapter in the returned list, -1 for none."""
+        indices = np.full(num_rows, -1, dtype=np.int64)
+        for index, one in enumerate(self.spans):
+            indices[one.start : one.stop] = index
+        return indices, [BoundAdapter(one.adapter.scale, one.adapter.weights) for one in self.spans]
 
     def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> None:
-        """Add each adapter's part to its rows in place."""
+        """Add each adapter's low-rank update to its rows in place."""
         for start, stop, adapter in self.spans:
             pair = adapter.pairs[target_index]
             if pair is not None:
@@ -154,5 +153,5 @@ class DecodeLora:
     def backward(
         self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
     ) -> None:
-        """There is nothing to gather."""
-        raise AssertionError("rows that are sampled have no gradient")
+        """Raise: sampling has no gradients."""
+        raise AssertionError("decode passes have no gradient")

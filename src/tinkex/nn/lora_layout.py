@@ -1,4 +1,4 @@
-"""The shape of an adapter: which low-rank pairs it has, and where they lie in one flat buffer.
+"""LoRA layout: the A and B matrices of an adapter and their offsets in one flat buffer.
 
 Shape letters: K inputs, N outputs, R rank, E experts.
 """
@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Every tensor of an adapter begins at a multiple of so many numbers, as fast kernels like it.
+#: Tensors start at multiples of this many elements, so that SIMD loads are aligned.
 _ALIGNMENT = 16
 
 
 class TargetKind(StrEnum):
-    """Which part of a model a site belongs to; clients choose parts to train."""
+    """Part of a model that a LoRA target belongs to; clients choose which parts to train."""
 
     ATTENTION = "attn"
     MLP = "mlp"
@@ -29,27 +29,27 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraTarget:
-    """Linear maps that read the same input; an adapter has a low-rank pair for each."""
+    """Linear layers that read the same input; an adapter has A and B matrices for each."""
 
     kind: TargetKind
     paths: tuple[str, ...]
-    """The modules' names in the model."""
+    """The modules' paths in the model."""
     in_features: int
     out_features: tuple[int, ...]
     num_experts: int = 0
-    """Above 0 for a table of experts, each with its own pairs."""
+    """Above 0 for MoE experts, each with its own A and B."""
 
 
 class LoraPair(NamedTuple):
-    """One adapter's pairs at one site: y_i += scale * (x down_i^T) up_i^T.
+    """One adapter's A and B matrices at one target: y_i += scale * (x down_i^T) up_i^T.
 
-    With experts, all tensors have a leading axis of E.
+    With experts, all tensors have a leading dimension E.
     """
 
     down: Tensor
-    """The members' `A`, one below the other: (members * R, K)."""
+    """The members' A, stacked: (members * R, K)."""
     ups: tuple[Tensor, ...]
-    """Each member's `B`: (N_i, R)."""
+    """Each member's B: (N_i, R)."""
 
 
 class _BufferSlice(NamedTuple):
@@ -66,7 +66,7 @@ class _PairSlices(NamedTuple):
 
 
 class NamedLoraPair(NamedTuple):
-    """One module's pair, by the module's name."""
+    """A and B of one module, with the module's path."""
 
     path: str
     down: Tensor
@@ -74,7 +74,7 @@ class NamedLoraPair(NamedTuple):
 
 
 class LoraLayout:
-    """Where the pairs of an adapter of some rank lie in its flat buffer."""
+    """Offsets of an adapter's A and B matrices in its flat buffer."""
 
     def __init__(
         self, targets: Sequence[LoraTarget], rank: int, kinds: Collection[TargetKind]
@@ -83,42 +83,42 @@ class LoraLayout:
         self.rank = rank
         self._slices: list[_PairSlices | None] = []
         self.size = 0
-        """How many numbers the buffer has."""
-        for site in targets:
-            self._slices.append(self._allocate_target(site) if site.kind in kinds else None)
+        """Number of elements of the buffer, including alignment."""
+        for target in targets:
+            self._slices.append(self._allocate_target(target) if target.kind in kinds else None)
 
     @cached_property
     def num_parameters(self) -> int:
-        """How many numbers are trained."""
-        places = [place for places in self._slices if places for place in _flatten(places)]
-        return sum(prod(place.shape) for place in places)
+        """Number of trained parameters."""
+        slices = [one for pair in self._slices if pair for one in (pair.down, *pair.ups)]
+        return sum(prod(one.shape) for one in slices)
 
     def views(self, flat: Tensor) -> list[LoraPair | None]:
-        """The pairs of every site as views of a buffer; None where the adapter has none."""
+        """Return the pairs of all targets as views of a buffer; None for targets not adapted."""
         return [
-            LoraPair(places.down.view(flat), tuple(place.view(flat) for place in places.ups))
-            if places is not None
+            LoraPair(pair.down.view(flat), tuple(up.view(flat) for up in pair.ups))
+            if pair is not None
             else None
-            for places in self._slices
+            for pair in self._slices
         ]
 
     def pairs(self, flat: Tensor) -> Iterator[NamedLoraPair]:
-        """The pairs module by module, as views of a buffer."""
-        for site, pair in zip(self.targets, self.views(flat), strict=True):
+        """Yield the pairs of single modules as views of a buffer."""
+        for target, pair in zip(self.targets, self.views(flat), strict=True):
             if pair is None:
                 continue
             downs = pair.down.split(self.rank, dim=-2)
-            for path, down, up in zip(site.paths, downs, pair.ups, strict=True):
+            for path, down, up in zip(target.paths, downs, pair.ups, strict=True):
                 yield NamedLoraPair(path, down, up)
 
     def init_weights(self, seed: int) -> Tensor:
-        """The first weights of an adapter: `A` uniform, `B` zero, so that nothing changes yet."""
+        """Return initial weights: A uniform, B zero, so that the update starts at zero."""
         flat = torch.zeros(self.size)
-        dice = torch.Generator().manual_seed(seed & (2**63 - 1))
+        generator = torch.Generator().manual_seed(seed & (2**63 - 1))
         for pair in self.views(flat):
             if pair is not None:
                 bound = pair.down.shape[-1] ** -0.5
-                pair.down.uniform_(-bound, bound, generator=dice)
+                pair.down.uniform_(-bound, bound, generator=generator)
         return flat
 
     def _allocate_target(self, target: LoraTarget) -> _PairSlices:
@@ -131,7 +131,3 @@ class LoraLayout:
         start = self.size
         self.size = -(-(start + prod(shape)) // _ALIGNMENT) * _ALIGNMENT
         return _BufferSlice(start, shape)
-
-
-def _flatten(slices: _PairSlices) -> tuple[_BufferSlice, ...]:
-    return (slices.down, *slices.ups)

@@ -1,6 +1,6 @@
-"""Rows that lie together by adapter, as a training pass has them.
+"""LoRA of training passes: consecutive rows per adapter, forward and backward.
 
-The low-rank part is computed in the adapter's own precision, whatever the base model's is.
+The low-rank update is computed in the adapter's precision, regardless of the base model's.
 
 Shape letters: M rows, m rows of one adapter, K inputs, N outputs, R rank.
 """
@@ -26,23 +26,23 @@ class LoraSegment(NamedTuple):
     start: int
     stop: int
     scale: float
-    """What the low-rank part is multiplied by: alpha / rank."""
+    """Factor of the low-rank update: alpha / rank."""
     weights: Sequence[LoraPair | None]
-    """The adapter's pairs by site."""
+    """The adapter's A and B matrices by target index."""
     gradient: Sequence[LoraPair | None] | None = None
-    """Where its gradient is gathered; None if it is not trained."""
+    """Buffers that accumulate its gradient; None if it is not trained."""
     expert: int | None = None
-    """Which expert's pairs, where the pairs are tables of experts."""
+    """Index of the expert at targets with experts."""
 
 
 class SegmentedLora:
-    """All rows of a pass, adapter by adapter; rows that no segment names are the base model's."""
+    """Adapters of all rows of a pass; rows outside all segments use the base model alone."""
 
     def __init__(self, segments: Sequence[LoraSegment]) -> None:
         self._segments = segments
 
     def select_rows(self, rows: npt.NDArray[np.int64]) -> SegmentedLora:
-        """The same adapters on some of the rows, which are given in ascending order."""
+        """Return the same adapters for a subset of the rows, given in ascending order."""
         return SegmentedLora(
             [
                 one._replace(
@@ -56,7 +56,7 @@ class SegmentedLora:
     def select_saved(
         self, saved: Sequence[Tensor | None], rows: npt.NDArray[np.int64]
     ) -> list[Tensor | None]:
-        """What `add` kept, for some of the rows, which are given in ascending order."""
+        """Select the tensors saved by `add` for a subset of the rows, in ascending order."""
         return [
             None if h_mR is None else _select_saved_rows(one, h_mR, rows)
             for one, h_mR in zip(self._segments, saved, strict=True)
@@ -65,27 +65,27 @@ class SegmentedLora:
     def adapters_by_row(
         self, num_rows: int
     ) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
-        """Each row's adapter by its index in the list, -1 for none."""
-        numbers = np.full(num_rows, -1, dtype=np.int64)
-        for number, one in enumerate(self._segments):
-            numbers[one.start : one.stop] = number
-        return numbers, [
+        """Return the index of each row's adapter in the returned list, -1 for none."""
+        indices = np.full(num_rows, -1, dtype=np.int64)
+        for index, one in enumerate(self._segments):
+            indices[one.start : one.stop] = index
+        return indices, [
             BoundAdapter(one.scale, one.weights, one.gradient) for one in self._segments
         ]
 
     def is_trained(self, target_index: int) -> bool:
-        """Whether any adapter wants a gradient here."""
+        """Whether any adapter needs a gradient at this target."""
         return any(
             one.gradient is not None and one.gradient[target_index] for one in self._segments
         )
 
     def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> list[Tensor | None]:
-        """Add each adapter's part to its rows; keeps x down^T for `pull`."""
+        """Add each adapter's low-rank update to its rows; returns x down^T for `backward`."""
         downs, ups = MatmulBatch(), MatmulBatch()
-        kept = [_queue_forward(one, target_index, x_MK, y_MN, downs, ups) for one in self._segments]
+        saved = [_queue_forward(s, target_index, x_MK, y_MN, downs, ups) for s in self._segments]
         downs.run()
         ups.run()
-        return kept
+        return saved
 
     def backward(
         self,
@@ -95,7 +95,7 @@ class SegmentedLora:
         saved: Sequence[Tensor | None],
         dx_MK: Tensor | None,
     ) -> None:
-        """Gather each adapter's gradient from its rows."""
+        """Accumulate each adapter's gradient, and the input's if `dx_MK` is given."""
         ups, downs = MatmulBatch(), MatmulBatch()
         for one, h_mR in zip(self._segments, saved, strict=True):
             if h_mR is not None:
@@ -105,8 +105,8 @@ class SegmentedLora:
 
 
 def _select_saved_rows(one: LoraSegment, h_mR: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
-    mine = rows[(rows >= one.start) & (rows < one.stop)] - one.start
-    return h_mR.index_select(0, torch.from_numpy(mine).to(h_mR.device))
+    own_rows = rows[(rows >= one.start) & (rows < one.stop)] - one.start
+    return h_mR.index_select(0, torch.from_numpy(own_rows).to(h_mR.device))
 
 
 def _pair_at(
@@ -132,11 +132,11 @@ def _queue_forward(
     y_mN, x_mK = y_MN[one.start : one.stop], x_MK[one.start : one.stop].to(pair.down.dtype)
     h_mR = x_mK.new_empty(len(x_mK), len(pair.down))
     downs.write(h_mR, x_mK, pair.down.t())
-    at, rank = 0, pair.ups[0].shape[-1]
+    offset, rank = 0, pair.ups[0].shape[-1]
     for index, up in enumerate(pair.ups):
         h_part = h_mR[:, index * rank : (index + 1) * rank]
-        ups.add(y_mN[:, at : at + up.shape[0]], h_part, up.t(), one.scale)
-        at += up.shape[0]
+        ups.add(y_mN[:, offset : offset + up.shape[0]], h_part, up.t(), one.scale)
+        offset += up.shape[0]
     return h_mR
 
 
@@ -152,17 +152,17 @@ def _queue_backward(
         _pair_at(one, one.weights, target_index),
         _pair_at(one, one.gradient, target_index),
     )
-    assert pair is not None  # or there would be no h
+    assert pair is not None, "forward saved h only where a pair exists"
     dy_mN = dy_MN[one.start : one.stop].to(h_mR.dtype)
     dh_mR = torch.empty_like(h_mR)
-    at, rank = 0, pair.ups[0].shape[-1]
+    offset, rank = 0, pair.ups[0].shape[-1]
     for index, up in enumerate(pair.ups):
-        dy_part = dy_mN[:, at : at + up.shape[0]]
-        mine = slice(index * rank, (index + 1) * rank)
-        ups.write(dh_mR[:, mine], dy_part, up)
+        dy_part = dy_mN[:, offset : offset + up.shape[0]]
+        columns = slice(index * rank, (index + 1) * rank)
+        ups.write(dh_mR[:, columns], dy_part, up)
         if gradient is not None:
-            ups.add(gradient.ups[index], dy_part.t(), h_mR[:, mine], one.scale)
-        at += up.shape[0]
+            ups.add(gradient.ups[index], dy_part.t(), h_mR[:, columns], one.scale)
+        offset += up.shape[0]
     if gradient is not None:
         x_mK = x_MK[one.start : one.stop].to(h_mR.dtype)
         downs.add(gradient.down, dh_mR.t(), x_mK, one.scale)

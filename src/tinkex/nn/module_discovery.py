@@ -1,4 +1,4 @@
-"""What a model is made of, found by watching it run once: its linear maps, and who reads what."""
+"""Discovery of a model's linear layers by observing one forward pass."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from tinkex.errors import ConfigError
 from tinkex.nn.lora_layout import TargetKind
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
-"""What a config may call its layers."""
-#: Words in a module's name within its layer that say what part of the layer it is.
+"""Layer types of a config that are supported."""
+#: Substrings of a module's path within its layer that identify its kind.
 _KIND_MARKERS = {
     TargetKind.ATTENTION: ("attn", "attention"),
     TargetKind.MLP: ("mlp", "feed_forward", "feedforward", "ffn", "moe", "expert"),
 }
-#: Maps of a layer's MLP that some models give to the layer itself.
+#: MLP linears that some models place directly in the layer.
 _BARE_MLP_NAMES = frozenset({"fc1", "fc2", "fc_in", "fc_out"})
-#: Maps that choose experts; they are not adapted.
+#: Linear layers that route to experts; they are not adapted.
 _ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate", "classifier"})
 
 
 class LinearGroupSpec(NamedTuple):
-    """Linear maps of one module that read the same input."""
+    """Linear layers of one module that read the same input."""
 
     kind: TargetKind
     parent_path: str
-    """The module's name in the model."""
+    """The module's path in the model."""
     parent: nn.Module
     names: tuple[str, ...]
-    """The maps' names in the module, in the order in which they are called."""
+    """Names of the linear layers in the module, in call order."""
 
     @property
     def members(self) -> list[nn.Module]:
-        """The maps."""
+        """The linear layers."""
         return [getattr(self.parent, name) for name in self.names]
 
 
 class NamedChild(NamedTuple):
-    """A module inside a layer."""
+    """A module inside a decoder layer."""
 
     parent_in_layer: str
-    """Its parent's name in the layer."""
+    """The parent's path within the layer."""
     parent_path: str
-    """Its parent's name in the model."""
+    """The parent's path in the model."""
     parent: nn.Module
     name: str
     module: nn.Module
@@ -58,7 +58,7 @@ class NamedChild(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _ObservedLinear:
-    """A linear map that may be adapted, and what it was called with."""
+    """A linear layer that may be adapted, and the inputs of its calls."""
 
     kind: TargetKind
     child: NamedChild
@@ -66,7 +66,7 @@ class _ObservedLinear:
 
 
 class ModuleDiscovery:
-    """Watches the linear maps of a model's layers while it runs."""
+    """Records the calls of linear layers while the model runs inside the context."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.layers = find_layers(model)
@@ -86,28 +86,31 @@ class ModuleDiscovery:
         self._stack.close()
 
     def linear_groups(self, lengths: Sequence[int]) -> list[LinearGroupSpec]:
-        """What was called, in order, for texts of some lengths; nothing else is adapted."""
+        """Group the called linear layers by input; each must have seen every token once.
+
+        `lengths` are the lengths of the sequences that the model ran.
+        """
         for one in self._call_order:
             rows = [x.numel() // x.shape[-1] for x in one.inputs]
             if rows != list(lengths):
                 raise ConfigError(
-                    f"{one.child.parent_path}.{one.child.name} cannot be adapted: it was given "
-                    f"{rows} "
-                    f"rows for texts of {list(lengths)} tokens, expected every token once"
+                    f"{one.child.parent_path}.{one.child.name} cannot be adapted: it was "
+                    f"given {rows} rows for texts of {list(lengths)} tokens, expected every token "
+                    "once"
                 )
-        found = [
+        groups = [
             _build_group(list(members))
             for _, members in groupby(
                 self._call_order, lambda one: (one.child.parent_path, id(one.inputs[0]))
             )
         ]
-        # Who replaces a module lets go of its weights; nothing here may hold on to them.
+        # Release the modules, so that replacing them frees their weights.
         self._candidates.clear()
         self._call_order.clear()
-        return found
+        return groups
 
     def _record_input(self, one: _ObservedLinear, args: tuple[Any, ...]) -> None:
-        # The tensors are held, so that no two of them can have the same id.
+        # Holding the tensors keeps their ids unique.
         if not one.inputs:
             self._call_order.append(one)
         one.inputs.append(args[0])
@@ -120,14 +123,14 @@ def _build_group(members: Sequence[_ObservedLinear]) -> LinearGroupSpec:
 
 
 def find_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """The layers of a model's decoder; raises for what is known to mix tokens otherwise."""
+    """Return the decoder layers; raises ConfigError if tokens mix other than by attention."""
     decoder: Any = model.get_decoder()
     num_layers = decoder.config.num_hidden_layers
     kinds = set(getattr(decoder.config, "layer_types", None) or ()) - ATTENTION_KINDS
     if kinds:
-        raise unsupported_model_error(model, f"it has layers of {' and '.join(sorted(kinds))}")
+        raise unsupported_model_error(model, f"unsupported layer types: {', '.join(sorted(kinds))}")
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
-    layers = next((list(found) for found in lists if len(found) == num_layers), None)
+    layers = next((list(modules) for modules in lists if len(modules) == num_layers), None)
     if layers is None:
         raise unsupported_model_error(model, f"its decoder has no list of {num_layers} layers")
     for module in (module for layer in layers for module in layer.modules()):
@@ -139,26 +142,26 @@ def find_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
 
 
 def unsupported_model_error(model: PreTrainedModel, reason: str) -> ConfigError:
-    """Why a model cannot be taken in."""
+    """Build the error for a model that cannot be hosted."""
     return ConfigError(
-        f"{type(model).__name__} cannot be hosted: {reason}; only models whose tokens see each "
-        "other through attention alone can be"
+        f"{type(model).__name__} cannot be hosted: {reason}; only models whose tokens interact "
+        "through attention alone are supported"
     )
 
 
 def target_kind(path: str, name: str) -> TargetKind | None:
-    """What part a linear map is, by its module's path within the layer and its own name."""
+    """Classify a linear layer by its module's path within the layer and its name."""
     words = path.lower().split(".")
     if name in _ROUTER_NAMES or words[-1] in _ROUTER_NAMES:
         return None
-    for part, marks in _KIND_MARKERS.items():
-        if any(mark in word for mark in marks for word in words):
-            return part
+    for kind, markers in _KIND_MARKERS.items():
+        if any(marker in word for marker in markers for word in words):
+            return kind
     return TargetKind.MLP if not path and name in _BARE_MLP_NAMES else None
 
 
 def iter_children(model: PreTrainedModel, layers: Sequence[nn.Module]) -> Iterator[NamedChild]:
-    """Every module inside the layers."""
+    """Yield every module inside the layers."""
     paths = {module: path for path, module in model.named_modules()}
     for layer in layers:
         for within, parent in layer.named_modules():
@@ -166,8 +169,8 @@ def iter_children(model: PreTrainedModel, layers: Sequence[nn.Module]) -> Iterat
                 yield NamedChild(within, paths[parent], parent, name, module)
 
 
-def _adaptable_linears(found: Iterator[NamedChild]) -> Iterator[_ObservedLinear]:
-    for child in found:
-        part = target_kind(child.parent_in_layer, child.name)
-        if part is not None and isinstance(child.module, (nn.Linear, Conv1D)):
-            yield _ObservedLinear(part, child, [])
+def _adaptable_linears(children: Iterator[NamedChild]) -> Iterator[_ObservedLinear]:
+    for child in children:
+        kind = target_kind(child.parent_in_layer, child.name)
+        if kind is not None and isinstance(child.module, (nn.Linear, Conv1D)):
+            yield _ObservedLinear(kind, child, [])

@@ -1,10 +1,9 @@
-"""Tables of experts: each row goes to a few of them, and each expert has its own low-rank pairs.
+"""MoE experts with LoRA: each row is routing to a few experts, and each expert has its own A and B.
 
-transformers keeps all experts of a layer in one parameter. Rows are sorted by expert, and those of
-one expert by adapter, so that every product is of rows that lie together.
+transformers stores all experts of a layer in one parameter. (row, expert) pairs are sorted by
+expert, then by adapter, so that every product has consecutive rows.
 
-Shape letters: M rows, S pairs of a row and an expert, C choices of a row, E experts, K inputs,
-N outputs.
+Shape letters: M rows, S (row, expert) pairs, C experts per row, E experts, K inputs, N outputs.
 """
 
 from __future__ import annotations
@@ -22,44 +21,47 @@ from tinkex.nn.forward_context import LoraRows, active_context
 from tinkex.nn.lora_layout import LoraTarget, TargetKind
 from tinkex.nn.lora_training import LoraSegment, SegmentedLora
 
-#: The parameters of a table: what the gate and the input become, and the way back.
+#: Expert parameters that are adapted.
 _PARAMETER_NAMES = ("gate_up_proj", "down_proj")
 TARGETS_PER_EXPERTS = len(_PARAMETER_NAMES)
-"""How many sites a module of experts has."""
+"""Number of LoRA targets of an experts module."""
 
 
 class Routing(NamedTuple):
-    """Where the pairs of a pass lie once they are sorted."""
+    """Order of the (row, expert) pairs of a pass after sorting."""
 
     rows_S: Tensor
-    """Each pair's row."""
+    """Row of each pair."""
     order_S: Tensor
-    """Each pair's place before sorting, row by row."""
+    """Index of each pair before sorting."""
     stops_E: list[int]
-    """Where each expert's pairs end."""
+    """End of each expert's pairs."""
     lora: SegmentedLora
-    """Whose pairs they are, expert by expert."""
+    """Adapters of the pairs."""
 
 
 def route_tokens(chosen_MC: Tensor, num_experts: int, lora: LoraRows) -> Routing:
-    """Sort the pairs of rows and chosen experts by expert, then by adapter."""
+    """Sort the (row, expert) pairs by expert, then by adapter."""
     chosen = chosen_MC.detach().cpu().numpy()
-    owner_M, owners = lora.adapters_by_row(len(chosen))
-    kinds = len(owners) + 1
-    key_S = (chosen * kinds + owner_M[:, None] + 1).reshape(-1)
+    adapter_M, adapters = lora.adapters_by_row(len(chosen))
+    # Keys are expert * groups + adapter + 1; group 0 has no adapter.
+    groups = len(adapters) + 1
+    key_S = (chosen * groups + adapter_M[:, None] + 1).reshape(-1)
     order_S = np.argsort(key_S, kind="stable")
-    edges = np.searchsorted(key_S[order_S], np.arange(num_experts * kinds + 1)).tolist()
+    edges = np.searchsorted(key_S[order_S], np.arange(num_experts * groups + 1)).tolist()
     segments = [
-        LoraSegment(start, stop, *owners[kind % kinds - 1], expert=kind // kinds)
-        for kind, (start, stop) in enumerate(pairwise(edges))
-        if stop > start and kind % kinds
+        LoraSegment(start, stop, *adapters[key % groups - 1], expert=key // groups)
+        for key, (start, stop) in enumerate(pairwise(edges))
+        if stop > start and key % groups
     ]
     order = torch.from_numpy(order_S).to(chosen_MC.device)
-    return Routing(order // chosen_MC.shape[1], order, edges[kinds::kinds], SegmentedLora(segments))
+    return Routing(
+        order // chosen_MC.shape[1], order, edges[groups::groups], SegmentedLora(segments)
+    )
 
 
 class ExpertWeights:
-    """The frozen maps of all experts, with every pair's adapter beside them."""
+    """One frozen parameter of all experts, with LoRA."""
 
     def __init__(self, target_index: int, weight_EKN: Tensor, bias_EN: Tensor | None) -> None:
         self.target_index = target_index
@@ -68,7 +70,7 @@ class ExpertWeights:
         self._anchor = torch.zeros((), requires_grad=True)
 
     def apply(self, x_SK: Tensor, routing: Routing) -> Tensor:
-        """What each pair's expert makes of it."""
+        """Apply each pair's expert; differentiable."""
         if not torch.is_grad_enabled():
             return self.forward(x_SK, routing)[0]
         anchor = self._anchor if routing.lora.is_trained(self.target_index) else None
@@ -78,31 +80,31 @@ class ExpertWeights:
         return y_SN
 
     def forward(self, x_SK: Tensor, routing: Routing) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """The outputs, and what `pull` needs of the low-rank part."""
+        """Return the outputs and what `backward` needs for LoRA."""
         y_SN = x_SK.new_empty(x_SK.shape[0], self._weight_EKN.shape[-1])
-        for expert, at in _expert_slices(routing.stops_E):
-            torch.mm(x_SK[at], self._weight_EKN[expert], out=y_SN[at])
+        for expert, rows in _expert_slices(routing.stops_E):
+            torch.mm(x_SK[rows], self._weight_EKN[expert], out=y_SN[rows])
             if self._bias_EN is not None:
-                y_SN[at] += self._bias_EN[expert]
+                y_SN[rows] += self._bias_EN[expert]
         return y_SN, routing.lora.add(self.target_index, x_SK, y_SN)
 
     def backward(
         self, x_SK: Tensor, dy_SN: Tensor, saved: Any, routing: Routing, *, needs_input_grad: bool
     ) -> Tensor | None:
-        """Gather the adapters' gradients; returns the input's if it is wanted."""
+        """Accumulate the adapters' gradients; returns the input's gradient if needed."""
         dx_SK = self._backward_input(dy_SN, routing) if needs_input_grad else None
         routing.lora.backward(self.target_index, x_SK, dy_SN, saved, dx_SK)
         return dx_SK
 
     def _backward_input(self, dy_SN: Tensor, routing: Routing) -> Tensor:
         dx_SK = dy_SN.new_empty(dy_SN.shape[0], self._weight_EKN.shape[1])
-        for expert, at in _expert_slices(routing.stops_E):
-            torch.mm(dy_SN[at], self._weight_EKN[expert].t(), out=dx_SK[at])
+        for expert, rows in _expert_slices(routing.stops_E):
+            torch.mm(dy_SN[rows], self._weight_EKN[expert].t(), out=dx_SK[rows])
         return dx_SK
 
 
 def _expert_slices(stops_E: Sequence[int]) -> Iterator[tuple[int, slice]]:
-    """The experts that were chosen, and where their pairs lie."""
+    """Yield the experts that have pairs, with the slice of their pairs."""
     start = 0
     for expert, stop in enumerate(stops_E):
         if stop > start:
@@ -113,23 +115,23 @@ def _expert_slices(stops_E: Sequence[int]) -> Iterator[tuple[int, slice]]:
 class _ExpertWeightsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_SK: Tensor, anchor: Tensor | None, table: ExpertWeights, routing: Routing
+        ctx: Any, x_SK: Tensor, anchor: Tensor | None, experts: ExpertWeights, routing: Routing
     ) -> Tensor:
-        y_SN, kept = table.forward(x_SK, routing)
-        ctx.save_for_backward(x_SK, *kept)
-        ctx.table, ctx.routed = table, routing
+        y_SN, saved = experts.forward(x_SK, routing)
+        ctx.save_for_backward(x_SK, *saved)
+        ctx.experts, ctx.routing = experts, routing
         return y_SN
 
     @staticmethod
     def backward(ctx: Any, dy_SN: Tensor) -> tuple[Tensor | None, None, None, None]:
-        x_SK, *kept = ctx.saved_tensors
-        with_input = ctx.needs_input_grad[0]
-        dx_SK = ctx.table.backward(x_SK, dy_SN, kept, ctx.routed, needs_input_grad=with_input)
+        x_SK, *saved = ctx.saved_tensors
+        needs_dx = ctx.needs_input_grad[0]
+        dx_SK = ctx.experts.backward(x_SK, dy_SN, saved, ctx.routing, needs_input_grad=needs_dx)
         return dx_SK, None, None, None
 
 
 class LoraExperts(nn.Module):
-    """Stands where a module of experts stood."""
+    """Replacement for an experts module."""
 
     def __init__(self, first_target_index: int, original: nn.Module) -> None:
         super().__init__()
@@ -141,25 +143,25 @@ class LoraExperts(nn.Module):
         self._num_experts = int(original.num_experts)  # type: ignore[arg-type]
 
     def forward(self, x_MK: Tensor, chosen_MC: Tensor, weights_MC: Tensor) -> Tensor:
-        """The experts' answers, each as much as the router trusts it."""
-        routed = route_tokens(chosen_MC, self._num_experts, active_context().lora)
-        h_SI = self._apply_gate(self._gate_up.apply(x_MK.index_select(0, routed.rows_S), routed))
-        weights_S = weights_MC.reshape(-1).index_select(0, routed.order_S)
-        y_SK = self._down.apply(h_SI, routed) * weights_S.unsqueeze(1)
-        # Back to the order of rows, where the choices of each lie together.
-        back_S = torch.empty_like(routed.order_S)
-        back_S[routed.order_S] = torch.arange(len(back_S), device=back_S.device)
-        y_MCK = y_SK.index_select(0, back_S).view(*chosen_MC.shape, -1)
+        """Return the sum of the chosen experts' outputs, weighted by the router."""
+        routing = route_tokens(chosen_MC, self._num_experts, active_context().lora)
+        h_SI = self._apply_gate(self._gate_up.apply(x_MK.index_select(0, routing.rows_S), routing))
+        weights_S = weights_MC.reshape(-1).index_select(0, routing.order_S)
+        y_SK = self._down.apply(h_SI, routing) * weights_S.unsqueeze(1)
+        # Back to the order of rows.
+        inverse_S = torch.empty_like(routing.order_S)
+        inverse_S[routing.order_S] = torch.arange(len(inverse_S), device=inverse_S.device)
+        y_MCK = y_SK.index_select(0, inverse_S).view(*chosen_MC.shape, -1)
         return y_MCK.sum(1).to(x_MK.dtype)
 
 
 def is_experts_module(module: nn.Module) -> bool:
-    """Whether a module holds experts in one parameter."""
+    """Whether a module stores experts in one three-dimensional parameter."""
     return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
 
 
 def expert_targets(path: str, original: Any) -> list[LoraTarget]:
-    """The sites of a module of experts; raises for one of an unknown kind."""
+    """Return the LoRA targets of an experts module; raises ConfigError if it is unsupported."""
     is_known = (
         {name.removesuffix("_bias") for name, _ in original.named_parameters()}
         == set(_PARAMETER_NAMES)
@@ -168,7 +170,7 @@ def expert_targets(path: str, original: Any) -> list[LoraTarget]:
     )
     if not is_known:
         raise ConfigError(
-            f"{path} cannot be adapted: {type(original).__name__} is no table of gated experts"
+            f"{path} cannot be adapted: {type(original).__name__} is not a supported experts module"
         )
     shapes = {name: _weight_EKN(original, name).shape for name in _PARAMETER_NAMES}
     return [
@@ -191,6 +193,6 @@ def _weight_EKN(original: Any, name: str) -> Tensor:
 def _take_expert_weights(target_index: int, original: Any, name: str) -> ExpertWeights:
     weight_EKN = _weight_EKN(original, name).contiguous()
     bias_EN = getattr(original, f"{name}_bias").detach() if original.has_bias else None
-    # What stays of the module is its gate; two copies of all experts would be too much.
+    # Only the module's gate function is still used; free its copy of the weights.
     delattr(original, name)
     return ExpertWeights(target_index, weight_EKN, bias_EN)

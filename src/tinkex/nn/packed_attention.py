@@ -1,7 +1,7 @@
-"""Attention for hosted models: transformers calls it, and the running pass says who sees whom.
+"""Attention in torch over packed sequences, and the attention function that transformers calls.
 
-Shape letters: T rows, H query heads, G key heads, D head width, B sequences of one
-length, L length, S positions seen.
+Shape letters: T rows, H query heads, G key heads, D head width, B sequences of one length,
+L length, S visible positions.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from transformers import AttentionInterface
 
 from tinkex.nn.forward_context import AttentionOptions, active_context
 
-#: What hosted models name as their attention.
+#: Attention implementation in the config of hosted models.
 ATTENTION_NAME = "tinkex"
 
 
 def _attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls: tensors of (1, heads, T, D) in, (1, T, heads, D) out."""
+    """Attend with the active backend: (1, heads, T, D) in, (1, T, heads, D) out."""
     scaling = options.get("scaling")
-    how = AttentionOptions(
+    attention_options = AttentionOptions(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         options.get("sliding_window"),
         options.get("softcap"),
     )
     layer: int = module.layer_idx  # type: ignore[assignment]
-    out_THD = active_context().attention.attend(layer, query[0], key[0], value[0], how)
+    out_THD = active_context().attention.attend(
+        layer, query[0], key[0], value[0], attention_options
+    )
     return out_THD.unsqueeze(0), None
 
 
@@ -39,14 +41,14 @@ AttentionInterface.register(ATTENTION_NAME, _attention_forward)
 
 
 class _EqualLengthRun(NamedTuple):
-    """Sequences of the same length that follow each other."""
+    """Consecutive sequences of the same length."""
 
     num_sequences: int
     length: int
 
 
 class PackedAttention:
-    """Sequences packed end to end; each sees itself alone, and what is before."""
+    """Causal attention within each of several sequences packed end to end."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._runs = [
@@ -57,10 +59,10 @@ class PackedAttention:
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Attention run by run; a run is one call."""
+        """Attend with one torch call per run of equal lengths."""
         if len(self._runs) == 1:
             return _attend_run(self._runs[0], q_HTD, k_GTD, v_GTD, options)
-        # Split, not sliced: the way back of a slice is as long as all rows.
+        # split() instead of slices: the backward of a slice allocates a gradient of all rows.
         parts = zip(
             self._runs,
             *(torch.split(x_HTD, self._sizes, dim=1) for x_HTD in (q_HTD, k_GTD, v_GTD)),
@@ -83,10 +85,10 @@ def _unpack_run(x_HTD: Tensor, run: _EqualLengthRun) -> Tensor:
 def causal_attention(
     q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Each position sees itself and those before it, as far as the window goes."""
+    """Causal attention, limited to the window if there is one."""
     length = q_BHLD.shape[2]
-    is_cut = options.window is not None and length > options.window
-    if not is_cut and options.softcap is None:
+    is_windowed = options.window is not None and length > options.window
+    if not is_windowed and options.softcap is None:
         return nn.functional.scaled_dot_product_attention(
             q_BHLD,
             k_BGLD,
@@ -95,17 +97,17 @@ def causal_attention(
             scale=options.scaling,
             enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
         )
-    at = torch.arange(length, device=q_BHLD.device)
-    seen_LL = at[:, None] >= at
+    position = torch.arange(length, device=q_BHLD.device)
+    visible_LL = position[:, None] >= position
     if options.window is not None:
-        seen_LL &= at[:, None] - at < options.window
-    return masked_attention(q_BHLD, k_BGLD, v_BGLD, seen_LL, options)
+        visible_LL &= position[:, None] - position < options.window
+    return masked_attention(q_BHLD, k_BGLD, v_BGLD, visible_LL, options)
 
 
 def masked_attention(
     q_BHLD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Attention where `seen` is true; it broadcasts to (B, H, L, S)."""
+    """Attention where `visible` is true, which broadcasts to (B, H, L, S)."""
     if options.softcap is None:
         return nn.functional.scaled_dot_product_attention(
             q_BHLD,
@@ -120,5 +122,5 @@ def masked_attention(
     scores = (q_BHLD @ k_BHSD.transpose(-1, -2)) * options.scaling
     scores = torch.tanh(scores / options.softcap) * options.softcap
     scores = scores.masked_fill(~visible, float("-inf"))
-    chances = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q_BHLD.dtype)
-    return chances @ v_BHSD
+    probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q_BHLD.dtype)
+    return probs @ v_BHSD

@@ -1,10 +1,10 @@
-"""Log-probabilities of targets, and their pull on hidden states, without the logits of all rows.
+"""Target log-probabilities and their gradient w.r.t. hidden states, without full logits.
 
-Logits are made for a chunk of rows at a time. Going back, only rows that a loss depends on are
-visited: a prompt's rows cost nothing there.
+Logits are computed for one chunk of rows at a time. The backward pass visits only rows that the
+loss depends on, so prompt rows cost nothing there.
 
-Shape letters: T rows, M rows of a chunk, m rows of one adapter, P pairs of (row, target), p pairs
-of a chunk, D hidden width, V vocabulary, R rank.
+Shape letters: T rows, M rows of a chunk, m rows of one adapter, P (row, target) pairs, p pairs of a
+chunk, D hidden width, V vocabulary, R rank.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from tinkex.nn.lora_training import SegmentedLora
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-#: A chunk has so many rows, because matrix products of fewer are slow, or more if they are short.
+#: Minimum chunk size in rows, for efficient matrix products; small vocabularies get more rows.
 _CHUNK_ROWS = 256
 _CHUNK_BYTES = 32 * 1024 * 1024
-#: Log-probabilities are float32 whatever the model computes with.
+#: Log-probabilities are float32 for models of any dtype.
 _ITEM_BYTES = 4
 
 
 class _ScoredRows(NamedTuple):
-    """What is known of some rows."""
+    """Log-probabilities of some rows, and what their backward needs."""
 
     rows: Indices
-    """Where they are in the hidden states, ascending."""
+    """Indices in the hidden states, ascending."""
     logprobs_MV: Tensor
     lse_M1: Tensor | None
-    """By how much their logits exceed the log-probabilities; only if there is a softcap."""
+    """Logits minus log-probabilities; only with a softcap."""
     lora: SegmentedLora
     lora_saved: Sequence[Tensor | None]
-    """What the head's adapters need to go back: (m, R) of each segment."""
+    """What the backward of the head's adapters needs: (m, R) of each segment."""
 
 
 class TargetLogprobs:
-    """Scores pairs of (row, target), and pulls on the rows' hidden states.
+    """Log-probabilities of (row, target) pairs, and their backward to the hidden states.
 
     A row has any number of pairs; `rows_P` ascends. Log-probabilities of the whole vocabulary are
-    kept from `logprobs` to `pull` as far as `max_logits_bytes` goes, unless `is_kept` is false.
-    What is not kept is computed again, for the rows that need it.
+    saved from `logprobs` for `backward` within `max_logits_bytes`, unless `save_logprobs` is false.
+    The backward pass recomputes the others where it needs them.
     """
 
     def __init__(
@@ -75,33 +75,33 @@ class TargetLogprobs:
 
     @torch.no_grad()
     def logprobs(self, needs_grad_P: npt.NDArray[np.bool_] | None = None) -> Tensor:
-        """The log-probability of each pair's target: (P,), float32.
+        """Return the log-probability of each pair's target: (P,), float32.
 
-        Memory is spent on rows whose slope may come out other than zero, if those are known.
+        `needs_grad_P` marks pairs whose gradient may be nonzero; only their rows are saved.
         """
         logprobs_P = self._new_float32(len(self._rows_P))
-        wanted_P = self._rows_P if needs_grad_P is None else self._rows_P[needs_grad_P]
-        kept = np.unique(wanted_P)[: self._max_saved_rows]
-        self._save_rows(kept, logprobs_P)
-        for chunk in self._chunks(np.setdiff1d(self._rows_P, kept)):
+        grad_rows = self._rows_P if needs_grad_P is None else self._rows_P[needs_grad_P]
+        saved_rows = np.unique(grad_rows)[: self._max_saved_rows]
+        self._save_rows(saved_rows, logprobs_P)
+        for chunk in self._chunks(np.setdiff1d(self._rows_P, saved_rows)):
             self._score_rows(chunk, logprobs_P)
         self._scratch = None
         return logprobs_P
 
     @torch.no_grad()
     def backward(self, grad_P: Tensor) -> Tensor:
-        """The gradient of the hidden states, from the loss's slope by each log-probability: (T, D).
+        """Return the hidden states' gradient (T, D), given the loss gradient per log-probability.
 
-        Adapters of the head gather theirs. What `logprobs` kept is used up.
+        Accumulates the gradients of the head's adapters. Consumes what `logprobs` saved.
         """
         dhidden_TD = torch.zeros_like(self._hidden_TD)
         grad_P, needed = self._rows_with_grad(grad_P)
-        kept, self._saved = self._saved, None
-        if kept is not None:
-            for chunk in self._chunks(np.intersect1d(needed, kept.rows)):
-                self._backward_rows(self._select_saved(kept, chunk), grad_P, dhidden_TD)
-            needed = np.setdiff1d(needed, kept.rows)
-            del kept
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            for chunk in self._chunks(np.intersect1d(needed, saved.rows)):
+                self._backward_rows(self._select_saved(saved, chunk), grad_P, dhidden_TD)
+            needed = np.setdiff1d(needed, saved.rows)
+            del saved
         for chunk in self._chunks(needed):
             self._backward_rows(self._score_rows(chunk), grad_P, dhidden_TD)
         self._scratch = None
@@ -109,7 +109,7 @@ class TargetLogprobs:
 
     @torch.no_grad()
     def logprobs_and_grad(self, grad_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once, for slopes that are known before: nothing is kept or computed again."""
+        """Compute both in one pass for a gradient that is known in advance."""
         logprobs_P, dhidden_TD = (
             self._new_float32(len(self._rows_P)),
             torch.zeros_like(self._hidden_TD),
@@ -124,18 +124,18 @@ class TargetLogprobs:
 
     # --- which rows ---------------------------------------------------------------------------
     def _rows_with_grad(self, grad_P: Tensor) -> tuple[Tensor, Indices]:
-        """The slopes where the hidden states are, and the rows that the loss depends on."""
+        """The gradient on the device of the hidden states, and the rows where it is nonzero."""
         is_needed_P = grad_P.detach().cpu().numpy() != 0.0
         grad_P = grad_P.to(self._hidden_TD.device, torch.float32)
         return grad_P, np.unique(self._rows_P[is_needed_P])
 
     def _chunks(self, rows: Indices) -> Iterator[Indices]:
-        """Rows in chunks of about the same size."""
+        """Split rows into chunks of about equal size."""
         num_chunks = -(-len(rows) // self._max_chunk_rows)
         yield from np.array_split(rows, num_chunks) if num_chunks else ()
 
     def _pairs_of_rows(self, rows: Indices) -> tuple[Tensor, Tensor]:
-        """The pairs of some rows, and which of the rows each is of."""
+        """Indices of the pairs of some rows, and the index of each pair's row among them."""
         start = int(np.searchsorted(self._rows_P, rows[0], side="left"))
         stop = int(np.searchsorted(self._rows_P, rows[-1], side="right"))
         rows_p = self._rows_P[start:stop]
@@ -152,25 +152,25 @@ class TargetLogprobs:
         return self._hidden_TD.new_empty(shape, dtype=torch.float32)
 
     def _scratch_logits(self, num_rows: int) -> Tensor:
-        """Memory for a chunk; chunks share it, because fresh pages cost time."""
+        """Return the buffer that chunks share; new memory would cost page faults."""
         if self._scratch is None or len(self._scratch) < num_rows:
             self._scratch = None
             self._scratch = self._new_float32(num_rows, self._head.vocab_size)
         return self._scratch[:num_rows]
 
     def _save_rows(self, rows: Indices, logprobs_P: Tensor) -> None:
-        """Score rows, and hold on to what is known of them."""
+        """Score rows and save the result for `backward`."""
         if not len(rows):
             return
-        kept_MV = self._new_float32(len(rows), self._head.vocab_size)
+        saved_MV = self._new_float32(len(rows), self._head.vocab_size)
         parts: list[_ScoredRows] = []
         start = 0
         for chunk in self._chunks(rows):
-            parts.append(self._score_rows(chunk, logprobs_P, kept_MV[start : start + len(chunk)]))
+            parts.append(self._score_rows(chunk, logprobs_P, saved_MV[start : start + len(chunk)]))
             start += len(chunk)
         self._saved = _ScoredRows(
             rows=rows,
-            logprobs_MV=kept_MV,
+            logprobs_MV=saved_MV,
             lse_M1=_cat_present([part.lse_M1 for part in parts]),
             lora=self._lora.select_rows(rows),
             lora_saved=[
@@ -180,7 +180,7 @@ class TargetLogprobs:
         )
 
     def _select_saved(self, saved: _ScoredRows, rows: Indices) -> _ScoredRows:
-        """Some of the rows that are kept."""
+        """Select some of the saved rows."""
         at_M = np.searchsorted(saved.rows, rows)
         out_MV = None if _is_contiguous(at_M) else self._scratch_logits(len(rows))
         return _ScoredRows(
@@ -191,36 +191,36 @@ class TargetLogprobs:
             lora_saved=_select_lora_saved(saved, at_M),
         )
 
-    # --- there and back -----------------------------------------------------------------------
+    # --- forward and backward -----------------------------------------------------------------
     def _score_rows(
         self, rows: Indices, logprobs_P: Tensor | None = None, out_MV: Tensor | None = None
     ) -> _ScoredRows:
-        """Score rows, in memory that the next chunk takes over unless other memory is given."""
+        """Score rows, in `out_MV` or in the shared buffer that the next chunk overwrites."""
         out_MV = self._scratch_logits(len(rows)) if out_MV is None else out_MV
         is_same = self._hidden_TD.dtype == out_MV.dtype
-        segments = self._lora.select_rows(rows)
-        logits_MV, low = self._head.logits(
-            _select_rows(self._hidden_TD, rows), segments, out_MV if is_same else None
+        lora = self._lora.select_rows(rows)
+        logits_MV, lora_saved = self._head.logits(
+            _select_rows(self._hidden_TD, rows), lora, out_MV if is_same else None
         )
         if not is_same:
             logits_MV = out_MV.copy_(logits_MV)
-        any_M1 = logits_MV[:, :1].clone()
+        first_logit_M1 = logits_MV[:, :1].clone()
         torch.log_softmax(logits_MV, dim=-1, out=logits_MV)
         if logprobs_P is not None:
             pairs_p, at_p = self._pairs_of_rows(rows)
             logprobs_P[pairs_p] = logits_MV[at_p, self._targets_P[pairs_p]]
-        lse_M1 = None if self._head.softcap is None else any_M1 - logits_MV[:, :1]
-        return _ScoredRows(rows, logits_MV, lse_M1, segments, low)
+        lse_M1 = None if self._head.softcap is None else first_logit_M1 - logits_MV[:, :1]
+        return _ScoredRows(rows, logits_MV, lse_M1, lora, lora_saved)
 
     def _backward_rows(self, scored: _ScoredRows, grad_P: Tensor, dhidden_TD: Tensor) -> None:
-        """Pull on rows; their log-probabilities are used up."""
+        """Write the hidden states' gradient of scored rows; overwrites their log-probabilities."""
         pairs_p, at_p = self._pairs_of_rows(scored.rows)
-        slope_p = grad_P[pairs_p]
-        sum_M = slope_p.new_zeros(len(scored.rows)).index_put_((at_p,), slope_p, accumulate=True)
+        grad_p = grad_P[pairs_p]
+        sum_M = grad_p.new_zeros(len(scored.rows)).index_put_((at_p,), grad_p, accumulate=True)
         logits_MV = None if scored.lse_M1 is None else scored.logprobs_MV + scored.lse_M1
-        # A log-probability's slope by the logits is 1 at its target, less the probabilities.
+        # d logprob / d logits = one_hot(target) - softmax.
         dlogits_MV = scored.logprobs_MV.exp_().mul_(sum_M.neg_().unsqueeze(1))
-        dlogits_MV.index_put_((at_p, self._targets_P[pairs_p]), slope_p, accumulate=True)
+        dlogits_MV.index_put_((at_p, self._targets_P[pairs_p]), grad_p, accumulate=True)
         dhidden_TD[self._to_device(scored.rows)] = self._head.backward(
             _select_rows(self._hidden_TD, scored.rows),
             dlogits_MV.to(self._hidden_TD.dtype),
@@ -235,24 +235,24 @@ def _is_contiguous(rows: Indices) -> bool:
 
 
 def _select_rows(table: Tensor, rows: Indices, out: Tensor | None = None) -> Tensor:
-    """Rows of a table, which ascend; a view if they follow each other."""
+    """Select ascending rows of a table; a view if they are consecutive."""
     if _is_contiguous(rows):
         return table[rows[0] : rows[-1] + 1]
     return torch.index_select(table, 0, torch.from_numpy(rows).to(table.device), out=out)
 
 
 def _select_lora_saved(saved: _ScoredRows, at_M: Indices) -> list[Tensor | None]:
-    owners, _ = saved.lora.adapters_by_row(len(saved.rows))
-    taken: list[Tensor | None] = []
-    for number, low_mR in enumerate(saved.lora_saved):
-        at_m = at_M[owners[at_M] == number]
-        if low_mR is None or not len(at_m):
-            taken.append(None)
+    adapter_by_row, _ = saved.lora.adapters_by_row(len(saved.rows))
+    selected: list[Tensor | None] = []
+    for index, h_mR in enumerate(saved.lora_saved):
+        at_m = at_M[adapter_by_row[at_M] == index]
+        if h_mR is None or not len(at_m):
+            selected.append(None)
         else:
-            taken.append(_select_rows(low_mR, at_m - np.argmax(owners == number)))
-    return taken
+            selected.append(_select_rows(h_mR, at_m - np.argmax(adapter_by_row == index)))
+    return selected
 
 
 def _cat_present(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.cat(found) if found else None
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
