@@ -1,11 +1,11 @@
-"""Attention of running samples: new rows see the keys and values kept of earlier ones.
+"""Attention with a KV cache: decode steps of running sequences and prefill of prompts.
 
-A pass has parts, each with its own rows: blocks of samples that each add one token, and prompts
-that add many. Samples of one prompt may share its keys and values; what they see is then computed
-in two parts, which are weighed by how much of the total each holds.
+A pass has segments: KV blocks whose sequences each add one token, and prompts that add many.
+Sequences with the same prompt may share its keys and values; attention to the prompt and to the
+sequence's own tokens is then computed separately and merged by log-sum-exp.
 
-Shape letters: M rows of a part, H query heads, G key heads, S query heads per key head, D head
-width, N samples, L tokens seen, P tokens of a prompt.
+Shape letters: T rows of a pass, M rows of a segment, H query heads, G key heads, S query heads per
+key head, D head width, N sequences, L visible tokens.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ from tinkex.nn.packed_attention import masked_attention
 
 Lengths = npt.NDArray[np.int64]
 
-#: Masks have lengths that are multiples of this, so that memory of the same size is used again.
+#: Mask lengths are rounded up to multiples of this, so that allocations can be reused.
 _MASK_ALIGNMENT = 32
 
 
 class AttentionSegment(Protocol):
-    """Some rows of a pass, one after the other."""
+    """Consecutive rows of a pass with a common cache."""
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         ...
 
     def attend(
         self, layer: int, q_HMD: Tensor, k_GMD: Tensor, v_GMD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Keep the new keys and values, and see; returns (M, H, D)."""
+        """Append the new keys and values to the cache and attend; returns (M, H, D)."""
         ...
 
 
 class CachedAttention:
-    """The parts of a pass, in the order of their rows.
+    """Attention backend that runs the segments of a pass.
 
-    The first rows may lie in another order than their parts have them: `order` says which row of
-    the parts each of them is.
+    `order` maps the first rows of the pass to rows of the segments, if their order differs.
     """
 
     def __init__(self, segments: Sequence[AttentionSegment], order: Tensor | None = None) -> None:
@@ -59,7 +58,7 @@ class CachedAttention:
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Attention part by part."""
+        """Attend segment by segment."""
         if self._inverse_order is not None:
             q_HTD, k_GTD, v_GTD = (
                 _reorder_rows(x, self._inverse_order) for x in (q_HTD, k_GTD, v_GTD)
@@ -75,15 +74,16 @@ class CachedAttention:
         if len(self.segments) == 1:
             return self.segments[0].attend(layer, q_HTD, k_GTD, v_GTD, options)
         outs, start = [], 0
-        for part in self.segments:
-            mine = slice(start, start + part.num_rows)
-            outs.append(part.attend(layer, q_HTD[:, mine], k_GTD[:, mine], v_GTD[:, mine], options))
-            start = mine.stop
+        for segment in self.segments:
+            rows = slice(start, start + segment.num_rows)
+            q, k, v = q_HTD[:, rows], k_GTD[:, rows], v_GTD[:, rows]
+            outs.append(segment.attend(layer, q, k, v, options))
+            start = rows.stop
         return torch.cat(outs)
 
 
 class KVShapeProbe:
-    """Notes what the layers of a model would have to keep of a token."""
+    """Attention backend that records the KV shape of each layer."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, KVShape] = {}
@@ -91,59 +91,59 @@ class KVShapeProbe:
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Each row sees itself alone."""
+        """Record the shapes; each row attends only to itself."""
         self.shapes[layer] = KVShape(k_GTD.shape[0], k_GTD.shape[-1], v_GTD.shape[-1])
         share = q_HTD.shape[0] // k_GTD.shape[0]
         return v_GTD.repeat_interleave(share, dim=0).transpose(0, 1)
 
 
 class DecodeRows:
-    """The samples of a block's first slots: each adds one token and sees all of its own."""
+    """A decode step: the sequences in a block's first slots each add one token."""
 
     def __init__(
         self, block: KVBlock, lengths: Lengths, shared_prompt: PromptKV | None = None
     ) -> None:
         self._block = block
         self._lengths = lengths
-        """How many tokens each slot holds before this pass."""
+        """Number of tokens in each slot before this pass."""
         self._lengths_pointer = lengths.ctypes.data
         self._shared_prompt = shared_prompt
         self._has_equal_lengths = bool((lengths == lengths[0]).all())
         self._max_length = int(lengths.max()) + 1
-        assert self._max_length <= block.capacity, "a sample has no room for its next token"
+        assert self._max_length <= block.capacity, "a slot is full"
         self._write_positions: dict[int, Tensor] = {}
         self._masks: dict[int | None, tuple[slice, Tensor | None]] = {}
 
     @property
     def num_rows(self) -> int:
-        """One per sample."""
+        """Number of sequences."""
         return len(self._lengths)
 
     @property
     def is_self_contained(self) -> bool:
-        """Whether all that is seen lies in the block."""
+        """Whether the block holds all visible tokens, without a shared prompt."""
         return self._shared_prompt is None
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """Where keys, values and lengths lie, and how many tokens a slot can hold."""
+        """Addresses of keys, values and lengths, and the capacity of a slot."""
         keys, values = (int(row.ctypes.data) for row in self._block.addresses)
         return keys, values, self._lengths_pointer, self._block.capacity
 
     def attend(
         self, layer: int, q_HND: Tensor, k_GND: Tensor, v_GND: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """All samples at once."""
+        """Attend for all sequences at once, with the C kernel where it applies."""
         num = self.num_rows
         keys, values = self._block.keys[layer], self._block.values[layer]
         if can_use_decode_kernel((q_HND, k_GND, v_GND, keys, values), options):
-            return self._attend_native(layer, (q_HND, k_GND, v_GND), options)
-        place = self._write_position(k_GND.shape[0], keys.device)
-        _write_kv(keys, place, k_GND)
-        _write_kv(values, place, v_GND)
-        seen, mask = self._visible_range(options.window, q_HND)
+            return self._attend_with_kernel(layer, (q_HND, k_GND, v_GND), options)
+        positions = self._write_position(k_GND.shape[0], keys.device)
+        _write_kv(keys, positions, k_GND)
+        _write_kv(values, positions, v_GND)
+        visible, mask = self._visible_range(options.window, q_HND)
         q_NGSD = q_HND.transpose(0, 1).reshape(num, k_GND.shape[0], -1, q_HND.shape[-1])
-        k_NGLD, v_NGLD = keys[:num, :, seen], values[:num, :, seen]
+        k_NGLD, v_NGLD = keys[:num, :, visible], values[:num, :, visible]
         if self._shared_prompt is None:
             out = attend_cached(q_NGSD, k_NGLD, v_NGLD, mask, options)
         else:
@@ -152,17 +152,17 @@ class DecodeRows:
             )
         return out.reshape(num, -1, out.shape[-1])
 
-    def _attend_native(
+    def _attend_with_kernel(
         self, layer: int, new_qkv: tuple[Tensor, Tensor, Tensor], options: AttentionOptions
     ) -> Tensor:
         keys, values = self._block.keys[layer], self._block.values[layer]
-        out_NHD, total_NH = decode_attention(new_qkv, keys, values, self._lengths_pointer, options)
+        out_NHD, lse_NH = decode_attention(new_qkv, keys, values, self._lengths_pointer, options)
         if self._shared_prompt is None:
             return out_NHD
         num, num_keys = self.num_rows, new_qkv[1].shape[0]
         shape = num, num_keys, -1
         q_NGSD = new_qkv[0].transpose(0, 1).reshape(*shape, new_qkv[0].shape[-1])
-        own = out_NHD.view(*shape, out_NHD.shape[-1]), total_NH.view(shape)
+        own = out_NHD.view(*shape, out_NHD.shape[-1]), lse_NH.view(shape)
         return self._merge_shared_prompt(layer, q_NGSD, own, options).reshape(out_NHD.shape)
 
     def _merge_shared_prompt(
@@ -172,53 +172,53 @@ class DecodeRows:
         own_state: tuple[Tensor, Tensor],
         options: AttentionOptions,
     ) -> Tensor:
-        stored = self._shared_prompt
-        assert stored is not None
+        prompt = self._shared_prompt
+        assert prompt is not None
         first = (
             0
             if options.window is None
-            else max(0, stored.num_tokens + self._max_length - options.window)
+            else max(0, prompt.num_tokens + self._max_length - options.window)
         )
-        if first >= stored.num_tokens:
+        if first >= prompt.num_tokens:
             return own_state[0]
         num, _, share, _ = q_NGSD.shape
-        out, total = attend_with_lse(
+        out, lse = attend_with_lse(
             q_NGSD.transpose(0, 1).flatten(1, 2).unsqueeze(0),
-            stored.keys[layer][:, first:].unsqueeze(0),
-            stored.values[layer][:, first:].unsqueeze(0),
+            prompt.keys[layer][:, first:].unsqueeze(0),
+            prompt.values[layer][:, first:].unsqueeze(0),
             None,
             options,
         )
         out_NGSD = out[0].unflatten(1, (num, share)).transpose(0, 1)
-        total_NGS = total[0].unflatten(1, (num, share)).transpose(0, 1)
-        return merge_attention_states(own_state, (out_NGSD, total_NGS))
+        lse_NGS = lse[0].unflatten(1, (num, share)).transpose(0, 1)
+        return merge_attention_states(own_state, (out_NGSD, lse_NGS))
 
     def _write_position(self, num_heads: int, device: torch.device) -> Tensor:
-        """Where each sample's next key lies among all rows of a block, head by head."""
-        place = self._write_positions.get(num_heads)
-        if place is None:
+        """Index of each sequence's next token in the flattened block, head by head."""
+        positions = self._write_positions.get(num_heads)
+        if positions is None:
             slots = np.arange(self.num_rows)[:, None] * num_heads + np.arange(num_heads)
             rows = slots * self._block.capacity + self._lengths[:, None]
-            place = self._write_positions[num_heads] = torch.from_numpy(rows.ravel()).to(device)
-        return place
+            positions = torch.from_numpy(rows.ravel()).to(device)
+            self._write_positions[num_heads] = positions
+        return positions
 
     def _visible_range(self, window: int | None, like: Tensor) -> tuple[slice, Tensor | None]:
-        """Which tokens of the slots are looked at, and what is added to their scores."""
-        found = self._masks.get(window)
-        if found is None:
-            found = self._masks[window] = self._build_mask(window, like)
-        return found
+        """Visible slice of the slots, and the mask that is added to scores, if any."""
+        if window not in self._masks:
+            self._masks[window] = self._build_mask(window, like)
+        return self._masks[window]
 
     def _build_mask(self, window: int | None, like: Tensor) -> tuple[slice, Tensor | None]:
         first = 0 if window is None else max(0, int(self._lengths.min()) + 1 - window)
         if self._has_equal_lengths:
             return slice(first, self._max_length), None
         last = min(self._block.capacity, -(-self._max_length // _MASK_ALIGNMENT) * _MASK_ALIGNMENT)
-        at = np.arange(first, last)
+        position = np.arange(first, last)
         ends = self._lengths[:, None] + 1
-        is_hidden = at >= ends
+        is_hidden = position >= ends
         if window is not None:
-            is_hidden |= at < ends - window
+            is_hidden |= position < ends - window
         hidden = torch.from_numpy(is_hidden).to(like.device)
         mask = torch.zeros(is_hidden.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(hidden, float("-inf"))
@@ -226,7 +226,7 @@ class DecodeRows:
 
 
 class PrefillRows:
-    """Tokens of one prompt that follow those which are filled in already."""
+    """Prefill: tokens of one prompt from `start` up to `stop`; earlier ones are cached."""
 
     def __init__(self, prompt: PromptKV, start: int, stop: int) -> None:
         self._prompt = prompt
@@ -234,20 +234,20 @@ class PrefillRows:
 
     @property
     def num_rows(self) -> int:
-        """One per token."""
+        """Number of tokens."""
         return self._stop - self._start
 
     def attend(
         self, layer: int, q_HMD: Tensor, k_GMD: Tensor, v_GMD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Each token sees itself and those before it."""
+        """Causal attention to the prompt so far."""
         start, stop = self._start, self._stop
         keys, values = self._prompt.keys[layer], self._prompt.values[layer]
         keys[:, start:stop] = k_GMD
         values[:, start:stop] = v_GMD
         q, k, v = (x.unsqueeze(0) for x in (q_HMD, keys[:, :stop], values[:, :stop]))
-        is_cut = options.window is not None and stop > options.window
-        if is_cut or options.softcap is not None:
+        is_windowed = options.window is not None and stop > options.window
+        if is_windowed or options.softcap is not None:
             out = masked_attention(
                 q, k, v, _causal_mask(start, stop, options.window, q.device), options
             )
@@ -264,7 +264,7 @@ class PrefillRows:
 def attend_cached(
     q_NGSD: Tensor, k_NGLD: Tensor, v_NGLD: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
-    """What queries see of keys and values."""
+    """Attention of queries to keys and values."""
     if options.softcap is not None:
         return attend_with_lse(q_NGSD, k_NGLD, v_NGLD, mask, options)[0]
     return nn.functional.scaled_dot_product_attention(
@@ -275,53 +275,53 @@ def attend_cached(
 def attend_with_lse(
     q_NHSD: Tensor, k_NGLD: Tensor, v_NGLD: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """What queries see, and the logarithm of the total weight of it."""
+    """Attention and the log-sum-exp of its scores."""
     is_fused = (
         options.softcap is None
         and q_NHSD.device.type == "cpu"
         and q_NHSD.shape[-1] == v_NGLD.shape[-1]
     )
     if is_fused:
-        out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q_NHSD, k_NGLD, v_NGLD, 0.0, False, attn_mask=mask, scale=options.scaling
         )
-        return out, total
+        return out, lse
     k, v = _repeat_kv(q_NHSD, k_NGLD, v_NGLD)
     scores = (q_NHSD @ k.transpose(-1, -2)).float() * options.scaling
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
     if mask is not None:
         scores = scores + mask
-    total = scores.logsumexp(-1)
-    return (scores - total.unsqueeze(-1)).exp().to(v.dtype) @ v, total
+    lse = scores.logsumexp(-1)
+    return (scores - lse.unsqueeze(-1)).exp().to(v.dtype) @ v, lse
 
 
 def merge_attention_states(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """What is seen of two parts together."""
-    share = torch.sigmoid(other[1] - one[1]).unsqueeze(-1)
-    return torch.lerp(one[0], other[0], share.to(one[0].dtype))
+    """Merge attention to two sets of tokens, given outputs and log-sum-exps."""
+    weight = torch.sigmoid(other[1] - one[1]).unsqueeze(-1)
+    return torch.lerp(one[0], other[0], weight.to(one[0].dtype))
 
 
 def _causal_with_lse(
     q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """Rows see themselves and those before; one row for each key."""
+    """Causal attention with one row per key, and its log-sum-exp."""
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
-        out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, True, scale=options.scaling
         )
-        return out, total
-    seen = _causal_mask(0, q.shape[2], None, q.device)
-    mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device)
-    return attend_with_lse(q, k, v, mask.masked_fill_(~seen, float("-inf")), options)
+        return out, lse
+    visible = _causal_mask(0, q.shape[2], None, q.device)
+    mask = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
+    return attend_with_lse(q, k, v, mask.masked_fill_(~visible, float("-inf")), options)
 
 
 def _causal_mask(start: int, stop: int, window: int | None, device: torch.device) -> Tensor:
-    """Whether each of the rows sees each position up to the last."""
+    """Whether rows `start` to `stop` may attend to each position before `stop`."""
     row = torch.arange(start, stop, device=device)[:, None]
-    at = torch.arange(stop, device=device)
-    seen = at <= row
-    return seen if window is None else seen & (row - at < window)
+    position = torch.arange(stop, device=device)
+    visible = position <= row
+    return visible if window is None else visible & (row - position < window)
 
 
 def _repeat_kv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -332,12 +332,12 @@ def _repeat_kv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reorder_rows(x_HTD: Tensor, order: Tensor) -> Tensor:
-    """The first rows in another order."""
+    """Reorder the first rows."""
     x_THD = x_HTD.transpose(0, 1)
     first = x_THD[order]
     num = len(order)
-    whole = first if num == len(x_THD) else torch.cat([first, x_THD[num:]])
-    return whole.transpose(0, 1)
+    reordered = first if num == len(x_THD) else torch.cat([first, x_THD[num:]])
+    return reordered.transpose(0, 1)
 
 
 def _write_kv(cache: Tensor, positions: Tensor, new_GND: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Proves that a hosted model says what the model said before it was taken in.
+"""Check that a hosted model matches the original, and swap in fused modules that match.
 
 Shape letters: T rows, V vocabulary, M rows, K inputs, N outputs, H query heads, G key heads, D head
 width.
@@ -28,16 +28,16 @@ from tinkex.nn.ops.rotary import rotary_candidates
 from tinkex.nn.packed_attention import PackedAttention
 
 CHECK_LENGTHS = (5, 9)
-#: How far a hosted model's log-probabilities may be from the model's own.
+#: Maximum difference of log-probabilities between a hosted model and the original.
 _LOGPROB_TOLERANCE = 1e-3
-#: The same for 16-bit numbers.
+#: The same for 16-bit dtypes.
 _LOGPROB_TOLERANCE_16BIT = 0.1
-#: What a model's own code raises if it cannot do without what it is not given here.
+#: Errors of model code that needs arguments which packed passes do not provide.
 _FAILURES = (TypeError, AttributeError, ValueError, RuntimeError, LookupError)
 
 
 class PackableModel(Protocol):
-    """A model that was taken in."""
+    """A hosted model."""
 
     lm_head: LMHead
     lora_targets: list[LoraTarget]
@@ -45,23 +45,23 @@ class PackableModel(Protocol):
     def hidden_states(
         self, tokens_T: Tensor, positions_T: Tensor, context: ForwardContext
     ) -> Tensor:
-        """The last hidden states of packed rows, (T, D)."""
+        """Return the last hidden states of packed rows, (T, D)."""
         ...
 
 
 class _RecordingLora:
-    """Rows of the base model alone; notes how many came to each site."""
+    """No adapters; records how many rows each target was given."""
 
     def __init__(self) -> None:
         self._row_counts: Counter[tuple[int, int]] = Counter()
         self._routed_rows: list[int] = []
 
     def has_seen_all_once(self, targets: Sequence[LoraTarget], num_rows: int) -> bool:
-        """Whether every map and every module of experts was given all rows, once."""
-        maps = [number for number, site in enumerate(targets) if not site.num_experts]
-        num_modules = (len(targets) - len(maps)) // TARGETS_PER_EXPERTS
-        is_mapped = self._row_counts == Counter({(number, num_rows): 1 for number in maps})
-        return is_mapped and self._routed_rows == [num_rows] * num_modules
+        """Whether every linear layer and experts module was given all rows, once."""
+        linears = [index for index, target in enumerate(targets) if not target.num_experts]
+        num_modules = (len(targets) - len(linears)) // TARGETS_PER_EXPERTS
+        is_linear_once = self._row_counts == Counter({(index, num_rows): 1 for index in linears})
+        return is_linear_once and self._routed_rows == [num_rows] * num_modules
 
     def is_trained(self, target_index: int) -> bool:
         return False
@@ -72,7 +72,7 @@ class _RecordingLora:
     def backward(
         self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
     ) -> None:
-        raise AssertionError("a trial is not differentiated")
+        raise AssertionError("equivalence checks have no gradient")
 
     def adapters_by_row(
         self, num_rows: int
@@ -82,7 +82,7 @@ class _RecordingLora:
 
 
 class _RecordingAttention:
-    """Packed attention that notes how each layer attends."""
+    """Packed attention that records the options of each layer."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, AttentionOptions]] = []
@@ -96,24 +96,24 @@ class _RecordingAttention:
 
 
 class PackedRun(NamedTuple):
-    """What was seen of a model that ran packed."""
+    """Result and recorded calls of a packed forward pass."""
 
     logits_TV: Tensor
     lora: _RecordingLora
     attention_calls: Sequence[tuple[int, AttentionOptions]]
-    """The layers that attended, in order, and how."""
+    """Layer and options of each attention call, in order."""
 
 
 class EquivalenceCheck:
-    """A few tokens that a model reads before and after it is taken in."""
+    """Runs a few tokens through a model before and after it is hosted."""
 
     @torch.no_grad()
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._config: Any = model.get_decoder().config
         head = find_lm_head(model)
-        dice = torch.Generator().manual_seed(0)
-        tokens = torch.randint(0, head.out_features, (sum(CHECK_LENGTHS),), generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, head.out_features, (sum(CHECK_LENGTHS),), generator=generator)
         self._tokens_T = tokens.to(head.weight.device)
         parts = [
             model(input_ids=part.unsqueeze(0), use_cache=False).logits[0]
@@ -123,39 +123,40 @@ class EquivalenceCheck:
 
     @torch.no_grad()
     def run_packed(self, hosted: PackableModel) -> PackedRun:
-        """Run the model packed, and see what it says and who attends how."""
+        """Run the model packed; raises ConfigError if it fails."""
         device = self._tokens_T.device
         positions_T = torch.cat([torch.arange(length, device=device) for length in CHECK_LENGTHS])
-        rows, sight = _RecordingLora(), _RecordingAttention()
+        lora, attention = _RecordingLora(), _RecordingAttention()
         try:
             hidden_TD = hosted.hidden_states(
-                self._tokens_T, positions_T, ForwardContext(rows, sight)
+                self._tokens_T, positions_T, ForwardContext(lora, attention)
             )
         except _FAILURES as error:
             raise unsupported_model_error(
-                self._model, f"packed, it does not run: {error}"
+                self._model, f"it fails on packed sequences: {error}"
             ) from error
-        logits_TV, _ = hosted.lm_head.logits(hidden_TD, rows)
-        return PackedRun(logits_TV, rows, sight.calls)
+        logits_TV, _ = hosted.lm_head.logits(hidden_TD, lora)
+        return PackedRun(logits_TV, lora, attention.calls)
 
     def check(self, hosted: PackableModel) -> dict[int, AttentionOptions]:
-        """Refuse a model that, packed, says something else; returns how each layer attends."""
-        found = self.run_packed(hosted)
-        self._check_attention(found.attention_calls)
-        if not found.lora.has_seen_all_once(hosted.lora_targets, sum(CHECK_LENGTHS)):
+        """Return the attention options by layer; raises ConfigError if the results differ."""
+        run = self.run_packed(hosted)
+        self._check_attention(run.attention_calls)
+        if not run.lora.has_seen_all_once(hosted.lora_targets, sum(CHECK_LENGTHS)):
             raise unsupported_model_error(
-                self._model, "its linear maps are not given every token once"
+                self._model, "its linear layers are not given every token once"
             )
-        is_fine = found.logits_TV.dtype == torch.float32
-        off = (found.logits_TV.float().log_softmax(-1) - self._expected_TV).abs().max().item()
-        if not off <= (_LOGPROB_TOLERANCE if is_fine else _LOGPROB_TOLERANCE_16BIT):
+        is_float32 = run.logits_TV.dtype == torch.float32
+        error = (run.logits_TV.float().log_softmax(-1) - self._expected_TV).abs().max().item()
+        # `not <=` also rejects NaN.
+        if not error <= (_LOGPROB_TOLERANCE if is_float32 else _LOGPROB_TOLERANCE_16BIT):
             raise unsupported_model_error(
-                self._model, f"packed, its log-probabilities are off by {off:.2g}"
+                self._model, f"on packed sequences its log-probabilities are off by {error:.2g}"
             )
-        return dict(found.attention_calls)
+        return dict(run.attention_calls)
 
     def _check_attention(self, calls: Sequence[tuple[int, AttentionOptions]]) -> None:
-        """A window is longer than a trial, so that only what was asked for can be looked at."""
+        """Compare windows with the config; the check's sequences are too short to exceed them."""
         layers = range(self._config.num_hidden_layers)
         if sorted(layer for layer, _ in calls) != list(layers):
             raise unsupported_model_error(self._model, "not every layer attends once")
@@ -163,18 +164,18 @@ class EquivalenceCheck:
         if window is None or window >= self._config.max_position_embeddings:
             return
         kinds = getattr(self._config, "layer_types", None) or ["sliding_attention" for _ in layers]
-        for layer, how in calls:
+        for layer, options in calls:
             expected = window if kinds[layer] == "sliding_attention" else None
-            if how.window != expected:
+            if options.window != expected:
                 raise unsupported_model_error(
                     self._model,
-                    f"layer {layer} attends with a window of {how.window}, where its config says "
-                    f"{expected}",
+                    f"layer {layer} attends with a window of {options.window}, where its config "
+                    f"says {expected}",
                 )
 
 
 CandidateFactory: TypeAlias = Callable[[nn.Module], Sequence[nn.Module]]
-#: How far a twin may be from the original, as a part of the largest number.
+#: Maximum error of a replacement's output, relative to the largest element.
 _OUTPUT_TOLERANCE = 5e-6
 _OUTPUT_TOLERANCE_16BIT = 2e-2
 
@@ -184,50 +185,50 @@ class _Replacement(NamedTuple):
     candidate: nn.Module
 
 
-def swap_modules(found: Iterable[NamedChild], run: Callable[[], object]) -> None:
-    """Replace norms, and what makes angles of positions; `run` runs the model."""
+def swap_modules(children: Iterable[NamedChild], run: Callable[[], object]) -> None:
+    """Replace norms and rotary embeddings; `run` runs the model."""
     _swap_equivalent(
-        found, lambda module: rms_norm_candidates(module) or rotary_candidates(module), run
+        children, lambda module: rms_norm_candidates(module) or rotary_candidates(module), run
     )
 
 
 def swap_blocks(
-    found: Iterable[NamedChild],
+    children: Iterable[NamedChild],
     options_by_layer: Mapping[int, AttentionOptions],
     run: Callable[[], object],
 ) -> None:
-    """Replace MLPs and attention, whose way to attend is known by layer."""
+    """Replace MLPs and attention, given the attention options by layer."""
 
-    def twins_of(module: nn.Module) -> Sequence[nn.Module]:
+    def candidates_of(module: nn.Module) -> Sequence[nn.Module]:
         layer = getattr(module, "layer_idx", None)
-        seen = options_by_layer.get(layer) if isinstance(layer, int) else None
-        return mlp_candidates(module) if seen is None else attention_candidates(module, seen)
+        options = options_by_layer.get(layer) if isinstance(layer, int) else None
+        return mlp_candidates(module) if options is None else attention_candidates(module, options)
 
-    _swap_equivalent(found, twins_of, run)
+    _swap_equivalent(children, candidates_of, run)
 
 
 def _swap_equivalent(
-    found: Iterable[NamedChild], candidates_of: CandidateFactory, run: Callable[[], object]
+    children: Iterable[NamedChild], candidates_of: CandidateFactory, run: Callable[[], object]
 ) -> None:
-    proven: list[_Replacement] = []
+    accepted: list[_Replacement] = []
     with ExitStack() as stack:
-        for child in found:
-            if twins := candidates_of(child.module):
-                watch = _compare_hook(child, twins, proven)
-                hook = child.module.register_forward_hook(watch, with_kwargs=True)
+        for child in children:
+            if candidates := candidates_of(child.module):
+                compare = _compare_hook(child, candidates, accepted)
+                hook = child.module.register_forward_hook(compare, with_kwargs=True)
                 stack.callback(hook.remove)
         run()
-    for child, twin in proven:
-        setattr(child.parent, child.name, twin)
+    for child, candidate in accepted:
+        setattr(child.parent, child.name, candidate)
 
 
 def _compare_hook(
     child: NamedChild, candidates: Sequence[nn.Module], accepted: list[_Replacement]
 ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
-    def compare(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
-        for twin in candidates:
-            if _is_equivalent(twin, args, kwargs, _first_output(answer)):
-                accepted.append(_Replacement(child, twin))
+    def compare(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for candidate in candidates:
+            if _is_equivalent(candidate, args, kwargs, _first_output(output)):
+                accepted.append(_Replacement(child, candidate))
                 return
 
     return compare
@@ -237,17 +238,17 @@ def _is_equivalent(
     candidate: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Tensor
 ) -> bool:
     try:
-        found = _first_output(candidate(*args, **kwargs))
+        actual = _first_output(candidate(*args, **kwargs))
     except (RuntimeError, TypeError):
-        # It is called otherwise or has other shapes, so it is something else.
+        # Other arguments or shapes: the module is of another kind.
         return False
     tolerance = _OUTPUT_TOLERANCE if expected.dtype == torch.float32 else _OUTPUT_TOLERANCE_16BIT
-    off = (found - expected).abs().max() <= tolerance * expected.abs().max()
-    is_alike = found.shape == expected.shape and found.dtype == expected.dtype
-    return is_alike and bool(off)
+    is_close = (actual - expected).abs().max() <= tolerance * expected.abs().max()
+    has_same_type = actual.shape == expected.shape and actual.dtype == expected.dtype
+    return has_same_type and bool(is_close)
 
 
-def _first_output(answer: Any) -> Tensor:
-    tensor = answer[0] if isinstance(answer, tuple) else answer
+def _first_output(output: Any) -> Tensor:
+    tensor = output[0] if isinstance(output, tuple) else output
     assert isinstance(tensor, Tensor)
     return tensor

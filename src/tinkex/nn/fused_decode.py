@@ -1,7 +1,7 @@
-"""All layers at once, for passes in which every row is the next token of a sample.
+"""Fused decode step: one C call runs all layers when every row is a sequence's next token.
 
-A model whose layers are of the usual kind is described to our kernels once; a step is then one
-call, where each layer would take a dozen. It is used only if it was seen to say the same.
+Models with standard layers (RMS norm, RoPE attention, SwiGLU MLP) are described to the kernel
+once. The fused step is used only if it is bit-identical to running the layers one by one.
 
 Shape letters: M rows, D hidden width, W head width.
 """
@@ -28,29 +28,29 @@ from tinkex.nn.ops.library import LANES, load_kernels
 from tinkex.nn.ops.rms_norm import FrozenRMSNorm
 from tinkex.nn.ops.rotary import RotaryTable
 
-#: How many tokens the samples hold with which a model is tried.
+#: Cache lengths of the sequences that compare the fused step with the layers.
 _CHECK_LENGTHS = (0, 2, 5)
 
 
 class LayerShape(NamedTuple):
-    """The sizes of a layer."""
+    """Sizes of a layer."""
 
     width: int
     query_heads: int
-    key_heads: int
+    kv_heads: int
     head_width: int
     inner: int
 
     @property
     def is_supported(self) -> bool:
-        """Whether the kernel takes such layers: so many numbers at a time, halves of heads too."""
+        """Whether the kernel supports these sizes; half heads must be multiples of the lanes."""
         widths = (self.width, self.inner, self.head_width // 2)
         is_even = all(width % LANES == 0 for width in widths) and self.head_width % 2 == 0
         return is_even and self.head_width <= MAX_HEAD_DIM
 
 
 class _StandardLayer(NamedTuple):
-    """A layer of the usual kind."""
+    """A decoder layer that the kernel supports."""
 
     input_norm: FrozenRMSNorm
     attention: FusedAttention
@@ -59,7 +59,7 @@ class _StandardLayer(NamedTuple):
 
     @property
     def shape(self) -> LayerShape:
-        """Its sizes."""
+        """Sizes of the layer."""
         heads, inner = self.attention.head_layout, self.mlp.down_proj.in_features
         width = self.attention.head_dim
         return LayerShape(
@@ -72,7 +72,7 @@ class _StandardLayer(NamedTuple):
 
     @property
     def linears(self) -> tuple[MergedLoraLinear, ...]:
-        """Its linear maps, in the order in which the kernel wants them."""
+        """Linear layers, in the order of the kernel's struct."""
         return (
             self.attention.qkv_proj,
             self.attention.o_proj,
@@ -82,14 +82,14 @@ class _StandardLayer(NamedTuple):
 
     @classmethod
     def from_module(cls, module: nn.Module) -> _StandardLayer | None:
-        """Read a layer; None if it is something else."""
+        """Read the parts of a layer; None if it is not a standard layer."""
         names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-        found = dict(module.named_children())
-        if set(found) != set(names):
+        children = dict(module.named_children())
+        if set(children) != set(names):
             return None
-        layer = cls(*(found[name] for name in names))  # type: ignore[arg-type]
-        kinds = (FrozenRMSNorm, FusedAttention, FrozenRMSNorm, FusedGatedMLP)
-        if not all(isinstance(one, kind) for one, kind in zip(layer, kinds, strict=True)):
+        layer = cls(*(children[name] for name in names))  # type: ignore[arg-type]
+        types = (FrozenRMSNorm, FusedAttention, FrozenRMSNorm, FusedGatedMLP)
+        if not all(isinstance(part, type_) for part, type_ in zip(layer, types, strict=True)):
             return None
         is_plain = layer.mlp.is_silu and layer.attention.options.softcap is None
         return (
@@ -98,7 +98,7 @@ class _StandardLayer(NamedTuple):
 
 
 class FusedDecoder:
-    """The layers of a model, as the kernel reads them."""
+    """The layers of a model in the structs of the kernel."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class FusedDecoder:
         final_norm: FrozenRMSNorm,
         rotary: RotaryTable,
     ) -> None:
-        found = load_kernels()
-        assert found is not None
-        self._decode_step, self._rotary = found.decode_step, rotary
+        kernels = load_kernels()
+        assert kernels is not None
+        self._decode_step, self._rotary = kernels.decode_step, rotary
         self.shape = layers[0].shape
         self.num_layers = len(layers)
-        # Everything whose address the kernel has must stay.
+        # The structs hold addresses of these.
         self._keepalive = (layers, embedding, final_norm)
         self._layer_structs = (library.LayerStruct * len(layers))(*map(_layer_struct, layers))
         self._target_indices = [group.target_index for layer in layers for group in layer.linears]
@@ -126,45 +126,45 @@ class FusedDecoder:
     def from_decoder(
         cls, decoder: Any, layers: Sequence[nn.Module], vocab_size: int
     ) -> FusedDecoder | None:
-        """Describe a model's layers; None if they are not of the usual kind."""
-        read = [_StandardLayer.from_module(layer) for layer in layers]
-        usual = [layer for layer in read if layer is not None]
+        """Describe a model's layers; None if the kernel does not support them."""
+        parsed = [_StandardLayer.from_module(layer) for layer in layers]
+        standard = [layer for layer in parsed if layer is not None]
         parts = (getattr(decoder, name, None) for name in ("embed_tokens", "norm", "rotary_emb"))
-        embedding, last, angles = parts
+        embedding, final_norm, rotary = parts
         if (
-            len(usual) < len(read)
+            len(standard) < len(parsed)
             or not isinstance(embedding, nn.Embedding)
-            or not isinstance(last, FrozenRMSNorm)
-            or not isinstance(angles, RotaryTable)
+            or not isinstance(final_norm, FrozenRMSNorm)
+            or not isinstance(rotary, RotaryTable)
             or embedding.num_embeddings < vocab_size
-            or len({layer.shape for layer in usual}) != 1
-            or not usual[0].shape.is_supported
+            or len({layer.shape for layer in standard}) != 1
+            or not standard[0].shape.is_supported
         ):
             return None
-        return cls(usual, embedding.weight.detach(), last, angles)
+        return cls(standard, embedding.weight.detach(), final_norm, rotary)
 
     def hidden_states(
         self, tokens_M: Tensor, positions_M: Tensor, context: ForwardContext
     ) -> Tensor | None:
-        """The last hidden states, (M, D); None if this pass needs more than the kernel can do."""
-        attention, rows = context.attention, context.lora
-        if not isinstance(attention, CachedAttention) or not isinstance(rows, DecodeLora):
+        """Return the last hidden states, (M, D); None if the kernel does not support this pass."""
+        attention, lora = context.attention, context.lora
+        if not isinstance(attention, CachedAttention) or not isinstance(lora, DecodeLora):
             return None
-        parts = [
-            part
-            for part in attention.segments
-            if isinstance(part, DecodeRows) and part.is_self_contained
+        segments = [
+            segment
+            for segment in attention.segments
+            if isinstance(segment, DecodeRows) and segment.is_self_contained
         ]
-        if len(parts) < len(attention.segments) or torch.is_grad_enabled():
+        if len(segments) < len(attention.segments) or torch.is_grad_enabled():
             return None
-        pairs = [one.adapter.pairs.struct_pointer(self._target_indices) for one in rows.spans]
+        pairs = [span.adapter.pairs.struct_pointer(self._target_indices) for span in lora.spans]
         if None in pairs:
             return None
-        stretches = [
-            library.AdapterSpanStruct(one.start, one.stop, at)
-            for one, at in zip(rows.spans, pairs, strict=True)
+        spans = [
+            library.AdapterSpanStruct(span.start, span.stop, pointer)
+            for span, pointer in zip(lora.spans, pairs, strict=True)
         ]
-        return self._run_step(tokens_M, positions_M, (parts, attention.order), stretches)
+        return self._run_step(tokens_M, positions_M, (segments, attention.order), spans)
 
     def _run_step(
         self,
@@ -173,10 +173,10 @@ class FusedDecoder:
         segments_and_order: tuple[Sequence[DecodeRows], Tensor | None],
         spans: Sequence[library.AdapterSpanStruct],
     ) -> Tensor:
-        parts, order = segments_and_order
-        numbers = [part.num_rows for part in parts]
-        blocks = np.repeat(np.arange(len(parts)), numbers)
-        slots = np.concatenate([np.arange(number) for number in numbers])
+        segments, order = segments_and_order
+        counts = [segment.num_rows for segment in segments]
+        blocks = np.repeat(np.arange(len(segments)), counts)
+        slots = np.concatenate([np.arange(count) for count in counts])
         if order is not None:
             blocks, slots = blocks[order.numpy()], slots[order.numpy()]
         cos_MW, sin_MW = self._rotary.signed_cos_sin(positions_M)
@@ -184,50 +184,48 @@ class FusedDecoder:
         is_done = self._decode_step(
             ctypes.addressof(self._model_struct),
             *((library.AdapterSpanStruct * len(spans))(*spans), len(spans)),
-            (library.KVBlockStruct * len(parts))(
-                *(library.KVBlockStruct(*part.addresses) for part in parts)
+            (library.KVBlockStruct * len(segments))(
+                *(library.KVBlockStruct(*segment.addresses) for segment in segments)
             ),
             *(len(slots), tokens_M.data_ptr(), blocks.ctypes.data, slots.ctypes.data),
             *(cos_MW.data_ptr(), sin_MW.data_ptr(), out_MD.data_ptr(), torch.get_num_threads()),
         )
         if not is_done:
-            raise MemoryError("no memory for a step of samples")
+            raise MemoryError("out of memory for a decode step")
         return out_MD
 
 
 def matches_reference(
     decoder: FusedDecoder, reference: Callable[[Tensor, Tensor, ForwardContext], Tensor]
 ) -> bool:
-    """Whether a step says to the bit what `run` says, layer by layer, and keeps the same."""
+    """Whether the fused step is bit-identical to `reference` in outputs and KV cache."""
     shape = decoder.shape
-    layer = KVShape(shape.key_heads, shape.head_width, shape.head_width)
-    kind = KVCacheSpec([layer] * decoder.num_layers, torch.float32, torch.device("cpu"))
-    dice = torch.Generator().manual_seed(0)
-    blocks = [KVBlock(kind, len(_CHECK_LENGTHS), max(_CHECK_LENGTHS) + 1) for _ in range(2)]
+    layer = KVShape(shape.kv_heads, shape.head_width, shape.head_width)
+    spec = KVCacheSpec([layer] * decoder.num_layers, torch.float32, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    blocks = [KVBlock(spec, len(_CHECK_LENGTHS), max(_CHECK_LENGTHS) + 1) for _ in range(2)]
     for one, other in zip(*(block.keys + block.values for block in blocks), strict=True):
-        other.copy_(one.normal_(generator=dice))
+        other.copy_(one.normal_(generator=generator))
     lengths = np.array(_CHECK_LENGTHS)
     tokens_M, positions_M = torch.arange(len(lengths)), torch.from_numpy(lengths)
-    rows = DecodeLora([])
-    passes = [ForwardContext(rows, CachedAttention([DecodeRows(one, lengths)])) for one in blocks]
+    lora = DecodeLora([])
+    contexts = [ForwardContext(lora, CachedAttention([DecodeRows(one, lengths)])) for one in blocks]
     with torch.no_grad():
-        mine = decoder.hidden_states(tokens_M, positions_M, passes[0])
-        theirs = reference(tokens_M, positions_M, passes[1])
-    kept = zip(*(block.keys + block.values for block in blocks), strict=True)
+        fused = decoder.hidden_states(tokens_M, positions_M, contexts[0])
+        expected = reference(tokens_M, positions_M, contexts[1])
+    caches = zip(*(block.keys + block.values for block in blocks), strict=True)
     return (
-        mine is not None
-        and torch.equal(mine, theirs)
-        and all(torch.equal(one, other) for one, other in kept)
+        fused is not None
+        and torch.equal(fused, expected)
+        and all(torch.equal(one, other) for one, other in caches)
     )
 
 
 def _layer_struct(layer: _StandardLayer) -> library.LayerStruct:
-    heads = layer.attention.head_layout.norm
+    qk_norm = layer.attention.head_layout.norm
     return library.LayerStruct(
-        *(
-            _norm_struct(layer.input_norm),
-            library.NormStruct() if heads is None else _norm_struct(heads),
-        ),
+        _norm_struct(layer.input_norm),
+        library.NormStruct() if qk_norm is None else _norm_struct(qk_norm),
         _norm_struct(layer.post_attention_norm),
         (library.LinearStruct * library.LINEARS_PER_LAYER)(
             *(_linear_struct(group) for group in layer.linears)

@@ -1,7 +1,7 @@
-"""A transformers model that hosts adapters: frozen, packed, every linear map with a place for them.
+"""A frozen transformers model that runs packed sequences of many LoRA adapters.
 
-Any causal language model of transformers will do whose layers mix tokens by attention alone; what
-does not run here as it does there is refused when it is taken in.
+Any causal language model of transformers is supported whose tokens interact by attention alone. A
+model that computes something else when hosted is rejected with a ConfigError.
 
 Shape letters: T rows, D hidden width.
 """
@@ -28,34 +28,35 @@ from tinkex.nn.moe_experts import LoraExperts, expert_targets, is_experts_module
 
 
 class HostedModel:
-    """A frozen model with places for adapters."""
+    """A frozen model whose linear layers accept LoRA adapters."""
 
     def __init__(self, model: PreTrainedModel, *, packed_bytes: int = 0) -> None:
-        """Take a model in; `packed_bytes` is memory for copies of weights, which make it faster.
+        """Host a model; `packed_bytes` limits the memory for second copies of weights.
 
-        The head and the first layers are copied as far as it goes; with less, some gain is lost.
+        The copies make some products faster. The LM head comes first, then the layers in order.
         """
         model.eval().requires_grad_(False)
-        with ModuleDiscovery(model) as survey:
-            trial = EquivalenceCheck(model)
+        with ModuleDiscovery(model) as discovery:
+            check = EquivalenceCheck(model)
         self._model = model
         self._decoder: Any = model.get_decoder()
         self._decoder.config._attn_implementation = packed_attention.ATTENTION_NAME
         self._fused_decoder: FusedDecoder | None = None
         self.lora_targets: list[LoraTarget] = []
-        """Where adapters have pairs; a pair's index here is its site's number."""
-        groups = self._install_lora(survey)
+        """Targets of adapters; a target index is an index in this list."""
+        groups = self._install_lora(discovery)
         self.lm_head = self._wrap_lm_head()
-        copied: list[LMHead | MergedLoraLinear] = [self.lm_head, *groups]
-        for one in copied:
+        copyable: list[LMHead | MergedLoraLinear] = [self.lm_head, *groups]
+        for one in copyable:
             if one.num_bytes <= packed_bytes:
                 one.make_packed_copy()
                 packed_bytes -= one.num_bytes if one.has_packed_copy else 0
-        how = trial.check(self)
-        swap_modules(iter_children(model, [self._decoder]), lambda: trial.run_packed(self))
-        swap_blocks(iter_children(model, survey.layers), how, lambda: trial.run_packed(self))
-        trial.check(self)
-        self._fused_decoder = self._build_fused_decoder(survey.layers)
+        options_by_layer = check.check(self)
+        swap_modules(iter_children(model, [self._decoder]), lambda: check.run_packed(self))
+        layer_children = iter_children(model, discovery.layers)
+        swap_blocks(layer_children, options_by_layer, lambda: check.run_packed(self))
+        check.check(self)
+        self._fused_decoder = self._build_fused_decoder(discovery.layers)
 
     @property
     def config(self) -> Any:
@@ -64,35 +65,35 @@ class HostedModel:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model itself, whose linear modules are replaced."""
+        """The transformers model, with replaced modules."""
         return self._model
 
     @property
     def num_layers(self) -> int:
-        """How many layers attend."""
+        """Number of decoder layers."""
         return int(self.config.get_text_config().num_hidden_layers)
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """Size of the vocabulary."""
         return self.lm_head.vocab_size
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the weights."""
         return self.lm_head.weight_VD.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes with."""
+        """Dtype of the weights."""
         return self.lm_head.weight_VD.dtype
 
     @property
     def max_positions(self) -> int | None:
-        """The most positions of a sequence; None if nothing but the model's config limits them.
+        """Maximum sequence length beyond the config's own limit; None if there is no such limit.
 
-        Some models turn all positions of a pass another way once one of them is beyond a limit,
-        so that a long sequence would change what is said about a short one.
+        Longrope models change the angles of all positions of a pass once one exceeds this length,
+        so a long sequence would change the results of a short one.
         """
         return max_positions(self._decoder.config)
 
@@ -104,10 +105,10 @@ class HostedModel:
         *,
         checkpoint_activations: bool = False,
     ) -> Tensor:
-        """The last hidden states of packed rows, (T, D).
+        """Return the last hidden states of packed rows, (T, D).
 
-        To save memory, a pass that is differentiated keeps what goes into each layer and computes
-        the rest again on the way back.
+        `checkpoint_activations` saves memory in passes with gradients: only the input of each layer
+        is stored, and the backward pass recomputes the rest.
         """
         if self._fused_decoder is not None:
             step_TD = self._fused_decoder.hidden_states(tokens_T, positions_T, context)
@@ -122,14 +123,14 @@ class HostedModel:
         hidden_TD: Tensor = out.last_hidden_state[0]
         return hidden_TD
 
-    # --- taking a model in -----------------------------------------------------------------------
+    # --- construction ----------------------------------------------------------------------------
     def _install_lora(self, discovery: ModuleDiscovery) -> list[MergedLoraLinear]:
-        groups = [self._merge_linears(found) for found in discovery.linear_groups(CHECK_LENGTHS)]
+        groups = [self._merge_linears(spec) for spec in discovery.linear_groups(CHECK_LENGTHS)]
         for child in list(iter_children(self._model, discovery.layers)):
             if is_experts_module(child.module):
-                sites = expert_targets(f"{child.parent_path}.{child.name}", child.module)
+                targets = expert_targets(f"{child.parent_path}.{child.name}", child.module)
                 setattr(child.parent, child.name, LoraExperts(len(self.lora_targets), child.module))
-                self.lora_targets += sites
+                self.lora_targets += targets
         for layer in discovery.layers:
             enable_activation_checkpointing(layer)
         return groups
@@ -149,41 +150,41 @@ class HostedModel:
         return group
 
     def _build_fused_decoder(self, layers: Sequence[nn.Module]) -> FusedDecoder | None:
-        found = FusedDecoder.from_decoder(self._decoder, layers, self.vocab_size)
-        return found if found is not None and matches_reference(found, self.hidden_states) else None
+        fused = FusedDecoder.from_decoder(self._decoder, layers, self.vocab_size)
+        return fused if fused is not None and matches_reference(fused, self.hidden_states) else None
 
     def _wrap_lm_head(self) -> LMHead:
         linear = find_lm_head(self._model)
         path = next(name for name, one in self._model.named_modules() if one is linear)
-        site = LoraTarget(
+        target = LoraTarget(
             kind=TargetKind.UNEMBED,
             paths=(path,),
             in_features=linear.in_features,
             out_features=(linear.out_features,),
         )
-        self.lora_targets.append(site)
+        self.lora_targets.append(target)
         return LMHead(len(self.lora_targets) - 1, linear, self.config)
 
 
 def max_positions(config: Any) -> int | None:
-    """The most positions that a model turns all in the same way; None if there is no limit."""
+    """Longest sequence whose RoPE angles are independent of its length; None if unlimited."""
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    configs = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     limits = [
-        int(kind["original_max_position_embeddings"])
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
+        int(config["original_max_position_embeddings"])
+        for config in configs
+        if config.get("rope_type") == "longrope"
     ]
     return min(limits, default=None)
 
 
 def enable_activation_checkpointing(layer: nn.Module) -> None:
-    """Let a layer obey a pass that saves memory."""
+    """Make a layer checkpoint its activations in passes that ask for it."""
     layer.forward = _CheckpointedForward(layer.forward)
 
 
 class _CheckpointedForward:
-    """A layer's `forward`."""
+    """A layer's `forward` with optional activation checkpointing."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
@@ -193,9 +194,9 @@ class _CheckpointedForward:
         if not run.checkpoint_activations or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
 
-        def again(*args: Any) -> Any:
-            # The way back runs when the pass is long over.
+        def recompute(*args: Any) -> Any:
+            # Backward runs after the pass has ended, so its context is activated again.
             with activate(run.context):
                 return self._forward(*args, **kwargs)
 
-        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(recompute, *args, use_reentrant=False, preserve_rng_state=False)
