@@ -1,4 +1,4 @@
-"""Small models of every architecture that is promised to be hosted, with random weights."""
+"""Small models of every supported architecture, with random weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COMMON: dict[str, Any] = {
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "output_router_logits": False}
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
 
-#: Config class and what is special about it.
+#: Config class and the fields that differ from the common ones.
 ARCHITECTURES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "qwen3": (Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen2": (Qwen2Config, {}),
@@ -102,7 +102,7 @@ WITH_EXPERTS = ("qwen3_moe", "mixtral")
 
 
 def build(name: str, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> PreTrainedModel:
-    """A model of an architecture; biases and norms are random too, so that none is forgotten."""
+    """Build a model of an architecture; biases and norms are random too."""
     kind, special = ARCHITECTURES[name]
     return build_of(kind, special | overrides, dtype)
 
@@ -110,7 +110,7 @@ def build(name: str, *, dtype: torch.dtype = torch.float32, **overrides: Any) ->
 def build_of(
     kind: type[Any], fields: dict[str, Any], dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """A model of a config class."""
+    """Build a model from a config class."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = AutoModelForCausalLM.from_config(kind(**(_COMMON | fields)))

@@ -1,4 +1,4 @@
-"""Rows of several adapters before one head, and what plain autograd makes of them."""
+"""Cases for target log-probabilities: rows of several adapters, and autograd as reference."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from tinkex.nn.target_logprobs import TargetLogprobs
 WIDTH, VOCAB = 24, 101
 NUM_ROWS = 40
 ROW_BYTES = VOCAB * 4
-SITE = LoraTarget(
+TARGET = LoraTarget(
     kind=TargetKind.UNEMBED, paths=("lm_head",), in_features=WIDTH, out_features=(VOCAB,)
 )
-#: Where the rows of each adapter are, its rank, whether it adapts the head, whether it is trained.
-#: Rows 27 to 32 are nobody's.
-OWNERS = (
+#: Start, stop and rank of each adapter, whether it adapts the head, whether it is trained.
+#: Rows 27 to 32 have no adapter.
+ADAPTERS = (
     (0, 13, 4, True, True),
     (13, 20, 2, True, True),
     (20, 27, 3, False, True),
     (33, 40, 5, True, False),
 )
-#: Memory for logits, and the rows of a chunk: all kept at once or in chunks, some, and none.
+#: Bytes for logits, rows per chunk, and whether log-probabilities are saved.
 PLANS = {
-    "kept": (1 << 30, 1 << 20, True),
-    "kept in chunks": (1 << 30, 7, True),
-    "some kept": (11 * ROW_BYTES, 5, True),
+    "saved": (1 << 30, 1 << 20, True),
+    "saved in chunks": (1 << 30, 7, True),
+    "some saved": (11 * ROW_BYTES, 5, True),
     "one row at a time": (ROW_BYTES, 8, True),
     "less than a row": (1, 8, True),
-    "not kept": (1 << 30, 9, False),
+    "not saved": (1 << 30, 9, False),
 }
 
 
 class CountingHead(LMHead):
-    """Notes how many rows go through it each way."""
+    """Counts the rows of forward and backward."""
 
     num_scored = 0
-    num_pulled = 0
+    num_backward = 0
 
     def logits(
         self, hidden_MD: Tensor, lora: LoraRows, out_MV: Tensor | None = None
@@ -56,7 +56,7 @@ class CountingHead(LMHead):
         return super().logits(hidden_MD, lora, out_MV)
 
     def backward(self, hidden_MD: Tensor, *others: Any) -> Tensor:
-        self.num_pulled += len(hidden_MD)
+        self.num_backward += len(hidden_MD)
         return super().backward(hidden_MD, *others)
 
 
@@ -72,10 +72,10 @@ class LogprobsCase:
     flat_weights: list[Tensor]
     rows_P: npt.NDArray[np.int64]
     targets_P: npt.NDArray[np.int64]
-    slope_P: Tensor
+    grad_P: Tensor
 
-    def scorer(self, plan: str = "kept", *, max_bytes: int | None = None) -> TargetLogprobs:
-        planned_bytes, _, is_kept = PLANS[plan]
+    def scorer(self, plan: str = "saved", *, max_bytes: int | None = None) -> TargetLogprobs:
+        planned_bytes, _, save_logprobs = PLANS[plan]
         return TargetLogprobs(
             self.head,
             self.hidden_TD,
@@ -83,11 +83,11 @@ class LogprobsCase:
             self.rows_P,
             self.targets_P,
             max_logits_bytes=planned_bytes if max_bytes is None else max_bytes,
-            save_logprobs=is_kept,
+            save_logprobs=save_logprobs,
         )
 
     def gradients(self) -> list[Tensor]:
-        """What the trained adapters' heads gathered."""
+        """Accumulated gradients of the trained adapters."""
         return [
             part
             for one in self.segments
@@ -97,7 +97,7 @@ class LogprobsCase:
         ]
 
     def expected(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Log-probabilities, the hidden states' gradient and the adapters', by plain autograd."""
+        """Log-probabilities and gradients of hidden states and adapters, by autograd."""
         hidden_TD = self.hidden_TD.float().requires_grad_()
         bias = None if self.linear.bias is None else self.linear.bias.float()
         logits_TV = nn.functional.linear(hidden_TD, self.linear.weight.float(), bias)
@@ -107,8 +107,8 @@ class LogprobsCase:
             if pair is None:
                 continue
             down, up = (x.clone().requires_grad_() for x in (pair.down, pair.ups[0]))
-            mine = hidden_TD[one.start : one.stop] @ down.t() @ up.t() * one.scale
-            parts.append(nn.functional.pad(mine, (0, 0, one.start, NUM_ROWS - one.stop)))
+            update = hidden_TD[one.start : one.stop] @ down.t() @ up.t() * one.scale
+            parts.append(nn.functional.pad(update, (0, 0, one.start, NUM_ROWS - one.stop)))
             leaves += [down, up] if one.gradient is not None else []
         logits_TV = logits_TV + torch.stack(parts).sum(0)
         logits_TV = logits_TV * getattr(self.config, "logit_scale", 1.0)
@@ -116,7 +116,7 @@ class LogprobsCase:
         cap = getattr(self.config, "final_logit_softcapping", None)
         logits_TV = logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
         logprobs_P = logits_TV.log_softmax(-1)[self.rows_P, self.targets_P]
-        (logprobs_P * self.slope_P).sum().backward()
+        (logprobs_P * self.grad_P).sum().backward()
         assert hidden_TD.grad is not None
         return (
             logprobs_P.detach(),
@@ -132,36 +132,36 @@ def make_case(
     bias: bool = False,
     **config: float,
 ) -> LogprobsCase:
-    """A scene whose rows have one target each; every third slope or so is zero."""
+    """Make a case; about 40% of the gradients are zero."""
     rng = torch.Generator().manual_seed(5)
     linear = nn.Linear(WIDTH, VOCAB, bias=bias, dtype=dtype)
     for parameter in linear.parameters():
         nn.init.normal_(parameter, generator=rng)
     segments, flat_weights = [], []
-    for start, stop, rank, has_head, is_trained in OWNERS:
-        layout = LoraLayout([SITE], rank, {TargetKind.UNEMBED} if has_head else set())
+    for start, stop, rank, has_head, is_trained in ADAPTERS:
+        layout = LoraLayout([TARGET], rank, {TargetKind.UNEMBED} if has_head else set())
         weights = torch.randn(layout.size, generator=rng) * 0.2
         gradient = layout.views(torch.zeros_like(weights)) if is_trained else None
         segments.append(LoraSegment(start, stop, 32 / rank / 8, layout.views(weights), gradient))
         flat_weights.append(weights)
     num_pairs = len(rows)
-    slope_P = torch.randn(num_pairs, generator=rng)
-    slope_P[torch.rand(num_pairs, generator=rng) < 0.4] = 0.0
-    space = SimpleNamespace(**config)
+    grad_P = torch.randn(num_pairs, generator=rng)
+    grad_P[torch.rand(num_pairs, generator=rng) < 0.4] = 0.0
+    namespace = SimpleNamespace(**config)
     return LogprobsCase(
         linear=linear,
-        config=space,
-        head=CountingHead(0, linear, space),
+        config=namespace,
+        head=CountingHead(0, linear, namespace),
         hidden_TD=torch.randn(NUM_ROWS, WIDTH, generator=rng).to(dtype),
         segments=segments,
         flat_weights=flat_weights,
         rows_P=np.array(rows, dtype=np.int64),
         targets_P=torch.randint(VOCAB, (num_pairs,), generator=rng).numpy(),
-        slope_P=slope_P,
+        grad_P=grad_P,
     )
 
 
 def several_targets() -> list[int]:
-    """Rows with no target, with one, and with up to four, where no two adapters agree."""
+    """Rows with zero to four targets."""
     counts = [1] * 13 + [4] * 7 + [0, 2, 3, 1, 0, 1, 2] + [0] * 6 + [3, 1, 1, 2, 0, 0, 1]
     return [row for row, count in enumerate(counts) for _ in range(count)]

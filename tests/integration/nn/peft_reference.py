@@ -1,4 +1,4 @@
-"""A hosted model and the same model under PEFT, with the same adapter: who is right is PEFT."""
+"""A hosted model and the same model under PEFT as the reference, with the same adapter."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SCALE = 32 / RANK
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a model made of some sequences, and the adapter's gradient by module."""
+    """Logits of some sequences, and the adapter's gradient by module."""
 
     logits: Tensor
     gradient: dict[str, tuple[Tensor, Tensor]]
 
 
 class HostAndPeft:
-    """One model twice."""
+    """One model hosted and under PEFT."""
 
     def __init__(
         self, model: PreTrainedModel, parts: Collection[TargetKind] = tuple(TargetKind)
@@ -46,27 +46,29 @@ class HostAndPeft:
             for ours, theirs in zip((down, up), self._pairs[path], strict=True):
                 theirs.data.copy_(_as_peft(ours))
 
-    def run_host(self, sequences: Sequence[Tensor], slopes: Tensor, **how: bool) -> ModelOutput:
-        """Packed, with our gradient."""
+    def run_host(
+        self, sequences: Sequence[Tensor], dlogits: Tensor, **options: bool
+    ) -> ModelOutput:
+        """Run the hosted model on packed sequences."""
         gradient = torch.zeros_like(self.weights)
         views = self.layout.views
         num_rows = sum(map(len, sequences))
-        rows = SegmentedLora(
+        lora = SegmentedLora(
             [LoraSegment(0, num_rows, SCALE, views(self.weights), views(gradient))],
         )
-        logits = run(self.host, rows, sequences, slopes, **how)
+        logits = run(self.host, lora, sequences, dlogits, **options)
         pairs = self.layout.pairs(gradient)
         return ModelOutput(logits, {path: (down, up) for path, down, up in pairs})
 
-    def run_peft(self, sequences: Sequence[Tensor], slopes: Tensor) -> ModelOutput:
-        """One sequence after the other, with autograd's gradient."""
+    def run_peft(self, sequences: Sequence[Tensor], dlogits: Tensor) -> ModelOutput:
+        """Run PEFT on one sequence after the other, with autograd."""
         self.peft.zero_grad()
         logits = torch.cat(
             [self.peft(input_ids=one.unsqueeze(0), use_cache=False).logits[0] for one in sequences]
         )
-        (logits * slopes).sum().backward()
+        (logits * dlogits).sum().backward()
         num_experts = {
-            path: site.num_experts for site in self.host.lora_targets for path in site.paths
+            path: target.num_experts for target in self.host.lora_targets for path in target.paths
         }
         return ModelOutput(
             logits.detach(),
@@ -81,22 +83,26 @@ class HostAndPeft:
 
 
 def run(
-    host: HostedModel, rows: SegmentedLora, sequences: Sequence[Tensor], slopes: Tensor, **how: bool
+    host: HostedModel,
+    lora: SegmentedLora,
+    sequences: Sequence[Tensor],
+    dlogits: Tensor,
+    **options: bool,
 ) -> Tensor:
-    """The logits of packed sequences; gradients go where the rows say."""
-    this = ForwardContext(rows, PackedAttention([len(one) for one in sequences]))
+    """Return the logits of packed sequences; accumulates the adapters' gradients."""
+    context = ForwardContext(lora, PackedAttention([len(one) for one in sequences]))
     positions = torch.cat([torch.arange(len(one)) for one in sequences])
-    hidden = host.hidden_states(torch.cat(list(sequences)), positions, this, **how)
+    hidden = host.hidden_states(torch.cat(list(sequences)), positions, context, **options)
     leaf = hidden.detach()
-    logits, kept = host.lm_head.logits(leaf, rows)
-    pull = host.lm_head.backward(leaf, slopes.clone(), logits.clone(), kept, rows)
+    logits, saved = host.lm_head.logits(leaf, lora)
+    dhidden = host.lm_head.backward(leaf, dlogits.clone(), logits.clone(), saved, lora)
     if hidden.requires_grad:
-        hidden.backward(pull)
+        hidden.backward(dhidden)
     return logits
 
 
 def trained_weights(layout: LoraLayout, seed: int = 3) -> Tensor:
-    """Weights of an adapter that says something."""
+    """Adapter weights with nonzero B."""
     flat = layout.init_weights(seed)
     rng = torch.Generator().manual_seed(seed)
     for pair in layout.views(flat):
@@ -114,7 +120,7 @@ def _under_peft(model: PreTrainedModel, layout: LoraLayout) -> nn.Module:
         target_parameters=[pair.path for pair in pairs if pair.down.ndim == 3] or None,
     )
     with warnings.catch_warnings():
-        # It warns of tied heads and of transposed layers, which it then handles.
+        # PEFT warns about tied heads and transposed layers, but handles them.
         warnings.simplefilter("ignore")
         return get_peft_model(model, config)
 
@@ -133,7 +139,7 @@ def _lora_pairs(
 
 
 def _as_peft(ours: Tensor) -> Tensor:
-    """Tables of experts are one matrix there: (E R, K), and (N, R E)."""
+    """PEFT stores the experts of a layer as one matrix: (E R, K) and (N, R E)."""
     if ours.ndim == 2:
         return ours
     if ours.shape[-1] != RANK:

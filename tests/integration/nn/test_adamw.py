@@ -1,5 +1,3 @@
-"""AdamW on flat buffers takes the steps that torch takes, and refuses what would spoil them."""
-
 from __future__ import annotations
 
 import math
@@ -23,27 +21,38 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw, "_BLOCK", 128)
 
 
-def drawn(seed: int, scale: float = 1.0) -> Tensor:
+def random(seed: int, scale: float = 1.0) -> Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 @dataclass
 class Buffers:
-    """What a step changes."""
+    """Buffers that a step updates."""
 
-    weights: Tensor = field(default_factory=lambda: drawn(0))
+    weights: Tensor = field(default_factory=lambda: random(0))
     first: Tensor = field(default_factory=lambda: torch.zeros(SIZE))
     second: Tensor = field(default_factory=lambda: torch.zeros(SIZE))
 
     def step(
-        self, gradient: Tensor | None, number: int, params: AdamParams, *, is_lax: bool = False
+        self,
+        gradient: Tensor | None,
+        number: int,
+        params: AdamParams,
+        *,
+        apply_nonfinite: bool = False,
     ) -> dict[str, float]:
         metrics = adamw_step(
-            self.weights, gradient, self.first, self.second, number, params, apply_nonfinite=is_lax
+            self.weights,
+            gradient,
+            self.first,
+            self.second,
+            number,
+            params,
+            apply_nonfinite=apply_nonfinite,
         )
         return dict(metrics)
 
-    def copied(self) -> list[Tensor]:
+    def copies(self) -> list[Tensor]:
         return [self.weights.clone(), self.first.clone(), self.second.clone()]
 
     def equals(self, others: list[Tensor]) -> bool:
@@ -60,11 +69,11 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_twenty_steps_equal_torchs(name: str) -> None:
+def test_twenty_steps_match_torch(name: str) -> None:
     params = PARAMS[name]
-    mine, theirs = Buffers(), torch.nn.Parameter(drawn(0))
-    torchs = torch.optim.AdamW(
-        [theirs],
+    buffers, parameter = Buffers(), torch.nn.Parameter(random(0))
+    optimizer = torch.optim.AdamW(
+        [parameter],
         lr=params.learning_rate,
         betas=(params.beta1, params.beta2),
         eps=params.eps,
@@ -72,57 +81,57 @@ def test_twenty_steps_equal_torchs(name: str) -> None:
         foreach=False,
     )
     for number in range(1, 21):
-        # Some are below the norm to clip at, some above.
-        gradient = drawn(number, scale=0.003 * number)
-        theirs.grad = gradient.clone()
-        norm = float(theirs.grad.norm())
+        # Some norms are below the clip norm, some above.
+        gradient = random(number, scale=0.003 * number)
+        parameter.grad = gradient.clone()
+        norm = float(parameter.grad.norm())
         if params.grad_clip_norm:
-            norm = float(torch.nn.utils.clip_grad_norm_([theirs], params.grad_clip_norm))
-        before = theirs.detach().clone()
-        torchs.step()
+            norm = float(torch.nn.utils.clip_grad_norm_([parameter], params.grad_clip_norm))
+        before = parameter.detach().clone()
+        optimizer.step()
 
-        metrics = mine.step(gradient, number, params)
-        torch.testing.assert_close(mine.weights, theirs.detach(), rtol=1e-6, atol=1e-6)
+        metrics = buffers.step(gradient, number, params)
+        torch.testing.assert_close(buffers.weights, parameter.detach(), rtol=1e-6, atol=1e-6)
         assert metrics == pytest.approx(
             {
                 "grad_norm": norm,
                 "learning_rate": params.learning_rate,
-                "param_norm": float(theirs.detach().norm()),
-                "update_norm": float((theirs.detach() - before).norm()),
+                "param_norm": float(parameter.detach().norm()),
+                "update_norm": float((parameter.detach() - before).norm()),
                 "step": number,
                 "clipped": float(0.0 < params.grad_clip_norm < norm),
                 "has_gradient": 1.0,
             },
             rel=1e-4,
         )
-    state = torchs.state[theirs]
-    torch.testing.assert_close(mine.first, state["exp_avg"], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(mine.second, state["exp_avg_sq"], rtol=1e-6, atol=1e-6)
+    state = optimizer.state[parameter]
+    torch.testing.assert_close(buffers.first, state["exp_avg"], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(buffers.second, state["exp_avg_sq"], rtol=1e-6, atol=1e-6)
 
 
-def test_gradients_on_both_sides_of_the_clip_norm_were_tried() -> None:
-    norms = [float(drawn(number, scale=0.003 * number).norm()) for number in range(1, 21)]
+def test_gradients_cover_both_sides_of_the_clip_norm() -> None:
+    norms = [float(random(number, scale=0.003 * number).norm()) for number in range(1, 21)]
     assert min(norms) < PARAMS["clip"].grad_clip_norm < max(norms)
 
 
-def test_a_clipped_gradient_has_the_norm_it_is_clipped_to() -> None:
-    mine = Buffers()
-    metrics = mine.step(drawn(1, 50.0), 1, AdamParams(grad_clip_norm=2.0, beta1=0.0))
-    assert metrics["grad_norm"] == pytest.approx(float(drawn(1, 50.0).norm()), rel=1e-5)
+def test_clipped_gradient_has_the_clip_norm() -> None:
+    buffers = Buffers()
+    metrics = buffers.step(random(1, 50.0), 1, AdamParams(grad_clip_norm=2.0, beta1=0.0))
+    assert metrics["grad_norm"] == pytest.approx(float(random(1, 50.0).norm()), rel=1e-5)
     assert metrics["clipped"] == 1.0
-    assert float(mine.first.norm()) == pytest.approx(2.0, rel=1e-5)
+    assert float(buffers.first.norm()) == pytest.approx(2.0, rel=1e-5)
 
 
-def test_a_step_without_a_gradient_changes_nothing_and_does_not_count() -> None:
-    mine = Buffers()
-    mine.step(drawn(1), 1, PARAMS["decay"])
-    before = mine.copied()
-    metrics = mine.step(None, 2, PARAMS["decay"])
-    assert mine.equals(before)
+def test_step_without_gradient_is_skipped() -> None:
+    buffers = Buffers()
+    buffers.step(random(1), 1, PARAMS["decay"])
+    before = buffers.copies()
+    metrics = buffers.step(None, 2, PARAMS["decay"])
+    assert buffers.equals(before)
     assert metrics == {
         "grad_norm": 0.0,
         "learning_rate": 0.02,
-        "param_norm": pytest.approx(float(mine.weights.norm()), rel=1e-6),
+        "param_norm": pytest.approx(float(buffers.weights.norm()), rel=1e-6),
         "update_norm": 0.0,
         "step": 1.0,
         "clipped": 0.0,
@@ -130,74 +139,72 @@ def test_a_step_without_a_gradient_changes_nothing_and_does_not_count() -> None:
     }
 
 
-def test_a_gradient_of_zeros_is_a_step() -> None:
-    mine = Buffers()
-    metrics = mine.step(torch.zeros(SIZE), 1, PARAMS["decay"])
-    torch.testing.assert_close(mine.weights, drawn(0) * (1.0 - 0.02 * 0.3))
+def test_zero_gradient_is_a_step() -> None:
+    buffers = Buffers()
+    metrics = buffers.step(torch.zeros(SIZE), 1, PARAMS["decay"])
+    torch.testing.assert_close(buffers.weights, random(0) * (1.0 - 0.02 * 0.3))
     assert (metrics["step"], metrics["grad_norm"], metrics["has_gradient"]) == (1.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_a_gradient_that_is_not_finite_is_refused_before_anything_changes(
-    bad: float, clip: float
-) -> None:
-    mine, gradient = Buffers(), drawn(1)
-    mine.step(drawn(2), 1, PARAMS["decay"])
-    before = mine.copied()
+def test_nonfinite_gradient_is_rejected_before_any_change(bad: float, clip: float) -> None:
+    buffers, gradient = Buffers(), random(1)
+    buffers.step(random(2), 1, PARAMS["decay"])
+    before = buffers.copies()
     gradient[SIZE - 1] = bad
-    kept = gradient.clone()
+    original = gradient.clone()
     with pytest.raises(NonFiniteGradient, match="the gradient of step 2 has NaN or infinity"):
-        mine.step(gradient, 2, AdamParams(grad_clip_norm=clip))
-    assert mine.equals(before)
-    assert torch.equal(gradient.nan_to_num(7.0), kept.nan_to_num(7.0))
+        buffers.step(gradient, 2, AdamParams(grad_clip_norm=clip))
+    assert buffers.equals(before)
+    assert torch.equal(gradient.nan_to_num(7.0), original.nan_to_num(7.0))
     assert issubclass(NonFiniteGradient, InvalidInput)
 
 
-def test_a_gradient_that_is_not_finite_is_applied_if_that_is_wished() -> None:
-    mine, gradient = Buffers(), drawn(1)
+def test_nonfinite_gradient_is_applied_on_request() -> None:
+    buffers, gradient = Buffers(), random(1)
     gradient[5] = math.nan
-    metrics = mine.step(gradient, 1, AdamParams(), is_lax=True)
+    metrics = buffers.step(gradient, 1, AdamParams(), apply_nonfinite=True)
     assert math.isnan(metrics["grad_norm"])
-    assert mine.weights[5].isnan()
-    assert mine.weights[:5].isfinite().all()
+    assert buffers.weights[5].isnan()
+    assert buffers.weights[:5].isfinite().all()
 
 
-def test_a_gradient_too_large_to_square_has_its_norm_and_is_clipped() -> None:
-    mine = Buffers()
-    metrics = mine.step(drawn(1) * 1e30, 1, AdamParams(grad_clip_norm=3.0, beta1=0.0))
-    assert metrics["grad_norm"] == pytest.approx(float(drawn(1).norm()) * 1e30, rel=1e-5)
-    assert float(mine.first.norm()) == pytest.approx(3.0, rel=1e-5)
+def test_gradient_whose_square_overflows_is_clipped() -> None:
+    buffers = Buffers()
+    metrics = buffers.step(random(1) * 1e30, 1, AdamParams(grad_clip_norm=3.0, beta1=0.0))
+    assert metrics["grad_norm"] == pytest.approx(float(random(1).norm()) * 1e30, rel=1e-5)
+    assert float(buffers.first.norm()) == pytest.approx(3.0, rel=1e-5)
 
 
-def test_an_eps_below_float32_divides_nothing_by_zero() -> None:
-    mine = Buffers()
-    gradient = drawn(1)
+def test_eps_below_float32_does_not_divide_by_zero() -> None:
+    buffers = Buffers()
+    gradient = random(1)
     gradient[::2] = 0.0
-    mine.step(gradient, 1, AdamParams(eps=1e-300))
-    assert mine.weights.isfinite().all()
-    assert torch.equal(mine.weights[::2], drawn(0)[::2])
+    buffers.step(gradient, 1, AdamParams(eps=1e-300))
+    assert buffers.weights.isfinite().all()
+    assert torch.equal(buffers.weights[::2], random(0)[::2])
 
 
-def test_the_same_steps_give_the_same_bits() -> None:
+def test_steps_are_bit_identical() -> None:
     def run() -> list[Tensor]:
-        mine = Buffers()
+        buffers = Buffers()
         for number in range(1, 6):
-            mine.step(drawn(number), number, PARAMS["clip"])
-        return mine.copied()
+            buffers.step(random(number), number, PARAMS["clip"])
+        return buffers.copies()
 
     assert all(map(torch.equal, run(), run()))
 
 
-def test_a_late_step_is_corrected_as_one() -> None:
-    mine, first, second = Buffers(), drawn(3, 0.01), drawn(4, 0.01).square()
-    mine.first, mine.second = first.clone(), second.clone()
-    params, gradient = PARAMS["decay"], drawn(5)
-    mine.step(gradient.clone(), 1000, params)
+def test_late_step_uses_its_bias_correction() -> None:
+    buffers, first, second = Buffers(), random(3, 0.01), random(4, 0.01).square()
+    buffers.first, buffers.second = first.clone(), second.clone()
+    params, gradient = PARAMS["decay"], random(5)
+    buffers.step(gradient.clone(), 1000, params)
     first = params.beta1 * first + (1 - params.beta1) * gradient
     second = params.beta2 * second + (1 - params.beta2) * gradient.square()
     mean = first / (1 - params.beta1**1000)
     scale = (second / (1 - params.beta2**1000)).sqrt() + params.eps
-    wanted = drawn(0) * (1 - params.learning_rate * params.weight_decay)
-    wanted = wanted - params.learning_rate * mean / scale
-    torch.testing.assert_close(mine.weights, wanted, rtol=1e-6, atol=1e-6)
+    expected = random(0) * (1 - params.learning_rate * params.weight_decay)
+    expected = expected - params.learning_rate * mean / scale
+    torch.testing.assert_close(buffers.weights, expected, rtol=1e-6, atol=1e-6)

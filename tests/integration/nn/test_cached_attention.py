@@ -1,5 +1,3 @@
-"""Attention over what is kept equals attention over everything at once."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -13,8 +11,8 @@ from tinkex.nn.kv_cache import KVBlock, KVCacheSpec, KVShape, PromptKV
 from tinkex.nn.packed_attention import causal_attention
 
 HEADS, KEYS, WIDTH = 6, 2, 8
-KIND = KVCacheSpec([KVShape(KEYS, WIDTH, WIDTH)], torch.float32, torch.device("cpu"))
-HOWS = [
+SPEC = KVCacheSpec([KVShape(KEYS, WIDTH, WIDTH)], torch.float32, torch.device("cpu"))
+OPTIONS = [
     AttentionOptions(0.3),
     AttentionOptions(0.3, window=5),
     AttentionOptions(0.3, softcap=2.0),
@@ -29,34 +27,32 @@ def _rows(num: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _whole(rows: tuple[Tensor, Tensor, Tensor], how: AttentionOptions) -> Tensor:
-    return causal_attention(*(x.unsqueeze(0) for x in rows), how)[0].transpose(0, 1)  # type: ignore[arg-type]
+def _full_attention(rows: tuple[Tensor, Tensor, Tensor], options: AttentionOptions) -> Tensor:
+    return causal_attention(*(x.unsqueeze(0) for x in rows), options)[0].transpose(0, 1)  # type: ignore[arg-type]
 
 
-def _cut(rows: tuple[Tensor, Tensor, Tensor], at: slice) -> tuple[Tensor, Tensor, Tensor]:
+def _slice_rows(rows: tuple[Tensor, Tensor, Tensor], at: slice) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(x[:, at] for x in rows)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("cuts", [[23], [1, 22], [9, 1, 8, 5]])
-def test_a_prompt_read_in_pieces_equals_one_read_at_once(
-    how: AttentionOptions, cuts: list[int]
-) -> None:
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("sizes", [[23], [1, 22], [9, 1, 8, 5]])
+def test_chunked_prefill_equals_full_prefill(options: AttentionOptions, sizes: list[int]) -> None:
     rows = _rows(23, 0)
-    stored, outs, start = PromptKV(KIND, 23), [], 0
-    for size in cuts:
-        part = PrefillRows(stored, start, start + size)
+    prompt, outs, start = PromptKV(SPEC, 23), [], 0
+    for size in sizes:
+        part = PrefillRows(prompt, start, start + size)
         attention = CachedAttention([part])
-        outs.append(attention.attend(0, *_cut(rows, slice(start, start + size)), how))
+        outs.append(attention.attend(0, *_slice_rows(rows, slice(start, start + size)), options))
         start += size
-    assert torch.allclose(torch.cat(outs), _whole(rows, how), atol=1e-5)
+    assert torch.allclose(torch.cat(outs), _full_attention(rows, options), atol=1e-5)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("prompts", [[12, 12, 12], [3, 12, 17]])
-def test_samples_step_by_step_equal_all_at_once(
-    how: AttentionOptions, is_shared: bool, prompts: list[int]
+def test_decode_steps_equal_full_forward(
+    options: AttentionOptions, is_shared: bool, prompts: list[int]
 ) -> None:
     if is_shared and len(set(prompts)) > 1:
         prompts = prompts[:1] * 3
@@ -70,38 +66,38 @@ def test_samples_step_by_step_equal_all_at_once(
             )
             for mine in own
         ]
-    block = KVBlock(KIND, 3, 64)
+    block = KVBlock(SPEC, 3, 64)
     shared = None
     for slot, (rows, length) in enumerate(zip(sequences, prompts, strict=True)):
-        stored = PromptKV(KIND, length)
-        PrefillRows(stored, 0, length).attend(0, *_cut(rows, slice(0, length)), how)
+        prompt = PromptKV(SPEC, length)
+        PrefillRows(prompt, 0, length).attend(0, *_slice_rows(rows, slice(0, length)), options)
         if is_shared:
-            shared = stored
+            shared = prompt
         else:
-            block.load_prompt(slot, stored, length)
+            block.load_prompt(slot, prompt, length)
     lengths = np.array([0 if is_shared else length for length in prompts])
     for step in range(10):
         new = [
-            _cut(rows, slice(length + step, length + step + 1))
+            _slice_rows(rows, slice(length + step, length + step + 1))
             for rows, length in zip(sequences, prompts, strict=True)
         ]
         q, k, v = (torch.cat(parts, dim=1) for parts in zip(*new, strict=True))
-        out = DecodeRows(block, lengths + step, shared).attend(0, q, k, v, how)
+        out = DecodeRows(block, lengths + step, shared).attend(0, q, k, v, options)
         for row, (rows, length) in enumerate(zip(sequences, prompts, strict=True)):
-            wanted = _whole(_cut(rows, slice(0, length + step + 1)), how)[-1]
-            assert torch.allclose(out[row], wanted, atol=1e-5), (step, row)
+            expected = _full_attention(_slice_rows(rows, slice(0, length + step + 1)), options)[-1]
+            assert torch.allclose(out[row], expected, atol=1e-5), (step, row)
 
 
-def test_what_a_slot_held_before_is_gone() -> None:
-    block = KVBlock(KIND, 2, 8)
+def test_reused_slot_is_cleared() -> None:
+    block = KVBlock(SPEC, 2, 8)
     for tensor in (*block.keys, *block.values):
         tensor.fill_(float("nan"))
-    stored = PromptKV(KIND, 3)
-    for tensor in (*stored.keys, *stored.values):
+    prompt = PromptKV(SPEC, 3)
+    for tensor in (*prompt.keys, *prompt.values):
         tensor.fill_(1.0)
-    block.load_prompt(0, stored, 3)
+    block.load_prompt(0, prompt, 3)
     block.copy_slot(1, block, 0)
-    larger = KVBlock(KIND, 1, 16)
+    larger = KVBlock(SPEC, 1, 16)
     larger.keys[0].fill_(float("nan"))
     larger.copy_slot(0, block, 1)
     assert float(block.keys[0].sum()) == 2 * 3 * KEYS * WIDTH
@@ -109,9 +105,9 @@ def test_what_a_slot_held_before_is_gone() -> None:
 
 
 def test_resizing_slots_keeps_active_kv() -> None:
-    block = KVBlock(KIND, 2, 8)
+    block = KVBlock(SPEC, 2, 8)
     block.keys[0][:] = torch.arange(2.0)[:, None, None, None]
     block.resize(5, 2)
     assert block.keys[0][:, 0, 0, 0].tolist() == [0, 1, 0, 0, 0]
     block.resize(1, 1)
-    assert block.num_bytes == 8 * KIND.token_bytes
+    assert block.num_bytes == 8 * SPEC.token_bytes

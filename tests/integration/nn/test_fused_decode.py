@@ -1,5 +1,3 @@
-"""A step in one call says what the layers say one by one, to the bit, or is not taken."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,51 +20,53 @@ from tinkex.nn.kv_cache import KVBlock, KVCacheSpec, KVShape, PromptKV
 from tinkex.nn.lora_decode import AdapterSpan, DecodeLora
 from tinkex.nn.lora_layout import LoraPair
 
-KIND = KVCacheSpec([KVShape(2, 16, 16)] * 2, torch.float32, torch.device("cpu"))
+SPEC = KVCacheSpec([KVShape(2, 16, 16)] * 2, torch.float32, torch.device("cpu"))
 CAPACITY = 80
-#: Samples of two blocks, and which of the blocks' slots each row is.
+#: Sequences of two blocks, and the slot of each row.
 LENGTHS = [np.array([0, 70, 3]), np.array([20, 9])]
 ORDER = torch.tensor([3, 0, 1, 4, 2])
 
 
 @dataclass
 class Steps:
-    """Which steps were taken in one call."""
+    """Numbers of rows of the fused steps."""
 
     num_rows: list[int]
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    seen = Steps([])
+    steps = Steps([])
     real = FusedDecoder.hidden_states
 
     def hidden(self: FusedDecoder, *args: Any) -> Tensor | None:
         found = real(self, *args)
         if found is not None:
-            seen.num_rows.append(len(found))
+            steps.num_rows.append(len(found))
         return found
 
     monkeypatch.setattr(FusedDecoder, "hidden_states", hidden)
-    return seen
+    return steps
 
 
-def adapter(host: HostedModel, seed: int, rank: int, skipped: int | None = None) -> SamplerAdapter:
+def adapter(
+    host: HostedModel, seed: int, rank: int, skipped_index: int | None = None
+) -> SamplerAdapter:
     rng = torch.Generator().manual_seed(seed)
     pairs = [
         LoraPair(
-            torch.randn(len(site.paths) * rank, site.in_features, generator=rng) * 0.2,
-            tuple(torch.randn(size, rank, generator=rng) for size in site.out_features),
+            torch.randn(len(target.paths) * rank, target.in_features, generator=rng) * 0.2,
+            tuple(torch.randn(size, rank, generator=rng) for size in target.out_features),
         )
-        for site in host.lora_targets
+        for target in host.lora_targets
     ]
-    weights = [None if number == skipped else pair for number, pair in enumerate(pairs)]
+    weights = [None if number == skipped_index else pair for number, pair in enumerate(pairs)]
     return SamplerAdapter(seed, 0.5, weights)
 
 
 def filled_blocks() -> list[KVBlock]:
     rng = torch.Generator().manual_seed(7)
-    blocks = [KVBlock(KIND, len(lengths), CAPACITY) for lengths in LENGTHS]
+    blocks = [KVBlock(SPEC, len(lengths), CAPACITY) for lengths in LENGTHS]
     for block in blocks:
         for one in block.keys + block.values:
             one.normal_(generator=rng)
@@ -74,21 +74,21 @@ def filled_blocks() -> list[KVBlock]:
 
 
 def run(
-    host: HostedModel, rows: DecodeLora, more: list[AttentionSegment] | None = None
+    host: HostedModel, lora: DecodeLora, extra_segments: list[AttentionSegment] | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """The hidden states of a step, and what is kept afterwards."""
+    """Return the hidden states of a step, and the KV cache after it."""
     blocks = filled_blocks()
-    parts: list[AttentionSegment] = [
+    segments: list[AttentionSegment] = [
         DecodeRows(*pair) for pair in zip(blocks, LENGTHS, strict=True)
     ]
     positions = np.concatenate(LENGTHS)[ORDER.numpy()]
-    num_more = sum(part.num_rows for part in more or [])
-    positions = np.concatenate([positions, np.arange(num_more)])
+    num_extra = sum(segment.num_rows for segment in extra_segments or [])
+    positions = np.concatenate([positions, np.arange(num_extra)])
     with torch.no_grad():
         hidden = host.hidden_states(
             torch.arange(len(positions)) * 7 % VOCAB_SIZE,
             torch.from_numpy(positions),
-            ForwardContext(rows, CachedAttention([*parts, *(more or [])], ORDER)),
+            ForwardContext(lora, CachedAttention([*segments, *(extra_segments or [])], ORDER)),
         )
     return hidden, [one for block in blocks for one in block.keys + block.values]
 
@@ -98,48 +98,51 @@ def run(
     [{}, {"attention_bias": True}, {"use_sliding_window": True, "sliding_window": 8}],
     ids=["plain", "bias", "window"],
 )
-def test_a_step_says_what_the_layers_say(
+def test_fused_step_equals_layers(
     steps: Steps, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "sliding_window" in overrides:
         overrides = {**overrides, "layer_types": ["sliding_attention", "full_attention"]}
     host = tiny_host(**overrides)
-    rows = DecodeLora(
-        [AdapterSpan(0, 2, adapter(host, 1, 4)), AdapterSpan(3, 5, adapter(host, 2, 20, skipped=1))]
+    lora = DecodeLora(
+        [
+            AdapterSpan(0, 2, adapter(host, 1, 4)),
+            AdapterSpan(3, 5, adapter(host, 2, 20, skipped_index=1)),
+        ]
     )
-    hidden, kept = run(host, rows)
+    hidden, cache = run(host, lora)
     assert steps.num_rows[-1] == 5
     monkeypatch.setattr(FusedDecoder, "hidden_states", lambda self, *args: None)
-    wanted, wanted_kept = run(host, rows)
-    assert torch.equal(hidden, wanted)
-    assert all(map(torch.equal, kept, wanted_kept))
+    expected, expected_cache = run(host, lora)
+    assert torch.equal(hidden, expected)
+    assert all(map(torch.equal, cache, expected_cache))
     base, _ = run(host, DecodeLora([]))
-    assert torch.equal(hidden[2], base[2]), "a row without an adapter is the base model's"
+    assert torch.equal(hidden[2], base[2]), "a row without an adapter uses the base model"
     assert not torch.allclose(hidden[0], base[0])
 
 
-def test_a_sample_is_the_same_in_a_pass_that_also_reads_a_prompt(steps: Steps) -> None:
+def test_decode_is_unchanged_by_concurrent_prefill(steps: Steps) -> None:
     host = tiny_host()
     alone, _ = run(host, DecodeLora([]))
     assert steps.num_rows[-1] == 5
     num_before = len(steps.num_rows)
-    together, _ = run(host, DecodeLora([]), [PrefillRows(PromptKV(KIND, 6), 0, 6)])
-    assert len(steps.num_rows) == num_before, "a prompt is read layer by layer"
+    together, _ = run(host, DecodeLora([]), [PrefillRows(PromptKV(SPEC, 6), 0, 6)])
+    assert len(steps.num_rows) == num_before, "prefill runs layer by layer"
     assert torch.equal(alone, together[:5])
 
 
 def test_shared_prompt_uses_layer_path(steps: Steps) -> None:
     host = tiny_host()
     num_before = len(steps.num_rows)
-    stored, (block, _) = PromptKV(KIND, 4), filled_blocks()
-    for one in stored.keys + stored.values:
+    prompt, (block, _) = PromptKV(SPEC, 4), filled_blocks()
+    for one in prompt.keys + prompt.values:
         one.zero_()
-    part = DecodeRows(block, LENGTHS[0], stored)
+    segment = DecodeRows(block, LENGTHS[0], prompt)
     with torch.no_grad():
         host.hidden_states(
             torch.arange(3),
             torch.from_numpy(LENGTHS[0] + 4),
-            ForwardContext(DecodeLora([]), CachedAttention([part])),
+            ForwardContext(DecodeLora([]), CachedAttention([segment])),
         )
     assert len(steps.num_rows) == num_before
 
@@ -147,10 +150,10 @@ def test_shared_prompt_uses_layer_path(steps: Steps) -> None:
 @pytest.mark.parametrize("name", ["gemma2", "granite", "qwen3_moe", "gpt2"])
 def test_custom_layers_use_layer_path(steps: Steps, name: str) -> None:
     HostedModel(build(name))
-    assert not steps.num_rows or name == "granite", "granite's layers only look usual"
+    assert not steps.num_rows or name == "granite", "granite's layers only look standard"
 
 
-def test_a_model_is_taken_at_its_word_only_if_it_says_the_same(
+def test_fused_decode_is_used_only_if_equivalent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outcomes = []
@@ -163,17 +166,15 @@ def test_a_model_is_taken_at_its_word_only_if_it_says_the_same(
     monkeypatch.setattr("tinkex.nn.hosted_model.matches_reference", recorded)
     tiny_host()
     HostedModel(build("granite", hidden_size=64, intermediate_size=96))
-    assert outcomes == [True, False], "granite multiplies what each layer adds"
+    assert outcomes == [True, False], "granite scales the residual"
 
 
-def test_numbers_of_lower_precision_are_left_to_torch(steps: Steps) -> None:
+def test_low_precision_uses_torch(steps: Steps) -> None:
     tiny_host(dtype=torch.bfloat16)
     assert not steps.num_rows
 
 
-def test_positions_beyond_those_known_are_looked_up_too(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_positions_beyond_rotary_table(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinkex.nn.ops.rotary._FIRST_POSITIONS", 4)
     few, _ = run(tiny_host(), DecodeLora([]))
     monkeypatch.setattr("tinkex.nn.ops.rotary._FIRST_POSITIONS", 512)

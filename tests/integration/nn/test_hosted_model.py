@@ -43,7 +43,7 @@ def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
     return [torch.randint(0, VOCAB_SIZE, (length,), generator=rng) for length in lengths]
 
 
-def slopes(num_rows: int = sum(LENGTHS)) -> Tensor:
+def dlogits(num_rows: int = sum(LENGTHS)) -> Tensor:
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
 
 
@@ -52,18 +52,18 @@ def assert_same(found: ModelOutput, expected: ModelOutput) -> None:
     assert found.gradient.keys() == expected.gradient.keys()
     for path, pair in found.gradient.items():
         for ours, theirs in zip(pair, expected.gradient[path], strict=True):
-            off = (ours - theirs).abs().max() / theirs.abs().max()
-            assert off < 1e-4, (path, off)
+            error = (ours - theirs).abs().max() / theirs.abs().max()
+            assert error < 1e-4, (path, error)
             assert theirs.abs().max() > 0, path
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_hosted_model_says_what_the_model_said(name: str) -> None:
+def test_hosted_model_matches_original_logits(name: str) -> None:
     model = build(name)
     plain = copy.deepcopy(model)
     host = HostedModel(model)
     with torch.no_grad():
-        found = run(host, SegmentedLora([]), sequences(), slopes()).log_softmax(-1)
+        found = run(host, SegmentedLora([]), sequences(), dlogits()).log_softmax(-1)
         expected = torch.cat(
             [plain(input_ids=one.unsqueeze(0)).logits[0].log_softmax(-1) for one in sequences()]
         )
@@ -74,41 +74,49 @@ def test_a_hosted_model_says_what_the_model_said(name: str) -> None:
     "parts", [(TargetKind.ATTENTION, TargetKind.MLP), tuple(TargetKind)], ids=["layers", "all"]
 )
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_values_and_gradients_are_those_of_peft(name: str, parts: tuple[TargetKind, ...]) -> None:
-    twins = HostAndPeft(build(name), parts)
-    assert_same(twins.run_host(sequences(), slopes()), twins.run_peft(sequences(), slopes()))
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
-def test_saving_memory_changes_no_number(name: str) -> None:
-    twins = HostAndPeft(build(name))
+def test_values_and_gradients_match_peft(name: str, parts: tuple[TargetKind, ...]) -> None:
+    models = HostAndPeft(build(name), parts)
     assert_same(
-        twins.run_host(sequences(), slopes(), checkpoint_activations=True),
-        twins.run_host(sequences(), slopes()),
+        models.run_host(sequences(), dlogits()),
+        models.run_peft(sequences(), dlogits()),
     )
 
 
-def test_saving_memory_keeps_less_for_the_way_back() -> None:
-    twins = HostAndPeft(build("qwen3", num_hidden_layers=6))
-    assert 3 * kept_bytes(twins, save_memory=True) < kept_bytes(twins, save_memory=False)
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
+def test_activation_checkpointing_does_not_change_results(name: str) -> None:
+    models = HostAndPeft(build(name))
+    assert_same(
+        models.run_host(sequences(), dlogits(), checkpoint_activations=True),
+        models.run_host(sequences(), dlogits()),
+    )
 
 
-def kept_bytes(twins: HostAndPeft, *, save_memory: bool) -> int:
-    kept: dict[int, int] = {}
+def test_activation_checkpointing_saves_fewer_activations() -> None:
+    models = HostAndPeft(build("qwen3", num_hidden_layers=6))
+    assert 3 * saved_bytes(models, checkpoint_activations=True) < saved_bytes(
+        models, checkpoint_activations=False
+    )
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+
+def saved_bytes(models: HostAndPeft, *, checkpoint_activations: bool) -> int:
+    storages: dict[int, int] = {}
+
+    def record(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    views = twins.layout.views
-    gradient = views(torch.zeros_like(twins.weights))
-    rows = SegmentedLora([LoraSegment(0, sum(LENGTHS), SCALE, views(twins.weights), gradient)])
-    this = ForwardContext(rows, PackedAttention(LENGTHS))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        twins.host.hidden_states(
-            torch.cat(sequences()), positions(), this, checkpoint_activations=save_memory
+    views = models.layout.views
+    gradient = views(torch.zeros_like(models.weights))
+    rows = SegmentedLora([LoraSegment(0, sum(LENGTHS), SCALE, views(models.weights), gradient)])
+    context = ForwardContext(rows, PackedAttention(LENGTHS))
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        models.host.hidden_states(
+            torch.cat(sequences()),
+            positions(),
+            context,
+            checkpoint_activations=checkpoint_activations,
         )
-    return sum(kept.values())
+    return sum(storages.values())
 
 
 def positions() -> Tensor:
@@ -116,92 +124,94 @@ def positions() -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
-def test_adapters_in_one_pass_are_as_if_each_were_alone(name: str) -> None:
+def test_adapters_in_one_batch_match_separate_passes(name: str) -> None:
     host = HostedModel(build(name))
     layout = LoraLayout(host.lora_targets, RANK, tuple(TargetKind))
     weights = [trained_weights(layout, seed) for seed in (3, 4)]
     together = [torch.zeros_like(one) for one in weights]
-    # The first rows are the base model's, then two adapters, then one that is only asked.
+    # The first rows use the base model, then two trained adapters, then one without gradient.
     bounds = [(13, 17), (17, 59), (59, 60)]
     segments = [
         LoraSegment(*bounds[0], SCALE, layout.views(weights[0]), layout.views(together[0])),
         LoraSegment(*bounds[1], SCALE, layout.views(weights[1]), layout.views(together[1])),
         LoraSegment(*bounds[2], SCALE, layout.views(weights[0])),
     ]
-    logits = run(host, SegmentedLora(segments), sequences(), slopes())
+    logits = run(host, SegmentedLora(segments), sequences(), dlogits())
     for number, ones in enumerate(([1], [2, 3])):
         alone = torch.zeros_like(weights[number])
         start, stop = bounds[number]
         views = layout.views(weights[number]), layout.views(alone)
         rows = SegmentedLora([LoraSegment(0, stop - start, SCALE, *views)])
-        own = run(host, rows, [sequences()[one] for one in ones], slopes()[start:stop])
+        own = run(host, rows, [sequences()[one] for one in ones], dlogits()[start:stop])
         torch.testing.assert_close(logits[start:stop], own, rtol=1e-4, atol=2e-5)
         torch.testing.assert_close(together[number], alone, rtol=1e-3, atol=1e-4)
-    base = run(host, SegmentedLora([]), sequences()[:1], slopes()[:13])
+    base = run(host, SegmentedLora([]), sequences()[:1], dlogits()[:13])
     torch.testing.assert_close(logits[:13], base, rtol=1e-4, atol=2e-5)
 
 
-def test_experts_beside_plain_layers_say_what_the_model_said() -> None:
+def test_experts_beside_dense_layers_match_original_logits() -> None:
     model = build("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[1])
     plain = copy.deepcopy(model)
     host = HostedModel(model)
     with torch.no_grad():
-        found = run(host, SegmentedLora([]), sequences(), slopes())
+        found = run(host, SegmentedLora([]), sequences(), dlogits())
         expected = torch.cat([plain(input_ids=one.unsqueeze(0)).logits[0] for one in sequences()])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
-    kinds = [bool(site.num_experts) for site in host.lora_targets if site.kind is TargetKind.MLP]
+    kinds = [
+        bool(target.num_experts) for target in host.lora_targets if target.kind is TargetKind.MLP
+    ]
     assert sorted(kinds) == [False, False, True, True, True, True]
 
 
 def test_routers_are_not_adapted() -> None:
     for name in WITH_EXPERTS:
-        paths = [path for site in HostedModel(build(name)).lora_targets for path in site.paths]
+        paths = [path for target in HostedModel(build(name)).lora_targets for path in target.paths]
         assert not [path for path in paths if path.endswith((".gate", ".router"))]
         assert [path for path in paths if path.endswith("experts.gate_up_proj")]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
-def test_base_weights_of_16_bits_carry_adapters_of_32(name: str, dtype: torch.dtype) -> None:
+def test_float32_adapters_on_16_bit_base_weights(name: str, dtype: torch.dtype) -> None:
     coarse, fine = (
         HostAndPeft(build(name, dtype=dtype)),
         HostAndPeft(build(name, dtype=dtype).float()),
     )
-    found = coarse.run_host(sequences(), slopes().to(dtype))
-    expected = fine.run_host(sequences(), slopes())
-    off = (found.logits.float().log_softmax(-1) - expected.logits.log_softmax(-1)).abs()
-    assert off.mean() < 0.05
+    found = coarse.run_host(sequences(), dlogits().to(dtype))
+    expected = fine.run_host(sequences(), dlogits())
+    error = (found.logits.float().log_softmax(-1) - expected.logits.log_softmax(-1)).abs()
+    assert error.mean() < 0.05
     for path, pair in found.gradient.items():
         for ours, theirs in zip(pair, expected.gradient[path], strict=True):
             assert ours.dtype == torch.float32
-            likeness = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
-            assert likeness > 0.95, (path, likeness)
+            similarity = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
+            assert similarity > 0.95, (path, similarity)
 
 
-def test_base_weights_of_16_bits_are_not_held_as_32() -> None:
+def test_16_bit_base_weights_are_not_copied_to_float32() -> None:
     gc.collect()
     before = all_tensors()
     host = HostedModel(build("qwen3", dtype=torch.bfloat16))
     gc.collect()
     known = {id(one) for one in before}
     new = [one for one in all_tensors() if id(one) not in known]
-    smallest = min(site.in_features * sum(site.out_features) for site in host.lora_targets)
+    smallest = min(target.in_features * sum(target.out_features) for target in host.lora_targets)
     assert max(one.numel() for one in new if one.dtype == torch.float32) < smallest
     assert max(one.numel() for one in new if one.dtype == torch.bfloat16) >= smallest
 
 
 def all_tensors() -> list[Tensor]:
-    # By type: some modules answer questions about themselves with a warning.
+    # By type: isinstance() makes some lazy modules warn.
     return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
 
 
-def test_nothing_of_a_pass_is_held_after_it() -> None:
+def test_forward_leaves_no_references() -> None:
     for name in ("gpt2", "olmo2", "qwen3", "qwen3_moe"):
         host = HostedModel(build(name))
-        this = ForwardContext(SegmentedLora([]), PackedAttention(LENGTHS))
-        hidden = host.hidden_states(torch.cat(sequences()), positions(), this)
-        refs = [weakref.ref(one) for one in (hidden, this.attention, this.lora)]
-        del hidden, this
+        context = ForwardContext(SegmentedLora([]), PackedAttention(LENGTHS))
+        hidden = host.hidden_states(torch.cat(sequences()), positions(), context)
+        refs = [weakref.ref(one) for one in (hidden, context.attention, context.lora)]
+        del hidden, context
         gc.collect()
         assert [ref() for ref in refs] == [None, None, None], name
 
@@ -209,28 +219,28 @@ def test_nothing_of_a_pass_is_held_after_it() -> None:
 class _Failing(PackedAttention):
     def attend(self, layer: int, *args: Any) -> Tensor:
         if layer == 1:
-            raise MemoryError("as if there were none")
+            raise MemoryError("out of memory")
         return super().attend(layer, *args)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3"])
-def test_a_pass_that_fails_leaves_nothing_and_the_next_one_works(name: str) -> None:
-    twins = HostAndPeft(build(name))
-    expected = twins.run_host(sequences(), slopes())
-    rows = SegmentedLora([LoraSegment(0, sum(LENGTHS), SCALE, twins.layout.views(twins.weights))])
+def test_failed_pass_leaves_no_references_and_the_next_works(name: str) -> None:
+    models = HostAndPeft(build(name))
+    expected = models.run_host(sequences(), dlogits())
+    rows = SegmentedLora([LoraSegment(0, sum(LENGTHS), SCALE, models.layout.views(models.weights))])
     attention = _Failing(LENGTHS)
     with pytest.raises(MemoryError):
-        twins.host.hidden_states(
+        models.host.hidden_states(
             torch.cat(sequences()), positions(), ForwardContext(rows, attention)
         )
     ref = weakref.ref(rows)
     del rows, attention
     gc.collect()
     assert ref() is None
-    assert_same(twins.run_host(sequences(), slopes()), expected)
+    assert_same(models.run_host(sequences(), dlogits()), expected)
 
 
-def test_a_pass_that_fails_between_siblings_leaves_nothing() -> None:
+def test_failure_between_merged_linears_leaves_no_references() -> None:
     host = HostedModel(build("olmo2"))
     k_proj = host.model.model.layers[1].self_attn.k_proj
     hook = k_proj.register_forward_pre_hook(_fail)
@@ -238,7 +248,7 @@ def test_a_pass_that_fails_between_siblings_leaves_nothing() -> None:
     first = host.model.model.layers[1].self_attn.q_proj
     other = first.register_forward_hook(lambda _, args, out: refs.append(weakref.ref(args[0])))
     with pytest.raises(MemoryError), torch.no_grad():
-        run(host, SegmentedLora([]), sequences(), slopes())
+        run(host, SegmentedLora([]), sequences(), dlogits())
     hook.remove()
     other.remove()
     gc.collect()
@@ -246,7 +256,7 @@ def test_a_pass_that_fails_between_siblings_leaves_nothing() -> None:
 
 
 def _fail(*_: object) -> None:
-    raise MemoryError("as if there were none")
+    raise MemoryError("out of memory")
 
 
 @pytest.mark.parametrize(
@@ -254,18 +264,22 @@ def _fail(*_: object) -> None:
     [
         (MambaConfig, {"state_size": 4}, "linear_attention|mixes tokens"),
         (BloomConfig, {}, "attends once"),
-        (GptOssConfig, {"num_local_experts": 2, "num_experts_per_tok": 2, "head_dim": 8}, "off by"),
+        (
+            GptOssConfig,
+            {"num_local_experts": 2, "num_experts_per_tok": 2, "head_dim": 8},
+            "off by",
+        ),
         (Lfm2Config, {"layer_types": ["conv", "full_attention"]}, "conv"),
     ],
 )
-def test_what_mixes_tokens_otherwise_is_refused(
+def test_unsupported_token_mixing_is_rejected(
     kind: type[Any], fields: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"cannot be hosted: .*({reason})"):
         HostedModel(build_of(kind, fields))
 
 
-def test_a_window_that_is_not_obeyed_is_refused() -> None:
+def test_ignored_sliding_window_is_rejected() -> None:
     kinds = ["sliding_attention", "sliding_attention"]
     model = build("qwen3", use_sliding_window=True, sliding_window=100, layer_types=kinds)
     model.model.layers[1].self_attn.sliding_window = None
@@ -283,12 +297,12 @@ def test_longrope_limits_context_to_original_length() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "phi3", "granite"])
-def test_common_architectures_get_the_fast_modules(name: str) -> None:
+def test_common_architectures_use_fused_modules(name: str) -> None:
     kinds = {type(module) for module in HostedModel(build(name)).model.modules()}
     assert kinds >= {FrozenRMSNorm, FusedGatedMLP, FusedAttention}
 
 
-def test_a_module_that_says_otherwise_keeps_its_place() -> None:
+def test_non_equivalent_module_is_not_replaced() -> None:
     model = build("llama")
     layer = model.model.layers[0]
     plain = layer.mlp.forward
@@ -299,25 +313,25 @@ def test_a_module_that_says_otherwise_keeps_its_place() -> None:
     assert kinds[0] is not FusedGatedMLP
 
 
-def test_weights_are_not_copied_for_a_tied_head() -> None:
+def test_tied_head_weight_is_not_copied() -> None:
     host = HostedModel(build("qwen3"))
     embedding = host.model.get_input_embeddings().weight
     assert host.lm_head.weight_VD.data_ptr() == embedding.data_ptr()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_packed_copies_say_the_same_in_any_number_of_rows(name: str) -> None:
+def test_packed_copies_match_for_any_number_of_rows(name: str) -> None:
     plain, packed = HostedModel(build(name)), HostedModel(build(name), packed_bytes=1 << 30)
     for length in (1, 2, 17, 64, 65):
         one = [torch.arange(length)]
         with torch.no_grad():
-            expected = run(plain, SegmentedLora([]), one, slopes(length))
-            found = [run(packed, SegmentedLora([]), one, slopes(length)) for _ in range(2)]
+            expected = run(plain, SegmentedLora([]), one, dlogits(length))
+            found = [run(packed, SegmentedLora([]), one, dlogits(length)) for _ in range(2)]
         torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(*found)
 
 
-def test_packed_copies_stay_within_their_memory() -> None:
+def test_packed_copies_respect_the_memory_limit() -> None:
     def packed(num_bytes: int) -> int:
         host = HostedModel(build("llama"), packed_bytes=num_bytes)
         groups = {m.group for m in host.model.modules() if isinstance(m, MergedLinearPart)}
