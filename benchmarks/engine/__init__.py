@@ -1,1 +1,1 @@
-"""The engine against PEFT + transformers: same model, same weights, same data, same threads."""
+"""Benchmarks of the engine against PEFT + transformers with equal model, data and threads."""

@@ -1,6 +1,6 @@
 """Measure the engine: `python -m benchmarks.engine [--quick] [--only name ...]`.
 
-Prints the results; the last line is JSON for whoever started this.
+Prints the results; the last line is JSON for the calling program.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from benchmarks.engine.shapes import LARGE, QUICK, SMALL, THREADS, WIDE, Shape
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.training import measure_adapters, measure_sft
 
-#: Figures of a model that is loaded here, by the names that `--only` takes.
+#: Measurements that need a loaded model, by their `--only` names.
 ON_STAGE: dict[str, Callable[[Stage], Sequence[Figure]]] = {
-    "sft": lambda made: [measure_sft(made)],
-    "adapters": lambda made: [measure_adapters(made)],
-    "single": lambda made: [measure_single(made)],
-    "batch": lambda made: [measure_batch(made)],
-    "arrivals": lambda made: [measure_arrivals(made)],
-    "group": lambda made: [measure_group(made)],
+    "sft": lambda loaded: [measure_sft(loaded)],
+    "adapters": lambda loaded: [measure_adapters(loaded)],
+    "single": lambda loaded: [measure_single(loaded)],
+    "batch": lambda loaded: [measure_batch(loaded)],
+    "arrivals": lambda loaded: [measure_arrivals(loaded)],
+    "group": lambda loaded: [measure_group(loaded)],
     "server": measure_serving,
     "snapshots": measure_snapshots,
 }
@@ -48,7 +48,7 @@ GROUPS = {
 
 
 def main() -> int:
-    """Measure, print, and write the file if everything was measured."""
+    """Measure and print; writes the results file if everything was measured."""
     options = _options()
     torch.set_num_threads(THREADS)
     transformers_log.set_verbosity_error()
@@ -71,43 +71,43 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small model, fewer repeats")
     parser.add_argument(
-        "--only", nargs="+", choices=(*NAMES, *GROUPS), default=[], help="measure no more than this"
+        "--only", nargs="+", choices=(*NAMES, *GROUPS), default=[], help="measure only these"
     )
-    parser.add_argument("--model", choices=(SMALL.name, LARGE.name), help="measure this one alone")
+    parser.add_argument("--model", choices=(SMALL.name, LARGE.name), help="measure only this model")
     return parser.parse_args()
 
 
 def _measure_stages(shapes: Sequence[Shape], names: Collection[str]) -> Iterator[Figure]:
-    wanted = [name for name in ON_STAGE if name in names]
-    for shape in shapes if wanted else ():
-        with stage(shape) as made:
-            for name in wanted:
+    selected = [name for name in ON_STAGE if name in names]
+    for shape in shapes if selected else ():
+        with stage(shape) as loaded:
+            for name in selected:
                 started = time.monotonic()
-                found = ON_STAGE[name](made)
-                _log_progress(name, shape, started, found)
-                yield from found
+                results = ON_STAGE[name](loaded)
+                _log_progress(name, shape, started, results)
+                yield from results
 
 
 def _measure_memory(shapes: Sequence[Shape], names: Collection[str]) -> Iterator[Figure]:
     for shape in shapes if "memory" in names else ():
         started = time.monotonic()
-        found = measure_memory(WIDE if shape.name == WIDE.name else shape)
-        _log_progress("memory", shape, started, [found])
-        yield found
+        results = measure_memory(WIDE if shape.name == WIDE.name else shape)
+        _log_progress("memory", shape, started, [results])
+        yield results
 
 
 def _measure_slopes(names: Collection[str], *, is_quick: bool) -> list[Slope]:
     if "growth" not in names:
         return []
     started = time.monotonic()
-    found = measure_growth(SMALL, is_quick=is_quick)
+    results = measure_growth(SMALL, is_quick=is_quick)
     _log_progress("growth", SMALL, started, [])
-    return found
+    return results
 
 
-def _log_progress(name: str, shape: Shape, started: float, found: Sequence[Figure]) -> None:
+def _log_progress(name: str, shape: Shape, started: float, results: Sequence[Figure]) -> None:
     log_progress(f"  {name} on {shape.name}: {time.monotonic() - started:.0f} s")
-    for figure in found:
+    for figure in results:
         row = figure.row
         verdict = f"{row.ours} : {row.official} = {row.ratio:.2f} ({row.target})"
         log_progress(f"    {figure.name}: {verdict}; {figure.proof}")

@@ -1,7 +1,7 @@
 """The baseline: PEFT + transformers, as a careful user writes it.
 
-Padded batches with attention masks, labels of -100 where nothing counts, the fused AdamW, sdpa
-attention, no gradient of the base model, inference mode and a cache for sampling.
+Padded batches with attention masks, labels of -100 for prompts, fused AdamW, SDPA attention, no
+gradient of the base model, inference mode and a KV cache for sampling.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Batch:
 
     @property
     def padding_share(self) -> float:
-        """How much of the batch is padding."""
+        """Fraction of the batch that is padding."""
         if self.attention_mask is None:
             return 0.0
         return 1.0 - self.attention_mask.float().mean().item()
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pad on the right to the longest."""
+    """Pad examples on the right to the longest."""
     width = max(len(each.tokens) for each in examples)
     input_ids = torch.zeros(len(examples), width, dtype=torch.int64)
     targets = torch.full_like(input_ids, IGNORED)
@@ -64,9 +64,9 @@ class Peft:
         self._optimizers: dict[str, torch.optim.AdamW] = {}
 
     def load(self, name: str, directory: Path) -> None:
-        """Take in an adapter that the other side saved, ready to be trained."""
+        """Load an adapter saved by the engine, and make its optimizer."""
         with warnings.catch_warnings():
-            # The head is adapted although it is tied to the embedding; nothing is merged here.
+            # PEFT warns about adapting a tied head, which matters only for merging.
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
             if self._model is None:
                 self._model = PeftModel.from_pretrained(
@@ -75,9 +75,9 @@ class Peft:
             else:
                 self._model.load_adapter(directory, name, is_trainable=True)
         self.activate(name)
-        mine = [each for each in self._loaded.parameters() if each.requires_grad]
+        parameters = [each for each in self._loaded.parameters() if each.requires_grad]
         self._optimizers[name] = torch.optim.AdamW(
-            mine, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.0, fused=True
+            parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.0, fused=True
         )
 
     @property
@@ -87,11 +87,11 @@ class Peft:
 
     @property
     def num_trained(self) -> int:
-        """How many numbers of the active adapter are trained."""
+        """Number of trained parameters of the active adapter."""
         return sum(each.numel() for each in self._loaded.parameters() if each.requires_grad)
 
     def activate(self, name: str) -> None:
-        """Let the next calls use this adapter."""
+        """Use this adapter in the next calls."""
         if self._loaded.active_adapter != name:
             self._loaded.set_adapter(name)
 
@@ -117,12 +117,12 @@ class Peft:
         self.clear(name)
 
     def clear(self, name: str) -> None:
-        """Forget the gradient."""
+        """Clear the gradient."""
         self._optimizers[name].zero_grad(set_to_none=True)
 
     # --- sampling ---------------------------------------------------------------------------
     def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """The likeliest tokens after each prompt, as one batch padded on the left."""
+        """Greedy tokens after each prompt, as one batch padded on the left."""
         width = max(len(prompt.tokens) for prompt in prompts)
         input_ids = torch.zeros(len(prompts), width, dtype=torch.int64)
         mask = torch.zeros_like(input_ids)
@@ -133,7 +133,7 @@ class Peft:
         return self._generate(input_ids, mask, max_new_tokens=num_new, do_sample=False)
 
     def draw(self, prompt: Prompt, num_samples: int) -> list[list[int]]:
-        """Samples at temperature 1 from the whole vocabulary."""
+        """Draw samples at temperature 1 from the whole vocabulary."""
         input_ids = torch.tensor([prompt.tokens])
         return self._generate(
             input_ids,
@@ -156,7 +156,7 @@ class Peft:
         return new
 
     def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """What it says of another's answer."""
+        """Log-probabilities of given answer tokens."""
         self._loaded.eval()
         with torch.inference_mode():
             tokens = torch.tensor([[*prompt, *answer]])

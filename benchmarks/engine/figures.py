@@ -1,4 +1,4 @@
-"""What is measured: two sides in turn, and a figure with its promise and its proof."""
+"""Alternating measurements of two sides, and figures with a limit and a proof."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks import Row, at_least, at_most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One line of the table."""
+    """One row of the results table."""
 
     name: str
     model: str
@@ -24,13 +24,13 @@ class Figure:
     limit: float | None = None
     is_less_better: bool = False
     spread: float | None = None
-    """The baseline's largest minus its smallest turn, as a share of its median."""
+    """Range of the baseline's turns, relative to their median."""
     proof: str = ""
-    """What shows that both sides did the same work."""
+    """Evidence that both sides did the same work."""
 
     @property
     def row(self) -> Row:
-        """As the common table has it."""
+        """The figure as a row of the common table."""
         judge = at_most if self.is_less_better else at_least
         name = f"{self.name}, {self.model}" if self.model else self.name
         return judge(name, self.ours, self.baseline, self.unit, self.limit)
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The seconds of each turn, and what came out of it."""
+    """Seconds and results of each turn."""
 
     ours: list[float]
     baseline: list[float]
@@ -47,17 +47,17 @@ class Turns:
 
     @property
     def our_seconds(self) -> float:
-        """The usual turn of ours."""
+        """Median seconds of our turns."""
         return median(self.ours)
 
     @property
     def baseline_seconds(self) -> float:
-        """The usual turn of the baseline."""
+        """Median seconds of the baseline's turns."""
         return median(self.baseline)
 
     @property
     def spread(self) -> float | None:
-        """How far the baseline's turns are apart."""
+        """Range of the baseline's turns, relative to their median."""
         if len(self.baseline) < 2:
             return None
         return (max(self.baseline) - min(self.baseline)) / self.baseline_seconds
@@ -66,9 +66,9 @@ class Turns:
 def take_turns(
     ours: Callable[[int], Any], baseline: Callable[[int], Any], num_repeats: int
 ) -> Turns:
-    """Ours between two turns of the baseline, so that a machine that slows down slows both.
+    """Run our turns between turns of the baseline, so that a slowing machine affects both.
 
-    Each is called with the number of its turn, so that both see the same data in the same order.
+    Each side is called with the index of its turn, so that both see the same data in order.
     """
     turns = Turns([], [], [], [])
     _take(baseline, 0, turns.baseline, turns.baseline_results)
@@ -88,7 +88,7 @@ def _take(
 
 
 def agreement(ours: list[float], baseline: list[float]) -> str:
-    """The losses of both sides, and how far they are apart at most."""
+    """Describe the losses of both sides and their largest relative difference."""
     worst = max(
         abs(mine - theirs) / abs(theirs) for mine, theirs in zip(ours, baseline, strict=True)
     )
@@ -97,5 +97,5 @@ def agreement(ours: list[float], baseline: list[float]) -> str:
 
 
 def log_progress(text: str) -> None:
-    """Say how far it is, beside the output."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Peak memory of a training step with a large vocabulary, each side in a process of its own.
+"""Peak memory of a training step with a large vocabulary, each side in its own process.
 
-`python -m benchmarks.engine.memory ours FOLDER VOCABULARY` prints what one side took.
+`python -m benchmarks.engine.memory ours FOLDER VOCABULARY` prints the figures of one side.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Step: TypeAlias = Callable[[list[Example]], float]
 
 
 def measure_memory(shape: Shape) -> Figure:
-    """The peak above what the process had before the step."""
+    """Measure the peak above the memory before the step."""
     with TemporaryDirectory() as directory:
         folder = write_model(shape, Path(directory) / "model")
-        # Ours is first, because it saves the adapter that both begin with.
+        # Ours runs first, because it saves the adapter that both start from.
         ours, baseline = (_run_side(side, folder, shape) for side in SIDES)
     held = " : ".join(f"{each['held_mb']:,.0f}" for each in (ours, baseline))
     return Figure(
@@ -53,7 +53,7 @@ def _run_side(side: str, folder: Path, shape: Shape) -> dict[str, Any]:
 
 
 def measure_side(side: str, folder: Path, vocab_size: int) -> dict[str, float]:
-    """A step on a batch of 8, after a short one that makes everything that stays."""
+    """Measure a step on a batch of 8, after a short step that allocates persistent buffers."""
     torch.set_num_threads(THREADS)
     (batch,) = workloads.sft_batches(0, 1, vocab_size)
     (short, *_) = workloads.sft_batches(1, 1, vocab_size)[0]
@@ -67,7 +67,7 @@ def measure_side(side: str, folder: Path, vocab_size: int) -> dict[str, float]:
     return {"peak_mb": peak / 1e6, "held_mb": held / 1e6, "loss": losses[0]}
 
 
-# Each process imports its own side alone.
+# Each process imports only its own side.
 def _our_step(folder: Path, adapter: Path) -> Step:
     from benchmarks.engine.ours import Ours, make_pass
 

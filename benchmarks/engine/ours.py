@@ -1,4 +1,4 @@
-"""Our side, in this process: the engine's verbs as the worker calls them."""
+"""Our side: the engine in this process, called like the worker calls it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADAM = AdamParams(learning_rate=LEARNING_RATE, beta1=0.9, beta2=0.95, eps=1e-12,
 
 
 def datum(example: Example) -> Datum:
-    """An example as clients send it."""
+    """Convert an example to a Datum."""
     return Datum(
         model_input=ModelInput.from_ints(example.tokens),
         loss_fn_inputs={
@@ -40,7 +40,7 @@ def datum(example: Example) -> Datum:
 
 
 def make_pass(adapter_id: str, examples: Sequence[Example]) -> Pass:
-    """The cross-entropy of examples, for one adapter."""
+    """Make a cross-entropy pass of one adapter."""
     data = [datum(each) for each in examples]
     return Pass(adapter_id=adapter_id, request=ForwardBackwardInput(data, "cross_entropy"))
 
@@ -55,7 +55,7 @@ class Ours:
     def create(
         self, adapter_id: str, directory: Path, *, seed: int = 0, num_steps: int = 0
     ) -> Path:
-        """Make an adapter, train it for a few steps, and save it for the other side."""
+        """Create an adapter, train it for a few steps and save it for the baseline."""
         spec = AdapterSpec(base_model=MODEL, rank=RANK, seed=seed)
         self.engine.create(adapter_id, spec)
         rng = np.random.default_rng([8, seed])
@@ -84,7 +84,7 @@ class Ours:
     def sample(
         self, prompts: Sequence[Prompt], directories: Sequence[Path]
     ) -> list[SampledSequence]:
-        """The likeliest tokens after each prompt; each is sent when its time has come."""
+        """Greedy tokens after each prompt; each request starts at its arrival time."""
         requests = [
             (prompt, _source(directories[prompt.sampler]), _request(prompt, 1, temperature=0.0))
             for prompt in prompts
@@ -94,7 +94,7 @@ class Ours:
         answers: dict[str, SampleResponse] = {}
         while len(answers) < len(requests):
             now = time.perf_counter() - started
-            while waiting and waiting[0][0].arrives_at <= now and self._has_room:
+            while waiting and waiting[0][0].arrives_at <= now and self._has_capacity:
                 _, source, request = waiting.pop(0)
                 tickets.append(self._start(source, request))
             if not self.engine.num_samples:
@@ -103,7 +103,7 @@ class Ours:
         return [answers[ticket].sequences[0] for ticket in tickets]
 
     def draw(self, prompt: Prompt, num_samples: int, directory: Path) -> list[SampledSequence]:
-        """Samples at temperature 1 from the whole vocabulary."""
+        """Draw samples at temperature 1 from the whole vocabulary."""
         ticket = self._start(
             _source(directory), _request(prompt, num_samples, temperature=1.0, seed=1)
         )
@@ -113,7 +113,7 @@ class Ours:
         return list(answers[ticket].sequences)
 
     @property
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return self.engine.num_samples < self.engine.max_samples
 
     def _start(self, source: SamplerSource, request: SampleRequest) -> str:
@@ -123,12 +123,12 @@ class Ours:
         return ticket
 
     def _step(self) -> dict[str, SampleResponse]:
-        found = {}
+        finished = {}
         for ticket, outcome in self.engine.step_samples():
             if isinstance(outcome, EngineFailure):
                 raise RuntimeError(outcome.message)
-            found[ticket] = outcome
-        return found
+            finished[ticket] = outcome
+        return finished
 
 
 def _source(directory: Path) -> SamplerSource:

@@ -1,4 +1,4 @@
-"""The memory of this process, as Linux counts it."""
+"""Memory of this process, from /proc."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def rss_bytes() -> int:
-    """Memory in use."""
+    """Resident memory."""
     return _status("VmRSS")
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """How many bytes more a piece of work takes at its peak than there were before."""
+    """Peak resident memory of some work, above the memory before it."""
     settle()
-    # Begins a new peak; see proc(5).
+    # Resets the peak; see proc(5).
     Path("/proc/self/clear_refs").write_text("5")
     before = rss_bytes()
     work()
@@ -24,7 +24,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def settle() -> None:
-    """Give freed memory back, so that it is not used again unseen."""
+    """Return freed memory to the system, so that reuse of it is counted."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 

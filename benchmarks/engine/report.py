@@ -1,4 +1,4 @@
-"""The results as text: a table on the screen, and a file that is written anew each time."""
+"""Results as Markdown, for the terminal and the results file."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from benchmarks.engine.shapes import RANK, THREADS, Shape
 
 RESULTS_FILE = Path(__file__).parent.parent / "results.md"
 _PACKAGES = ("tinkex", "torch", "transformers", "peft", "safetensors", "numpy")
-_HEADINGS = ("figure", "model", "ours", "baseline", "ratio", "wanted", "ok", "baseline's spread")
+_HEADINGS = ("figure", "model", "ours", "baseline", "ratio", "limit", "ok", "baseline's spread")
 
 
 def write(
     figures: Sequence[Figure], slopes: Sequence[Slope], shapes: Sequence[Shape], seconds: float
 ) -> str:
-    """The whole file."""
+    """Build the report."""
     parts = [
         "# The engine against PEFT + transformers",
         "Written by `make bench`; do not edit. Ratios are ours to the baseline's in one run, with "
         "the same model, weights, data and threads; the baseline is measured before and after "
-        "ours. `benchmarks/README.md` says what each figure does.",
+        "ours. `benchmarks/README.md` describes each figure.",
         _table(_HEADINGS, map(_figure_cells, figures)),
         "## Growth",
-        _table(("what", "found", "wanted", "ok", "points"), map(_slope_cells, slopes)),
+        _table(("what", "measured", "limit", "ok", "points"), map(_slope_cells, slopes)),
         "## Proof that both sides did the same work",
         "\n".join(f"- {_full_name(each)}: {each.proof}" for each in figures if each.proof),
-        "## What was measured on",
+        "## Environment",
         "\n".join(f"- {line}" for line in _conditions(shapes, seconds)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -72,7 +72,7 @@ def _figure_cells(figure: Figure) -> tuple[str, ...]:
 
 
 def _slope_cells(slope: Slope) -> tuple[str, ...]:
-    return (slope.name, slope.found, slope.wanted, _verdict(slope.is_met), slope.points)
+    return (slope.name, slope.measured, slope.limit, _verdict(slope.is_met), slope.points)
 
 
 def _verdict(is_met: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""Sampling: alone, in a batch, as requests that come and go, and many samples of one prompt."""
+"""Sampling: one prompt, a batch, arriving requests, and many samples of one prompt."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WARM_NEW = 4
 
 
 def measure_single(stage: Stage) -> Figure:
-    """One prompt."""
+    """Measure one prompt."""
     name = f"1 prompt x {workloads.NEW_TOKENS} new tokens"
     return _measure_together(stage, name, workloads.single_prompt, SINGLE_LIMIT)
 
 
 def measure_batch(stage: Stage) -> Figure:
-    """Several prompts at once."""
+    """Measure several prompts at once."""
     name = f"{workloads.NUM_PROMPTS} prompts x {workloads.NEW_TOKENS} new tokens"
     return _measure_together(stage, name, workloads.prompt_batch, BATCH_LIMIT)
 
@@ -46,7 +46,7 @@ def _measure_together(
 
 
 def measure_arrivals(stage: Stage) -> Figure:
-    """Requests of several adapters that come one after the other, against one at a time."""
+    """Measure arriving requests of several adapters; the baseline answers one at a time."""
     directories, size = stage.samplers(workloads.NUM_SAMPLERS), stage.shape.vocab_size
     _warm_up(stage, workloads.arrivals(_WARM_TURN, size), directories)
     is_split = stage.shape.effort.is_arrival_split
@@ -60,7 +60,7 @@ def measure_arrivals(stage: Stage) -> Figure:
         lambda turn: stage.ours.sample(workloads.arrivals(turn, size), directories), theirs, 1
     )
     if is_split:
-        turns = _joined(turns)
+        turns = _combine_turns(turns)
     prompts = workloads.arrivals(0, size)
     proof = _greedy_proof(stage, prompts, turns.our_results[0], turns.baseline_results[0])
     name = f"{len(prompts)} requests in turn, {workloads.NUM_SAMPLERS} adapters"
@@ -68,19 +68,19 @@ def measure_arrivals(stage: Stage) -> Figure:
     return _figure(stage, name, turns, num_new, ARRIVALS_LIMIT, proof)
 
 
-def _joined(turns: Turns) -> Turns:
-    """Each of the baseline's two turns did half of the work; both together did it once."""
+def _combine_turns(turns: Turns) -> Turns:
+    """Combine the baseline's two turns, which did half of the work each."""
     even, odd = turns.baseline_results
     answers = [answer for pair in zip(even, odd, strict=True) for answer in pair]
     return Turns(turns.ours, [sum(turns.baseline)], turns.our_results, [answers])
 
 
 def _answer_all(stage: Stage, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """One request after the other, in the order in which they come."""
+    """Answer one request after the other, in arrival order."""
     started = time.perf_counter()
     answers = []
     for prompt in prompts:
-        # It is late for all but the first; a server that has caught up would have to wait.
+        # Usually late already; waits only if all earlier requests are answered.
         time.sleep(max(0.0, prompt.arrives_at - (time.perf_counter() - started)))
         stage.peft.activate(f"sampler-{prompt.sampler}")
         answers += stage.peft.generate([prompt])
@@ -88,7 +88,7 @@ def _answer_all(stage: Stage, prompts: Sequence[Prompt]) -> list[list[int]]:
 
 
 def measure_group(stage: Stage) -> Figure:
-    """Many samples of one long prompt."""
+    """Measure many samples of one long prompt."""
     directories, size = stage.samplers(1), stage.shape.vocab_size
     _warm_up(stage, [workloads.group_prompt(_WARM_TURN, size)], directories)
     num = workloads.NUM_PROMPTS
@@ -106,9 +106,9 @@ def measure_group(stage: Stage) -> Figure:
     return _figure(stage, name, turns, num * prompt.num_new, GROUP_LIMIT, proof)
 
 
-# --- what they share -----------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------
 def _warm_up(stage: Stage, prompts: list[Prompt], directories: list[Path]) -> None:
-    """The same shapes for a few tokens, which are of no other turn: prompts may be remembered."""
+    """Warm up with the same shapes but other tokens, because prompts are cached."""
     short = [
         Prompt(prompt.tokens, _WARM_NEW, sampler=prompt.sampler, arrives_at=0.0)
         for prompt in prompts
@@ -136,15 +136,15 @@ def _check_lengths(prompts: list[Prompt], ours: list[SampledSequence], theirs: l
     for prompt, mine, other in zip(prompts, ours, theirs, strict=True):
         if not len(mine.tokens) == len(other) == prompt.num_new:
             raise RuntimeError(
-                f"{prompt.num_new} tokens were asked for, and {len(mine.tokens)} and {len(other)} "
-                "came back"
+                f"expected {prompt.num_new} tokens from both sides, got {len(mine.tokens)} and "
+                f"{len(other)}"
             )
 
 
 def _greedy_proof(
     stage: Stage, prompts: list[Prompt], ours: list[SampledSequence], theirs: list[list[int]]
 ) -> str:
-    """How many sequences are the same on both sides, and what the baseline says of one of ours."""
+    """Count equal sequences, and compare the log-probabilities of one of ours."""
     _check_lengths(prompts, ours, theirs)
     num_same = sum(mine.tokens == other for mine, other in zip(ours, theirs, strict=True))
     stage.peft.activate(f"sampler-{prompts[0].sampler}")

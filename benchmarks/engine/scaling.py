@@ -1,7 +1,7 @@
-"""How cost grows: with tokens, with adapters in memory, with requests served.
+"""Growth of cost with tokens, with adapters in memory and with requests served.
 
-`python -m benchmarks.engine.scaling FOLDER` prints what it found, in a process of its own, because
-memory is counted.
+`python -m benchmarks.engine.scaling FOLDER` prints the results. It runs in its own process, because
+it measures memory.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ NAME = "growth"
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """How something grows, what was wanted, and the points behind it."""
+    """A measured growth, its limit and the points behind it."""
 
     name: str
-    found: str
-    wanted: str
+    measured: str
+    limit: str
     is_met: bool
     points: str
 
 
 def measure_growth(shape: Shape, *, is_quick: bool = False) -> list[Slope]:
-    """All three sweeps, in a process of their own."""
+    """Run all three sweeps in a new process."""
     with TemporaryDirectory() as directory:
         folder = write_model(shape, Path(directory) / "model")
         command = [sys.executable, "-m", "benchmarks.engine.scaling", str(folder)]
         command += [str(shape.vocab_size), "quick" if is_quick else "full"]
-        found = run_json(command, OMP_NUM_THREADS=str(THREADS))
-    return [Slope(**each) for each in found["slopes"]]
+        results = run_json(command, OMP_NUM_THREADS=str(THREADS))
+    return [Slope(**each) for each in results["slopes"]]
 
 
 class Sweep:
-    """One engine, swept."""
+    """Sweeps of one engine."""
 
     def __init__(self, folder: Path, vocab_size: int, *, is_quick: bool) -> None:
         self._ours = Ours(folder)
@@ -64,7 +64,7 @@ class Sweep:
         self._directory = self._ours.create(NAME, folder.with_name(NAME), num_steps=1)
 
     def run(self) -> list[Slope]:
-        """Tokens first, while the process is young."""
+        """Run all sweeps; tokens first, while the heap is not fragmented."""
         return [*self._tokens(), *self._adapters(), *self._requests()]
 
     # --- tokens -----------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Sweep:
     # --- adapters ---------------------------------------------------------------------------
     def _adapters(self) -> list[Slope]:
         examples = self._examples(SEQUENCE_TOKENS)
-        before_all = self._usual_step(examples)
+        before_all = self._median_step_seconds(examples)
         settle()
         before = rss_bytes()
         for index in range(NUM_IDLE):
@@ -110,10 +110,10 @@ class Sweep:
             self._ours.engine.create(f"idle-{index}", spec)
         grown = (rss_bytes() - before) / NUM_IDLE
         own = self._own_bytes()
-        crowded = self._usual_step(examples)
+        with_idle = self._median_step_seconds(examples)
         for index in range(NUM_IDLE):
             self._ours.engine.drop(f"idle-{index}")
-        alone = (before_all + self._usual_step(examples)) / 2
+        alone = (before_all + self._median_step_seconds(examples)) / 2
         return [
             Slope(
                 "memory with idle adapters",
@@ -124,15 +124,15 @@ class Sweep:
             ),
             Slope(
                 "time of a training step with idle adapters",
-                f"x {crowded / alone:.2f}",
+                f"x {with_idle / alone:.2f}",
                 "flat: at most x 1.1",
-                crowded <= 1.1 * alone,
-                f"{1e3 * alone:.0f} ms alone, {1e3 * crowded:.0f} ms beside {NUM_IDLE}",
+                with_idle <= 1.1 * alone,
+                f"{1e3 * alone:.0f} ms alone, {1e3 * with_idle:.0f} ms beside {NUM_IDLE}",
             ),
         ]
 
     def _own_bytes(self) -> int:
-        """Weights and two moments; the file has the weights as they are in memory."""
+        """Bytes of the weights and two moments; the file stores the weights as in memory."""
         weights = next(self._directory.glob("*.safetensors")).stat().st_size
         return 3 * weights
 
@@ -166,12 +166,12 @@ class Sweep:
         ]
 
     def _serve_one(self) -> None:
-        """A short pass, a step, a short sample with a prompt of its own."""
+        """Run a short pass, a step and a short sample with a new prompt."""
         self._step(self._examples(16, num_tokens=16))
         tokens = self._rng.integers(1, self._vocab_size, size=16).tolist()
         self._ours.sample([Prompt(tokens, 4)], [self._directory])
 
-    # --- what they share --------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------
     def _examples(self, total: int, num_tokens: int = SEQUENCE_TOKENS) -> list[Example]:
         return [
             workloads.example(self._rng, self._vocab_size, num_tokens)
@@ -182,7 +182,7 @@ class Sweep:
         self._ours.forward_backward([make_pass(NAME, examples)])
         self._ours.optim_step(NAME)
 
-    def _usual_step(self, examples: list[Example]) -> float:
+    def _median_step_seconds(self, examples: list[Example]) -> float:
         seconds = []
         for _ in range(5):
             started = time.perf_counter()
@@ -196,12 +196,12 @@ def _slope(x: Any, y: Any) -> float:
 
 
 def _power(x: Any, y: Any) -> float:
-    """The exponent of the power law that fits best."""
+    """Exponent of the best fitting power law."""
     return _slope(np.log(x), np.log(y))
 
 
 def main(folder: str, vocab_size: str, mode: str) -> None:
-    """Print everything as JSON."""
+    """Print the results as JSON."""
     sweep = Sweep(Path(folder), int(vocab_size), is_quick=mode == "quick")
     slopes = [{name: getattr(each, name) for name in Slope.__slots__} for each in sweep.run()]
     print(json.dumps({"slopes": slopes}))

@@ -1,6 +1,6 @@
-"""Through HTTP: a server in processes of its own, asked by our SDK.
+"""Measurements through HTTP: a server in its own processes, called by the SDK.
 
-Nothing else computes while the server does: this process only waits for it.
+This process only waits while the server computes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ROUND_TRIP_TOKENS = 16
 NUM_TRIPS = 16
 LOOP_EXAMPLES, LOOP_TOKENS, LOOP_STEPS = 8, 64, 6
 SNAPSHOT_LIMIT = 1.05
-#: Short passes, beside which a snapshot weighs more; a turn has one, as the server is set up.
+#: Short passes make the cost of a snapshot visible; with default settings a turn has one.
 SNAPSHOT_EXAMPLES, SNAPSHOT_TOKENS, SNAPSHOT_STEPS = 4, 32, 25
 NUM_SNAPSHOT_TURNS = 3
-NEVER = {"TINKEX_SNAPSHOT_CHANGES": "1000000000", "TINKEX_SNAPSHOT_SECONDS": "1000000000"}
+NO_SNAPSHOTS = {"TINKEX_SNAPSHOT_CHANGES": "1000000000", "TINKEX_SNAPSHOT_SECONDS": "1000000000"}
 
 
 @contextmanager
 def serve(folder: Path, **settings: str) -> Iterator[tinkex.ServiceClient]:
-    """A server of one model, and a client of it; settings are variables of its environment."""
+    """Run a server of one model and yield a client; settings are environment variables."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "tinkex", "serve", "--engine", "local", "--port", "0"]
         variables = {"TINKEX_LOG": "error", "TINKEX_THREADS": str(THREADS), "TINKER_TELEMETRY": "0"}
@@ -62,9 +62,9 @@ def serve(folder: Path, **settings: str) -> Iterator[tinkex.ServiceClient]:
 
 
 def measure_serving(stage: Stage) -> list[Figure]:
-    """One short pass as a round trip, and a whole loop against the bare engine."""
+    """Measure the round trip of one short pass, and a loop against the bare engine."""
     name = "served"
-    # The server's adapters have the same seed, and so the same first weights.
+    # The server's adapters have the same seed and therefore the same initial weights.
     stage.adapter(name, seed=1)
     with serve(stage.folder) as service:
         trips, loop = (
@@ -93,18 +93,18 @@ def _round_trip(stage: Stage, client: TrainingClient, name: str) -> Figure:
     )
     stage.peft.clear(name)
     before, after = (median(seconds for seconds, _ in each) for each in turns.baseline_results)
-    mine = turns.our_results[0]
+    ours_turn = turns.our_results[0]
     baseline = (before + after) / 2
     return Figure(
         name=f"{ROUND_TRIP_TOKENS}-token forward_backward through HTTP : in-process PEFT",
         model=stage.shape.name,
-        ours=1000 * median(seconds for seconds, _ in mine),
+        ours=1000 * median(seconds for seconds, _ in ours_turn),
         baseline=1000 * baseline,
         unit="ms",
         limit=ROUND_TRIP_LIMIT,
         is_less_better=True,
         spread=abs(before - after) / baseline,
-        proof=agreement([mine[0][1]], [turns.baseline_results[0][0][1]]),
+        proof=agreement([ours_turn[0][1]], [turns.baseline_results[0][0][1]]),
     )
 
 
@@ -137,7 +137,7 @@ def _overhead(stage: Stage, client: TrainingClient, name: str) -> Figure:
 
 
 def measure_snapshots(stage: Stage) -> list[Figure]:
-    """The same loop on a server that writes snapshots as usual, and on one that writes none."""
+    """Measure the same loop on a server with default snapshots and on one without."""
     rng = np.random.default_rng(11)
     size = stage.shape.vocab_size
     data = [
@@ -145,10 +145,13 @@ def measure_snapshots(stage: Stage) -> list[Figure]:
         for _ in range(SNAPSHOT_STEPS)
     ]
 
-    with serve(stage.folder) as writing, serve(stage.folder, **NEVER) as resting:
+    with (
+        serve(stage.folder) as with_snapshots,
+        serve(stage.folder, **NO_SNAPSHOTS) as without_snapshots,
+    ):
         clients = [
             service.create_lora_training_client(MODEL, rank=RANK, seed=1)
-            for service in (writing, resting)
+            for service in (with_snapshots, without_snapshots)
         ]
         turns = take_turns(
             lambda turn: _loop(clients[0], data),
@@ -160,10 +163,10 @@ def measure_snapshots(stage: Stage) -> list[Figure]:
 
 
 def _loop(client: TrainingClient, data: Sequence[Sequence[Datum]]) -> list[float]:
-    """The losses of a training loop, one step for each batch."""
+    """Run a training loop with one step per batch; returns the losses."""
     losses = []
     for examples in data:
-        # Both are sent before either is waited for, as loops are written.
+        # Both requests are sent before waiting, as in typical training loops.
         forward_backward = client.forward_backward(list(examples), "cross_entropy")
         optim_step = client.optim_step(ADAM)
         losses.append(forward_backward.result().metrics["loss:sum"])

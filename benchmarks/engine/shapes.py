@@ -1,4 +1,4 @@
-"""The models that are measured, with random weights, and how much is measured on each."""
+"""Models with random weights, and the number of repeats on each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured; a repeat has a turn of ours between two of the baseline."""
+    """Numbers of repeats; a repeat is one turn of ours between two of the baseline."""
 
     training_repeats: int
     sft_batches: int
@@ -25,12 +25,12 @@ class Effort:
     adapter_repeats: int
     sampling_repeats: int
     is_arrival_split: bool = False
-    """Let the baseline answer half of the requests before ours and half after."""
+    """Whether the baseline answers half of the requests before ours and half after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model to make."""
+    """A model to measure."""
 
     name: str
     about: str
@@ -47,7 +47,7 @@ def _llama(**sizes: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**sizes, **_SHARED))
 
 
-#: No token ends a text, so that both sides sample as many tokens as they are asked for.
+#: Without an end token, both sides always sample the requested number of tokens.
 _SHARED: Mapping[str, Any] = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
@@ -106,7 +106,7 @@ WIDE = replace(SMALL, vocab_size=49152, make=lambda: _qwen3(vocab_size=49152, **
 
 
 def write_model(shape: Shape, folder: Path) -> Path:
-    """Make a model with random weights, the same on every run, and save it as transformers does."""
+    """Save a model with fixed random weights in the transformers format."""
     torch.manual_seed(0)
     model = shape.make().eval()
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A model with both sides on it, loaded when first needed."""
+"""Both sides with the same model, loaded on first use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.engine.baseline import Peft
 from benchmarks.engine.ours import Ours
 from benchmarks.engine.shapes import Shape, write_model
 
-#: Steps that give an adapter a direction before it is sampled from.
+#: Training steps before sampling, so that the adapter has an effect.
 WARM_STEPS = 3
 
 
 class Stage:
-    """Both sides, with the same base model and the same adapters."""
+    """Both sides with the same base model and adapters."""
 
     def __init__(self, shape: Shape, directory: Path) -> None:
         self.shape = shape
@@ -26,7 +26,7 @@ class Stage:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the model is."""
+        """Directory of the model."""
         return write_model(self.shape, self.directory / "model")
 
     @cached_property
@@ -40,7 +40,7 @@ class Stage:
         return Peft(self.folder)
 
     def adapter(self, name: str, *, seed: int, num_steps: int = 0) -> Path:
-        """An adapter that both sides have, with the same weights; returns where it is saved."""
+        """Create an adapter with equal weights on both sides; returns its directory."""
         if name not in self._adapters:
             directory = self.directory / name
             self._adapters[name] = self.ours.create(name, directory, seed=seed, num_steps=num_steps)
@@ -49,16 +49,16 @@ class Stage:
         return self._adapters[name]
 
     def samplers(self, num: int) -> list[Path]:
-        """Adapters to sample from; the first is active."""
-        found = [
+        """Create adapters to sample from and activate the first."""
+        directories = [
             self.adapter(f"sampler-{index}", seed=100 + index, num_steps=WARM_STEPS)
             for index in range(num)
         ]
         self.peft.activate("sampler-0")
-        return found
+        return directories
 
     def close(self) -> None:
-        """Let go of both sides."""
+        """Release both sides."""
         if "ours" in self.__dict__:
             self.ours.engine.close()
         for side in ("ours", "peft"):
@@ -67,10 +67,10 @@ class Stage:
 
 @contextmanager
 def stage(shape: Shape) -> Iterator[Stage]:
-    """A stage in a temporary directory."""
+    """Open a stage in a temporary directory."""
     with TemporaryDirectory() as directory:
-        made = Stage(shape, Path(directory))
+        opened = Stage(shape, Path(directory))
         try:
-            yield made
+            yield opened
         finally:
-            made.close()
+            opened.close()

@@ -1,4 +1,4 @@
-"""Training: one adapter on mixed lengths, and many adapters at once."""
+"""Training: one adapter on mixed lengths, and several adapters at once."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from benchmarks.engine.stage import Stage
 from benchmarks.engine.workloads import Example
 
 SFT_LIMIT, ADAPTERS_LIMIT = 1.7, 2.0
-#: The data of turns begins after that of the warm-up, which both sides train on too.
+#: Turn index of the warm-up data, which no measured turn uses.
 _WARM_TURN = 1000
 
 
 def measure_sft(stage: Stage) -> Figure:
-    """One adapter, batches of 8 with mixed lengths, a step after each."""
+    """Measure one adapter on batches of 8 with mixed lengths and a step after each."""
     size, effort = stage.shape.vocab_size, stage.shape.effort
     name = "sft"
     stage.adapter(name, seed=1)
     make = partial(workloads.sft_batches, num_batches=effort.sft_batches, vocab_size=size)
     warm = [[workloads.sft_batches(_WARM_TURN, 1, size)[0][0]]]
     data = [make(turn) for turn in range(effort.training_repeats + 1)]
-    ours, theirs = _ours_ready(name, [warm, *data]), _theirs_ready([warm, *data])
+    ours, theirs = _our_passes(name, [warm, *data]), _their_batches([warm, *data])
     _our_steps(stage.ours, name, ours[0])
     _their_steps(stage.peft, name, theirs[0])
     turns = take_turns(
@@ -49,7 +49,7 @@ def measure_sft(stage: Stage) -> Figure:
 
 
 def measure_adapters(stage: Stage) -> Figure:
-    """Several adapters, one short sequence and one step each."""
+    """Measure several adapters with one short sequence and one step each."""
     names = [f"tenant-{index}" for index in range(workloads.NUM_ADAPTERS)]
     for seed, name in enumerate(names):
         stage.adapter(name, seed=10 + seed)
@@ -92,11 +92,11 @@ def _paired(names: list[str], examples: list[Example]) -> Iterable[tuple[str, li
     return ((name, [example]) for name, example in zip(names, examples, strict=True))
 
 
-def _ours_ready(name: str, turns: list[list[list[Example]]]) -> list[list]:
+def _our_passes(name: str, turns: list[list[list[Example]]]) -> list[list]:
     return [[make_pass(name, batch) for batch in batches] for batches in turns]
 
 
-def _theirs_ready(turns: list[list[list[Example]]]) -> list[list]:
+def _their_batches(turns: list[list[list[Example]]]) -> list[list]:
     return [[collate(batch) for batch in batches] for batches in turns]
 
 
@@ -117,7 +117,7 @@ def _their_steps(peft: Peft, name: str, batches: list) -> list[float]:
 
 
 def _proof(turns: Turns) -> str:
-    """Losses after the same steps on the same data; the baseline has one turn more."""
+    """Compare losses after the same steps; the baseline has one more turn."""
     ours = list(chain.from_iterable(turns.our_results))
     theirs = list(chain.from_iterable(turns.baseline_results))
     return agreement(ours, theirs[: len(ours)])

@@ -1,4 +1,4 @@
-"""What both sides are given: pure data, the same on every run."""
+"""Workloads for both sides: deterministic data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARRIVAL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Position i of `tokens` predicts `targets[i]`; the first `num_prompt` do not count."""
+    """Position i of `tokens` predicts `targets[i]`; the first `num_prompt` have weight 0."""
 
     tokens: list[int]
     targets: list[int]
@@ -28,13 +28,13 @@ class Example:
 
     @property
     def weights(self) -> list[float]:
-        """1 where a target counts."""
+        """1 for trained targets, 0 for the prompt."""
         return [0.0] * self.num_prompt + [1.0] * (len(self.tokens) - self.num_prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request for greedy tokens of a sampler, which arrives after some seconds."""
+    """A request for greedy tokens of a sampler, and its arrival time in seconds."""
 
     tokens: list[int]
     num_new: int
@@ -45,7 +45,7 @@ class Prompt:
 def example(
     rng: np.random.Generator, vocab_size: int, num_tokens: int, prompt_share: float = 0.0
 ) -> Example:
-    """An example of random tokens."""
+    """Make an example of random tokens."""
     tokens = _tokens(rng, vocab_size, num_tokens + 1)
     return Example(tokens[:-1], tokens[1:], int(prompt_share * num_tokens))
 
@@ -75,14 +75,14 @@ def single_prompt(turn: int, vocab_size: int) -> list[Prompt]:
 
 
 def prompt_batch(turn: int, vocab_size: int) -> list[Prompt]:
-    """Prompts of mixed lengths, all there from the start."""
+    """Prompts of mixed lengths that all arrive at the start."""
     lengths = np.random.default_rng(5).integers(16, 64, endpoint=True, size=NUM_PROMPTS)
     rng = np.random.default_rng([5, turn])
     return [Prompt(_tokens(rng, vocab_size, int(length)), NEW_TOKENS) for length in lengths]
 
 
 def arrivals(turn: int, vocab_size: int) -> list[Prompt]:
-    """Prompts and answers of 16 to 256 tokens, of several adapters, one after the other."""
+    """Prompts and answers of 16 to 256 tokens for several adapters, arriving over time."""
     sizes = np.exp(
         np.random.default_rng(6).uniform(np.log(16), np.log(256), size=(NUM_ARRIVALS, 2))
     ).astype(int)
@@ -105,6 +105,6 @@ def group_prompt(turn: int, vocab_size: int) -> Prompt:
 
 
 def _tokens(rng: np.random.Generator, vocab_size: int, num: int) -> list[int]:
-    # Token 0 pads.
+    # Token 0 is padding.
     tokens: list[int] = rng.integers(1, vocab_size, size=num).tolist()
     return tokens
