@@ -295,7 +295,7 @@ def test_damaged_requests_are_decoded_alike_or_rejected(
 @pytest.mark.parametrize("stop", [None, "a", ["a", "b"], [1, 2], []])
 @pytest.mark.parametrize("extra", [{}, {"seed": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.25}])
 def test_sample_request_equals_official(stop: Any, extra: dict[str, Any]) -> None:
-    def ask(package: Any, tensor: Any) -> Any:
+    def make_request(package: Any, tensor: Any) -> Any:
         return package.SampleRequest(
             num_samples=2,
             prompt=package.ModelInput(
@@ -314,6 +314,6 @@ def test_sample_request_equals_official(stop: Any, extra: dict[str, Any]) -> Non
         )
 
     wire = {"data": [1, -1], "dtype": "int64", "shape": [2, 1]}
-    ours = ask(types, types.TensorData([1, -1], "int64", [2, 1]))
-    theirs = ask(official, wire).model_dump(mode="json", exclude_none=True)
+    ours = make_request(types, types.TensorData([1, -1], "int64", [2, 1]))
+    theirs = make_request(official, wire).model_dump(mode="json", exclude_none=True)
     assert json.loads(encode_json(ours)) == theirs

@@ -39,7 +39,7 @@ ALLOWED = {
     "TrainingRun.metrics": "the same",
     "TrainingRun.created_at": "the same",
     "LoadWeightsRequest.optimizer": "has a default, as requests of SDKs before 0.6 lack it",
-    "OptimizerConfig": "known families are told apart, official leaves them in the open base",
+    "OptimizerConfig": "known families are distinguished; the official package uses the open base",
     "OptimParams": "the same",
 }
 

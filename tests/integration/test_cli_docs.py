@@ -56,7 +56,7 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
         else:
             break
         found = command.get_command(click.Context(command, **main.context_settings), name)
-        assert found is not None, f"there is no command {name}"
+        assert found is not None, f"unknown command {name}"
         command = found
     return command, words
 

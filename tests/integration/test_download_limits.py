@@ -296,7 +296,7 @@ async def test_too_many_files_are_rejected(
 # --- responses that are read into memory --------------------------------------------------------
 
 
-async def ask(server: Server, max_response_bytes: int = 2 * MB) -> Any:
+async def send_get(server: Server, max_response_bytes: int = 2 * MB) -> Any:
     config = Config(base_url=server.url, max_response_bytes=max_response_bytes)
     return await HttpClient(config).send("GET", f"{server.url}/answer", {}, None, 20.0)
 
@@ -316,7 +316,7 @@ async def test_oversized_response_is_rejected(server: Server, reply: Reply) -> N
     with pytest.raises(
         APIResponseValidationError, match="at most 2,097,152 are accepted"
     ) as caught:
-        await ask(server)
+        await send_get(server)
     assert "max_response_bytes" in (caught.value.hint or "")
     assert not caught.value.retryable
     assert server.num_sent < ENDLESS_BYTES
@@ -325,17 +325,17 @@ async def test_oversized_response_is_rejected(server: Server, reply: Reply) -> N
 @pytest.mark.asyncio
 async def test_response_up_to_limit_is_accepted(server: Server) -> None:
     server.replies["answer"] = Reply(bytes(2 * MB))
-    assert (await ask(server)).content == bytes(2 * MB)
+    assert (await send_get(server)).content == bytes(2 * MB)
     server.replies["answer"] = Reply(gzip.compress(bytes(2 * MB)), {"Content-Encoding": "gzip"})
-    assert (await ask(server)).content == bytes(2 * MB)
+    assert (await send_get(server)).content == bytes(2 * MB)
     server.replies["answer"] = Reply(status=204)
-    assert (await ask(server)).content == b""
+    assert (await send_get(server)).content == b""
 
 
 @pytest.mark.asyncio
 async def test_endless_error_response_is_truncated(server: Server) -> None:
     server.replies["answer"] = Reply(status=500, is_endless=True)
-    response = await ask(server, max_response_bytes=2**30)
+    response = await send_get(server, max_response_bytes=2**30)
     assert (response.status_code, len(response.content)) == (500, http_module.MAX_ERROR_BYTES)
     assert server.num_sent < ENDLESS_BYTES
 

@@ -81,11 +81,11 @@ def call_both(owner: Any, name: str, *args: Any, **options: Any) -> Any:
     now = getattr(owner, name)(*args, **options)
     assert isinstance(now, APIFuture)
     value = now.result(TIMEOUT_SECONDS)
-    twin = getattr(owner, f"{name}_async", None)
+    async_method = getattr(owner, f"{name}_async", None)
 
     async def later() -> Any:
         # A few methods have no async version; their futures can be awaited.
-        return await (twin or getattr(owner, name))(*args, **options)
+        return await (async_method or getattr(owner, name))(*args, **options)
 
     assert asyncio.run(later()) == value
     return value
@@ -93,12 +93,17 @@ def call_both(owner: Any, name: str, *args: Any, **options: Any) -> Any:
 
 def test_every_method_has_async_version_or_returns_future() -> None:
     """Only these have no async version; the last three are tinkex extensions."""
-    alone = {"get_weights_info_by_tinker_path", "whoami", "download_checkpoint", "get_telemetry"}
-    alone |= {"find_training_runs", "rename_training_run", "report_run_metrics"}
+    sync_only = {
+        "get_weights_info_by_tinker_path",
+        "whoami",
+        "download_checkpoint",
+        "get_telemetry",
+    }
+    sync_only |= {"find_training_runs", "rename_training_run", "report_run_metrics"}
     for owner in (RestClient, AdminClient):
         public = {name for name, _ in inspect.getmembers(owner) if not name.startswith("_")}
         sync = {name for name in public if not name.endswith("_async")}
-        assert {name for name in sync if f"{name}_async" not in public} <= alone
+        assert {name for name in sync if f"{name}_async" not in public} <= sync_only
         assert {name.removesuffix("_async") for name in public - sync} <= sync
 
 

@@ -117,9 +117,9 @@ def test_invalid_tokenizer_files_are_rejected(
 
 
 def test_server_without_tokenizers_falls_back_to_hub(serve: Serve, connect: Connect) -> None:
-    server = serve(api_keys={KEY}, models=("nobody/model",))
-    sampler = connect(server).create_sampling_client(base_model="nobody/model")
-    with pytest.raises(InvalidInput, match="Failed to load tokenizer 'nobody/model'"):
+    server = serve(api_keys={KEY}, models=("unknown/model",))
+    sampler = connect(server).create_sampling_client(base_model="unknown/model")
+    with pytest.raises(InvalidInput, match="Failed to load tokenizer 'unknown/model'"):
         sampler.get_tokenizer()
 
 

@@ -183,7 +183,7 @@ def test_missing_endpoint_is_called_once(server: StubServer, connect: Connect) -
         reporter(service).log_exception(error)
     assert time.monotonic() - started < 25.0
     assert len(server.calls("telemetry")) == 1
-    assert not reporter(service).log("nobody wants it")
+    assert not reporter(service).log("dropped")
 
 
 def test_failing_endpoint_keeps_events(

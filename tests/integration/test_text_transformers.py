@@ -37,7 +37,7 @@ def make_folder(folder: Path, chat_template: str | None) -> str:
 
 def test_local_tokenizer_with_chat_template(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make_folder(tmp_path, TEMPLATE))
-    assert encode(tokenizer, "hello world nobody") == [4, 5, 0]
+    assert encode(tokenizer, "hello world unknown") == [4, 5, 0]
     chat = [{"role": "user", "content": "hello world"}]
     assert render_chat(tokenizer, chat) == [1, 3, 4, 5, 2, 3]
     assert render_chat(tokenizer, chat, add_generation_prompt=False) == [1, 3, 4, 5]

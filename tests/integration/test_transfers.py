@@ -199,7 +199,7 @@ def test_corrupt_archive_is_typed_error_and_leaves_nothing(
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     path = client.save_state("state").result(TIMEOUT_SECONDS).path
-    server.inject("download", Fault(status=200, body=b"this is no tar" * 100), times=None)
+    server.inject("download", Fault(status=200, body=b"not a tar" * 100), times=None)
     with pytest.raises(DownloadError):
         rest.download_checkpoint(path, tmp_path / "state").result(TIMEOUT_SECONDS)
     assert not (tmp_path / "state").exists()

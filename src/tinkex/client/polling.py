@@ -76,7 +76,7 @@ class ResultPending:
 
 @dataclass(frozen=True, slots=True)
 class PollFailure:
-    """The poll or the job failed; the error tells whether polling again may help."""
+    """The poll or the job failed; the error is retryable if polling again may help."""
 
     error: TinkexError
 
