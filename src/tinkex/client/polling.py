@@ -51,6 +51,18 @@ MIN_THREADED_DECODE_BYTES = 256 * 1024
 _OUTAGE_BACKOFF = RetryPolicy(first_wait_seconds=0.5, max_wait_seconds=30.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedJob:
+    """A job the server accepted: the id of its future, or already the result."""
+
+    endpoint: Endpoint[Any, Any]
+    request_id: str = ""
+    sequence_ids: list[str] | None = None
+    submit_seconds: float = 0.0
+    result: Any = None
+    request_type: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ResultReady:
     """The response contains the result."""
@@ -217,30 +229,26 @@ class Poller:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
-    async def result(
-        self,
-        endpoint: Endpoint[Any, Any],
-        request_id: str,
-        submit_seconds: float,
-        request_type: str = "",
-    ) -> Any:
+    async def wait(self, job: SubmittedJob) -> Any:
         """Return the decoded result of a job; raises if the job failed or polling gave up."""
+        if job.result is not None:
+            return job.result
         config = self.transport.config
         policy = PollPolicy(config.outage_seconds, self.transport.billing_pause_seconds)
         ends_at = self.clock() + (config.poll_timeout_seconds or float("inf"))
         iteration = 0
         while True:
             started = self.clock()
-            headers = _poll_headers(endpoint, request_type, iteration, submit_seconds)
+            headers = _poll_headers(job, iteration)
             seconds = min(config.poll_request_seconds, ends_at - started)
-            outcome = await self._poll(request_id, headers, seconds)
+            outcome = await self._poll(job.request_id, headers, seconds)
             if isinstance(outcome, ResultReady):
-                return await self._decode(endpoint, outcome.response)
+                return await self._decode(job.endpoint, outcome.response)
             iteration += 1
-            wait = self._next_wait(policy, outcome, started, request_id)
+            wait = self._next_wait(policy, outcome, started, job.request_id)
             if self.clock() + wait >= ends_at:
                 limit = config.poll_timeout_seconds
-                raise ResultTimeoutError(None, f"No result for {request_id} within {limit:g} s")
+                raise ResultTimeoutError(None, f"No result for {job.request_id} within {limit:g} s")
             await self.sleep(wait)
 
     def _next_wait(
@@ -299,15 +307,13 @@ class Poller:
             raise APIResponseValidationError(response, excerpt, text) from error
 
 
-def _poll_headers(
-    endpoint: Endpoint[Any, Any], request_type: str, iteration: int, submit_seconds: float
-) -> dict[str, str]:
+def _poll_headers(job: SubmittedJob, iteration: int) -> dict[str, str]:
     headers = {
         "x-tinker-request-iteration": str(iteration),
-        "x-tinker-request-type": request_type or endpoint.request_type,
+        "x-tinker-request-type": job.request_type or job.endpoint.request_type,
     }
     if iteration == 0:
-        headers["x-tinker-create-promise-roundtrip-time"] = f"{submit_seconds:.6f}"
-    if has_proto_result(endpoint):
+        headers["x-tinker-create-promise-roundtrip-time"] = f"{job.submit_seconds:.6f}"
+    if has_proto_result(job.endpoint):
         headers["accept"] = PROTO_TYPE
     return headers

@@ -26,8 +26,9 @@ from tinkex.client.future import APIFuture
 from tinkex.client.holder import Holder
 from tinkex.client.io_loop import gather_or_cancel
 from tinkex.client.ordered_queue import OrderedQueue
+from tinkex.client.polling import SubmittedJob
 from tinkex.client.queue_state import QueueStateLogger
-from tinkex.client.submission import SubmittedJob, submit_job, wait_for_result
+from tinkex.client.submission import submit_job
 from tinkex.client.transport import PROTO_TYPE, OutgoingRequest, build_request
 from tinkex.errors import APIStatusError, InvalidInput
 from tinkex.wire.codec import compress_zstd, encode_json
@@ -89,7 +90,7 @@ class RemoteModel:
             request = build_request(endpoint, build_message(seq_id))
             return lambda: submit_job(self._holder.transport, request)
 
-        return self._queue.submit(endpoint.name, 1, prepare, partial(wait_for_result, self._poller))
+        return self._queue.submit(endpoint.name, 1, prepare, self._poller.wait)
 
     def submit_pass(
         self,
@@ -225,9 +226,7 @@ class RemoteModel:
 
     async def _wait_and_merge(self, jobs: list[SubmittedJob]) -> PassOutput:
         """Wait for all chunks concurrently; the first failure cancels the other waits."""
-        return merge_outputs(
-            await gather_or_cancel(wait_for_result(self._poller, job) for job in jobs)
-        )
+        return merge_outputs(await gather_or_cancel(self._poller.wait(job) for job in jobs))
 
     async def _on_loss_thread(self, work: Callable[..., T], *args: object, **options: object) -> T:
         """Run user code on a dedicated thread; the queue allows one custom loss at a time."""

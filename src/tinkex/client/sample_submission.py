@@ -15,6 +15,7 @@ from tinkex.client.batched_polling import CompletionPoller
 from tinkex.client.future import APIFuture
 from tinkex.client.holder import Holder
 from tinkex.client.metrics import Timing
+from tinkex.client.polling import SubmittedJob
 from tinkex.client.queue_state import QueueStateObserver
 from tinkex.client.retry import (
     RetryConfig,
@@ -23,7 +24,7 @@ from tinkex.client.retry import (
     rate_limit_backoff,
     wait_before_resubmit,
 )
-from tinkex.client.submission import SubmittedJob, submit_job, wait_for_result
+from tinkex.client.submission import submit_job
 from tinkex.client.transport import build_request
 from tinkex.client.watchdog import Watchdog
 from tinkex.errors import (
@@ -191,7 +192,7 @@ class SampleSubmitter:
     async def _receive(self, job: SubmittedJob) -> types.SampleResponse:
         try:
             async with self._ready_scope(job):
-                response: types.SampleResponse = await wait_for_result(self._poller, job)
+                response: types.SampleResponse = await self._poller.wait(job)
         except asyncio.CancelledError:
             if job.request_id:
                 self._notify_cancelled(job.request_id)

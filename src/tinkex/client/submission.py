@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tinkex import types
 from tinkex.client.http import HttpResponse
-from tinkex.client.polling import Poller
+from tinkex.client.polling import Poller, SubmittedJob
 from tinkex.client.retry import RetryPolicy
 from tinkex.client.transport import OutgoingRequest, Transport, build_request
 from tinkex.errors import APIResponseValidationError
 from tinkex.wire.codec import decode_json
 from tinkex.wire.endpoints import Endpoint
 from tinkex.wire.results import decode_result, unwrap_result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedJob:
-    """A job the server accepted: the id of its future, or already the result."""
-
-    endpoint: Endpoint[Any, Any]
-    request_id: str = ""
-    sequence_ids: list[str] | None = None
-    submit_seconds: float = 0.0
-    result: Any = None
-    request_type: str = ""
 
 
 async def submit_job(
@@ -74,15 +61,6 @@ def _decode_immediate_result(endpoint: Endpoint[Any, Any], response: HttpRespons
     return result
 
 
-async def wait_for_result(poller: Poller, job: SubmittedJob) -> Any:
-    """Return the result of a submitted job, polling until it is ready."""
-    if job.result is not None:
-        return job.result
-    return await poller.result(job.endpoint, job.request_id, job.submit_seconds, job.request_type)
-
-
 async def run_job(poller: Poller, endpoint: Endpoint[Any, Any], message: object) -> Any:
     """Submit a job and wait for its result."""
-    return await wait_for_result(
-        poller, await submit_job(poller.transport, build_request(endpoint, message))
-    )
+    return await poller.wait(await submit_job(poller.transport, build_request(endpoint, message)))

@@ -12,7 +12,7 @@ import pytest
 
 from tinkex.client.config import Config
 from tinkex.client.http import HttpResponse
-from tinkex.client.polling import MAX_BAD_ANSWERS, Poller
+from tinkex.client.polling import MAX_BAD_ANSWERS, Poller, SubmittedJob
 from tinkex.client.queue_state import QueueState, QueueStateNotifier
 from tinkex.client.rate_limits import ByteBudget
 from tinkex.client.transport import Transport
@@ -103,11 +103,14 @@ class World:
         budget: ByteBudget | None = None,
         **options: Any,
     ) -> Any:
-        watch = QueueStateNotifier(self, lambda tell: tell())
-        poller = Poller(
-            transport(self, **options), watch, budget or ByteBudget(100), self.clock, self.sleep
+        notifier = QueueStateNotifier(self, lambda callback: callback())
+        job = SubmittedJob(
+            endpoint=endpoint, request_id="r-1", submit_seconds=0.25, request_type=kind
         )
-        return asyncio.run(poller.result(endpoint, "r-1", 0.25, kind))
+        poller = Poller(
+            transport(self, **options), notifier, budget or ByteBudget(100), self.clock, self.sleep
+        )
+        return asyncio.run(poller.wait(job))
 
 
 def test_result_is_decoded() -> None:
@@ -354,7 +357,7 @@ def test_polls_are_counted() -> None:
         world.clock,
         world.sleep,
     )
-    asyncio.run(poller.result(OPTIM_STEP, "r-1", 0.0))
+    asyncio.run(poller.wait(SubmittedJob(endpoint=OPTIM_STEP, request_id="r-1")))
     assert speaker.metrics.counters["polls"] == 2
 
 
