@@ -292,7 +292,7 @@ def test_an_argument_without_a_wire_form_is_refused_when_encoded() -> None:
         return (logprobs * 1j).abs().sum(), {}
 
     traced = trace_loss(turns, cast(Any, ONE))
-    with pytest.raises(InvalidInput, match="passes 1j, a complex, which cannot be sent"):
+    with pytest.raises(InvalidInput, match="the constant 1j, a complex, which cannot be sent"):
         encode_graph(traced.graph)
 
 

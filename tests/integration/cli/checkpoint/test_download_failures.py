@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_when_unpacking_leaves_nothing(
 
     words = ("checkpoint", "download", seeded.training, "-o", str(place))
     with monkeypatch.context() as patched:
-        patched.setattr(disk._TarExtractor, "_unpack", no_room)
+        patched.setattr(disk._TarExtractor, "_extract", no_room)
         failed = tinkex(*words)
     assert failed.exit_code == 1
     assert "No space left on device" in failed.err
@@ -208,7 +208,8 @@ def test_a_place_that_cannot_be_written_is_said(
     (place / "file").write_text("in the way")
     failed = tinkex("checkpoint", "download", seeded.training, "-o", str(place / "file"))
     assert failed.exit_code == 1
-    assert "file': Not a directory" in failed.err
+    assert "Cannot write" in failed.err
+    assert "Not a directory" in failed.err
 
 
 # --- what is there already -------------------------------------------------------------------

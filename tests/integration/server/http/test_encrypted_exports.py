@@ -176,7 +176,9 @@ def test_wrong_identity_leaves_no_files(url: str, exported: dict[str, str], tmp_
     stranger = tmp_path / "stranger.txt"
     stranger.write_text(f"{pyrage.x25519.Identity.generate()}\n")
     rest = RestClient(base_url=url, api_key=KEY)
-    with pytest.raises(DownloadError, match=r"could not be decrypted: '.*\.age' cannot") as caught:
+    with pytest.raises(
+        DownloadError, match=r"Cannot decrypt the checkpoint: '.*\.age' cannot"
+    ) as caught:
         rest.download_checkpoint(exported["locked"], tmp_path / "out", identity=stranger).result()
     assert "one of the recipients" in (caught.value.hint or "")
     with pytest.raises(InvalidInput, match="the checkpoint is not encrypted"):
