@@ -16,12 +16,13 @@ from typing import Any, Literal, TypeVar
 from tinkex import types
 from tinkex.client.config import Config
 from tinkex.client.future import APIFuture
-from tinkex.client.http import FORK_GUARD, HttpClient, HttpTransport
+from tinkex.client.http import HttpClient, HttpTransport
 from tinkex.client.identity import ClientIdentity
 from tinkex.client.io_loop import IO_LOOP, CallbackThread
 from tinkex.client.local_server import with_local_server
 from tinkex.client.metrics import Metrics, QueueChanged, Timing
 from tinkex.client.polling import Poller
+from tinkex.client.process_guards import FORK_GUARD
 from tinkex.client.queue_state import QueueState, QueueStateNotifier, QueueStateObserver
 from tinkex.client.rate_limits import ByteBudget, SamplingLimits, get_sampling_limits
 from tinkex.client.session import ServerFlags, SessionHeartbeat, create_session, finish_session
