@@ -1,4 +1,4 @@
-"""Custom losses with torch: run like the official SDK runs them, differentiated exactly."""
+"""Custom losses with torch: same results as the official SDK, exact gradients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WEIGHTED = [
 ]
 
 
-def test_a_handle_runs_as_the_official_one_does() -> None:
+def test_handle_runs_like_official() -> None:
     ranks = {"logprobs": 1, "weights": 1, "scale": 0}
     logprobs = [torch.tensor([-1.0, -2.0]), torch.tensor([-0.5, -4.0, -0.25])]
     theirs_data = [
@@ -70,7 +70,7 @@ def test_a_handle_runs_as_the_official_one_does() -> None:
     assert ours[1] == theirs[1] == {"custom/nll:sum": 6.5, "custom/nll:mean": 3.25}
 
 
-def test_a_handle_survives_pickling() -> None:
+def test_handle_can_be_pickled() -> None:
     handle = make_handle(weighted_nll, logprobs=1, weights=1, scale=0)
     again = pickle.loads(pickle.dumps(handle))
     assert (again, again.key) == (handle, handle.key)
@@ -78,7 +78,7 @@ def test_a_handle_survives_pickling() -> None:
     assert run_loss_handle(again, WEIGHTED, logprobs)[0].item() == 5.0
 
 
-def test_a_handle_cannot_change_the_users_data() -> None:
+def test_handle_does_not_modify_user_data() -> None:
     def doubles(logprobs, weights):
         return (logprobs * weights.mul_(2)).sum(), {}
 
@@ -93,12 +93,12 @@ def test_a_handle_cannot_change_the_users_data() -> None:
     "returns",
     [lambda logprobs: (logprobs * 2, {}), lambda logprobs: (math.exp(logprobs.sum()), {})],
 )
-def test_a_handle_has_to_return_a_scalar_tensor(returns: Loss) -> None:
+def test_handle_must_return_scalar_tensor(returns: Loss) -> None:
     with pytest.raises(InvalidInput, match=r"for data\[0\]; expected a scalar tensor"):
         run_loss_handle(make_handle(returns, logprobs=1), WEIGHTED[:1], [torch.ones(2)])
 
 
-# --- differentiating ----------------------------------------------------------------------
+# --- gradients ----------------------------------------------------------------------------
 
 
 def outputs_of(*logprobs: Any) -> list[dict[str, TensorData]]:
@@ -129,8 +129,8 @@ def test_weights_are_the_negative_gradient() -> None:
     assert surrogate.metrics == {"first": -1.0, "count": 2.0, "np": 0.5, "yes": 1.0}
 
 
-def test_the_surrogate_has_the_gradient_of_plain_autograd() -> None:
-    """With logits as the model: training on the weights moves them as the custom loss would."""
+def test_surrogate_gradient_equals_autograd() -> None:
+    """With logits as the model: the surrogate gives the same gradient as the custom loss."""
     torch.manual_seed(0)
     logits_TV = torch.randn(5, 11, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([3, 1, 4, 1, 5])
@@ -153,7 +153,7 @@ def test_the_surrogate_has_the_gradient_of_plain_autograd() -> None:
     assert direct.abs().sum() > 0
 
 
-def test_a_handle_is_differentiated_like_its_function() -> None:
+def test_handle_gradient_equals_function_gradient() -> None:
     handle = make_handle(weighted_nll, logprobs=1, weights=1, scale=0)
     surrogate = compute_surrogate(WEIGHTED, outputs_of([-1.0, -2.0], [-0.5, -4.0, -0.25]), handle)
     weights = [each.loss_fn_inputs["weights"].tolist() for each in surrogate.data]
@@ -163,7 +163,7 @@ def test_a_handle_is_differentiated_like_its_function() -> None:
     assert all(len(each.loss_fn_inputs) == 2 for each in surrogate.data)
 
 
-def test_sparse_targets_without_weights_go_all_the_way() -> None:
+def test_sparse_targets_without_weights() -> None:
     targets = torch.zeros(4, 8, dtype=torch.int64)
     targets[0, 0], targets[2, 5] = 7, 9
     data = [make_datum(target_tokens=targets)]
@@ -184,14 +184,14 @@ def test_sparse_targets_without_weights_go_all_the_way() -> None:
     assert datum.loss_fn_inputs["target_tokens"] is data[0].loss_fn_inputs["target_tokens"]
 
 
-def test_provenance_is_kept() -> None:
+def test_provenance_is_preserved() -> None:
     spans = [SampledProvenanceSpan(sequence_id="s", length=3)]
     data = [DATA[0].with_provenance(spans, spans)]
     [datum] = compute_surrogate(data, OUTPUTS[:1], lambda data, lp: (lp[0].sum(), {})).data
     assert (datum.model_input_spans, datum.loss_fn_input_spans) == (spans, spans)
 
 
-def test_the_loss_works_on_float32_leaves_of_its_own() -> None:
+def test_loss_receives_float32_leaf_copies() -> None:
     seen: list[torch.Tensor] = []
 
     def loss_fn(data, logprobs):
@@ -210,14 +210,14 @@ def test_the_loss_works_on_float32_leaves_of_its_own() -> None:
     assert surrogate.data[1].loss_fn_inputs["weights"].tolist() == [-1.0, -1.0]
 
 
-def test_parameters_of_the_users_own_are_trained_too() -> None:
+def test_gradients_reach_user_parameters() -> None:
     scale = torch.ones((), requires_grad=True)
     compute_surrogate(DATA, OUTPUTS, lambda data, lp: ((lp[0].sum() + lp[1].sum()) * scale, {}))
     assert scale.grad is not None
     assert scale.grad.item() == -6.75
 
 
-def test_a_loss_that_ran_backward_itself_is_not_counted_twice() -> None:
+def test_backward_inside_loss_is_not_counted_twice() -> None:
     def loss_fn(data, logprobs):
         loss = logprobs[0].sum() + logprobs[1].sum()
         loss.backward(retain_graph=True)
@@ -227,7 +227,7 @@ def test_a_loss_that_ran_backward_itself_is_not_counted_twice() -> None:
     assert surrogate.data[0].loss_fn_inputs["weights"].tolist() == [-1.0, -1.0, -1.0]
 
 
-def test_a_datum_the_loss_ignores_gets_zeros_and_one_warning(
+def test_ignored_datum_gets_zero_weights_and_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
@@ -244,7 +244,7 @@ def test_a_datum_the_loss_ignores_gets_zeros_and_one_warning(
     [torch.tensor(1.0), torch.ones((), requires_grad=True) * 2],
     ids=["constant", "other parameters"],
 )
-def test_a_loss_of_something_else_is_refused(loss: torch.Tensor) -> None:
+def test_loss_independent_of_logprobs_is_rejected(loss: torch.Tensor) -> None:
     with pytest.raises(InvalidInput, match="does not depend on the log-probabilities"):
         compute_surrogate(DATA, OUTPUTS, lambda data, logprobs: (loss, {}))
 
@@ -276,17 +276,17 @@ def total(logprobs: list[torch.Tensor]) -> torch.Tensor:
         ),
     ],
 )
-def test_a_result_that_cannot_be_used_is_refused(loss_fn: Loss, sentence: str) -> None:
+def test_invalid_loss_result_is_rejected(loss_fn: Loss, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         compute_surrogate(DATA, OUTPUTS, loss_fn)
 
 
-def test_one_number_in_a_row_counts_as_a_scalar() -> None:
+def test_one_element_tensor_counts_as_scalar() -> None:
     surrogate = compute_surrogate(DATA, OUTPUTS, lambda data, lp: (total(lp)[None], {}))
     assert surrogate.loss_sum == -6.75
 
 
-def test_what_the_loss_raises_comes_out_unchanged() -> None:
+def test_exception_of_loss_is_passed_on() -> None:
     mine = KeyError("mine")
 
     def raises(data, logprobs):
@@ -305,6 +305,6 @@ def test_what_the_loss_raises_comes_out_unchanged() -> None:
         ([OUTPUTS[0], OUTPUTS[0]], r"shape=\[3\]\) for data\[1\], whose .* shape \[2\]"),
     ],
 )
-def test_a_forward_pass_that_does_not_fit_is_the_servers_fault(outputs: Any, sentence: str) -> None:
+def test_mismatched_forward_output_is_response_error(outputs: Any, sentence: str) -> None:
     with pytest.raises(APIResponseValidationError, match=sentence):
         compute_surrogate(DATA, outputs, square_and_exp)

@@ -13,12 +13,12 @@ import tinker.types
 from tinkex.official_paths import official_modules
 
 TYPES = Path(tinker.types.__file__).parent
-#: Modules of `tinker.lib` that scripts import; the rest is the inside of its clients.
+#: Modules of `tinker.lib` that scripts import; the rest is internal to its clients.
 LIB = ("public_interfaces", "experimental", "internal_client_holder", "retry_handler", "telemetry")
 
 
 def defined_names(path: Path) -> set[str]:
-    """The public names that a module defines, or that it lists as its own."""
+    """Return the public names that a module defines or exports."""
     names: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -27,13 +27,13 @@ def defined_names(path: Path) -> set[str]:
             targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
             names.update(ast.literal_eval(node.value) if targets == ["__all__"] else targets)
         elif isinstance(node, ast.ImportFrom):
-            # `from x import Y as Y` says that Y is exported.
+            # `from x import Y as Y` exports Y.
             names.update(each.name for each in node.names if each.asname == each.name)
     return {name for name in names if not name.startswith("_")}
 
 
 def expected_types() -> dict[str, set[str]]:
-    """The names of every public module below `tinker.types`."""
+    """Return the names of every public module below `tinker.types`."""
     found = {}
     for path in TYPES.rglob("*.py"):
         parts = path.relative_to(TYPES).with_suffix("").parts
@@ -47,14 +47,14 @@ def expected_types() -> dict[str, set[str]]:
 EXPECTED = expected_types()
 
 
-def test_the_table_has_every_module_and_no_other() -> None:
+def test_table_has_exactly_the_official_modules() -> None:
     table = {path.removeprefix("types.") for path in official_modules() if path[:6] == "types."}
     assert len(EXPECTED) > 100
     assert table == EXPECTED.keys()
 
 
 @pytest.mark.parametrize("module", sorted(EXPECTED))
-def test_a_module_of_types_has_the_names_of_the_official_one(module: str) -> None:
+def test_type_modules_have_official_names(module: str) -> None:
     ours = importlib.import_module(f"tinkex.types.{module}")
     missing = {name for name in EXPECTED[module] if not hasattr(ours, name)}
     assert missing == set()
@@ -64,14 +64,14 @@ def test_a_module_of_types_has_the_names_of_the_official_one(module: str) -> Non
         assert isinstance(value, type) == isinstance(getattr(ours, name), type), name
 
 
-def test_types_has_its_modules_as_attributes() -> None:
+def test_type_modules_are_attributes() -> None:
     import tinkex
 
     assert tinkex.types.tensor_data.TensorData is tinkex.TensorData  # type: ignore[attr-defined]
     assert not hasattr(tinkex.types, "no_such_module")
 
 
-def test_lib_has_what_the_official_one_exports() -> None:
+def test_lib_has_official_exports() -> None:
     theirs = Path(tinker.__file__).parent / "lib" / "public_interfaces"
     package = importlib.import_module("tinker.lib.public_interfaces")
     ours = importlib.import_module("tinkex.lib.public_interfaces")
@@ -83,7 +83,7 @@ def test_lib_has_what_the_official_one_exports() -> None:
 
 
 @pytest.mark.parametrize("module", LIB)
-def test_every_name_of_lib_is_one_of_the_official_module(module: str) -> None:
+def test_lib_has_no_other_names(module: str) -> None:
     theirs = importlib.import_module(f"tinker.lib.{module}")
     ours = importlib.import_module(f"tinkex.lib.{module}")
     assert ours.__all__
@@ -91,7 +91,7 @@ def test_every_name_of_lib_is_one_of_the_official_module(module: str) -> None:
         assert hasattr(theirs, name) and getattr(ours, name) is not None
 
 
-def test_exceptions_can_be_imported_from_their_own_module() -> None:
+def test_exceptions_can_be_imported_from_official_module() -> None:
     exported = {name for name in tinker.__all__ if name.endswith("Error")}
     ours = importlib.import_module("tinkex._exceptions")
     assert {name for name in exported if not hasattr(ours, name)} == set()

@@ -1,4 +1,4 @@
-"""Custom losses as graphs: traced, refused and encoded as the official SDK does."""
+"""Custom losses as graphs: traced, rejected and encoded like the official SDK."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ TRACEABLE: list[tuple[Loss, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("fn", "ranks"), TRACEABLE, ids=lambda each: getattr(each, "__name__", ""))
-def test_the_encoded_graph_is_the_official_one(fn: Loss, ranks: dict[str, Any]) -> None:
+def test_encoded_graph_equals_official(fn: Loss, ranks: dict[str, Any]) -> None:
     theirs = official.trace_loss(fn, ranks, "session")
     ours = trace_loss(fn, ranks)
     assert ours.name == theirs.name
@@ -83,7 +83,7 @@ def test_the_encoded_graph_is_the_official_one(fn: Loss, ranks: dict[str, Any]) 
     )
 
 
-def test_every_form_of_argument_is_covered_by_the_comparison() -> None:
+def test_comparison_covers_every_argument_form() -> None:
     text = "".join(
         encode_graph(trace_loss(fn, ranks).graph).model_dump_json() for fn, ranks in TRACEABLE
     )
@@ -94,7 +94,7 @@ def test_every_form_of_argument_is_covered_by_the_comparison() -> None:
         assert value in text
 
 
-# --- losses that are refused --------------------------------------------------------------
+# --- losses that are rejected -------------------------------------------------------------
 
 
 def branches(logprobs):
@@ -255,7 +255,7 @@ REFUSED: list[tuple[Loss, Any, str]] = [
     REFUSED,
     ids=[f"{n}-{each[0].__name__}" for n, each in enumerate(REFUSED)],
 )
-def test_what_the_official_sdk_refuses_is_refused(fn: Loss, ranks: Any, sentence: str) -> None:
+def test_losses_rejected_by_official_sdk_are_rejected(fn: Loss, ranks: Any, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence) as refusal:
         trace_loss(fn, ranks)
     assert "\n" not in refusal.value.message
@@ -263,17 +263,17 @@ def test_what_the_official_sdk_refuses_is_refused(fn: Loss, ranks: Any, sentence
         official.trace_loss(fn, ranks, "session")
 
 
-def test_ranks_have_to_be_a_mapping() -> None:
+def test_ranks_must_be_a_mapping() -> None:
     with pytest.raises(InvalidInput, match="has 1; expected"):
         trace_loss(two, cast(Any, 1))
 
 
-def test_a_value_that_is_no_function_is_refused() -> None:
+def test_non_function_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="custom loss 3 has no readable parameters"):
         trace_loss(cast(Any, 3), {})
 
 
-def test_a_module_that_calls_modules_is_refused() -> None:
+def test_module_that_calls_modules_is_rejected() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -287,7 +287,7 @@ def test_a_module_that_calls_modules_is_refused() -> None:
         trace_loss(Net(), cast(Any, ONE))
 
 
-def test_an_argument_without_a_wire_form_is_refused_when_encoded() -> None:
+def test_argument_that_cannot_be_encoded_is_rejected() -> None:
     def turns(logprobs):
         return (logprobs * 1j).abs().sum(), {}
 
@@ -296,7 +296,7 @@ def test_an_argument_without_a_wire_form_is_refused_when_encoded() -> None:
         encode_graph(traced.graph)
 
 
-def test_many_threads_may_trace_at_once() -> None:
+def test_concurrent_tracing() -> None:
     before = math.exp
     with ThreadPoolExecutor(8) as pool:
         traces = list(pool.map(lambda _: trace_loss(constants, cast(Any, ONE)), range(16)))

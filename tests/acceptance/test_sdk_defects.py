@@ -1,7 +1,7 @@
-"""Where the official SDK 0.36.0 goes wrong and this one must not, side by side.
+"""Defects of the official SDK 0.36.0 that this SDK must not have, shown for both.
 
-The table in docs/parity.md lists them. The official SDK runs in a process of its own: it
-leaves sockets open, which this suite treats as an error.
+docs/parity.md lists them. The official SDK runs in a separate process: it leaves sockets open,
+which this suite treats as an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def quiet() -> None:
 
 @pytest.fixture(scope="module")
 def official() -> Iterator[Official]:
-    """Runs a function of this module with the official SDK, in its process."""
+    """Run a function of this module with the official SDK, in a separate process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=quiet) as pool:
         yield lambda scenario, *args: pool.submit(with_official, scenario, *args).result(
@@ -45,7 +45,7 @@ def official() -> Iterator[Official]:
 
 
 def with_official(scenario: Callable[..., Any], *args: Any) -> Any:
-    """Runs there: calls the scenario, and returns what it raised as (type name, text)."""
+    """Run a scenario in that process; return its exception as (type name, text)."""
     import tinker
 
     try:
@@ -55,7 +55,7 @@ def with_official(scenario: Callable[..., Any], *args: Any) -> Any:
 
 
 def sides(official: Official, scenario: Callable[..., Any], url: str) -> list[Callable[[], Any]]:
-    """The same scenario, first theirs, then ours."""
+    """Run the same scenario with the official SDK, then with this one."""
     return [lambda: official(scenario, url), lambda: scenario(tinkex, url)]
 
 
@@ -83,9 +83,8 @@ def misspell(sdk: ModuleType) -> Any:
     return sdk.SamplingParams(max_token=5).max_tokens
 
 
-def test_a_misspelled_setting_is_refused(official: Official) -> None:
-    """12.5"""
-    assert official(misspell) is None  # ignored: nobody learns that nothing is limited
+def test_misspelled_sampling_param_is_rejected(official: Official) -> None:
+    assert official(misspell) is None  # silently ignored
     with pytest.raises(InvalidInput, match="did you mean 'max_tokens'"):
         misspell(tinkex)
 
@@ -96,8 +95,7 @@ def parse_path(sdk: ModuleType, path: str) -> str:
 
 
 @pytest.mark.parametrize("path", ["tinker:///weights/x", "tinker://r/weights/"])
-def test_a_path_with_a_hole_is_refused(official: Official, path: str) -> None:
-    """12.9"""
+def test_path_with_empty_segment_is_rejected(official: Official, path: str) -> None:
     assert "|" in official(parse_path, path)
     with pytest.raises(InvalidInput, match=path):
         ParsedCheckpointTinkerPath.from_tinker_path(path)
@@ -107,8 +105,8 @@ def name_input_oddly(sdk: ModuleType) -> Any:
     return sdk.Datum(model_input=sdk.ModelInput.from_ints([1]), loss_fn_inputs={"target": [1]})
 
 
-def test_inputs_of_any_name_are_taken(official: Official) -> None:
-    """12.27: which inputs a loss has is the server's business."""
+def test_loss_inputs_of_any_name_are_accepted(official: Official) -> None:
+    """The server decides which inputs a loss has."""
     assert official(name_input_oddly) == ("KeyError", "'target'")
     assert name_input_oddly(tinkex).loss_fn_inputs["target"].tolist() == [1]
 
@@ -123,8 +121,8 @@ def step_with_nan(sdk: ModuleType, url: str) -> str:
     return "accepted"
 
 
-def test_a_learning_rate_of_nan_is_refused_here(official: Official, server: StubServer) -> None:
-    """12.27a: the official one sends null."""
+def test_nan_learning_rate_is_rejected(official: Official, server: StubServer) -> None:
+    """The official SDK sends null."""
     official(step_with_nan, server.url)
     (sent,) = server.calls("optim_step")
     assert b'"learning_rate":null' in sent.body
@@ -144,10 +142,10 @@ def read_metrics(sdk: ModuleType, url: str) -> dict[str, float]:
     ("metrics", "error"),
     [({"loss": 2.0}, "ValueError"), ({"a:b:sum": 2.0}, "ValueError"), ({"a:mean": 2.0}, "Zero")],
 )
-def test_any_metric_name_is_read(
+def test_any_metric_name_is_merged(
     official: Official, server: StubServer, metrics: dict[str, float], error: str
 ) -> None:
-    """12.8; the last one comes with no outputs to weigh it by."""
+    """The last metric has no outputs to weight it by."""
     made_up = encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [], metrics))
     server.inject(
         "retrieve_future",
@@ -178,8 +176,8 @@ def train_sparse(sdk: ModuleType, url: str) -> float:
         return float(output.metrics["loss:sum"])
 
 
-def test_a_custom_loss_takes_sparse_targets(official: Official, server: StubServer) -> None:
-    """12.6: two dimensions, mostly empty, and no weights."""
+def test_custom_loss_accepts_sparse_targets(official: Official, server: StubServer) -> None:
+    """Two-dimensional sparse targets without weights."""
     assert official(train_sparse, server.url)[0] == "ValueError"
     from tinkex.engine.fake.bigram import Bigram
 
@@ -198,8 +196,7 @@ def save_unnamed(sdk: ModuleType, url: str) -> str:
     return "saved"
 
 
-def test_a_retried_save_asks_for_the_same_sampler(official: Official, server: StubServer) -> None:
-    """12.7"""
+def test_retried_save_uses_same_sampling_session(official: Official, server: StubServer) -> None:
     numbers = []
     for run in (
         lambda: official(save_unnamed, server.url),
@@ -216,7 +213,7 @@ def test_a_retried_save_asks_for_the_same_sampler(official: Official, server: St
 
 
 def count_ticks(sdk: ModuleType, url: str) -> int:
-    """How often the caller's event loop turns while weights are saved, which takes 2 s."""
+    """Count event loop iterations of the caller while weights are saved, which takes 2 s."""
 
     async def save() -> int:
         service = connect(sdk, url)
@@ -233,8 +230,7 @@ def count_ticks(sdk: ModuleType, url: str) -> int:
     return asyncio.run(save())
 
 
-def test_saving_does_not_block_the_callers_loop(official: Official) -> None:
-    """12.12"""
+def test_saving_does_not_block_callers_loop(official: Official) -> None:
     with StubServer(work_seconds=2.0) as server:
         assert official(count_ticks, server.url) < 10
         assert count_ticks(tinkex, server.url) > 15
@@ -250,8 +246,8 @@ def step_once(sdk: ModuleType, url: str) -> str:
     return "stepped"
 
 
-def test_a_server_in_trouble_is_not_flooded(official: Official, server: StubServer) -> None:
-    """12.16: polls while every one of them fails at once, for one second after the first."""
+def test_failing_server_is_not_flooded(official: Official, server: StubServer) -> None:
+    """Count polls in one second while each of them fails immediately."""
 
     def is_early() -> Callable[[Any], bool]:
         arrived: list[float] = []
@@ -285,8 +281,7 @@ def sample_once(sdk: ModuleType, url: str) -> str:
     return "sampled"
 
 
-def test_the_round_trip_of_a_sample_is_measured(official: Official, server: StubServer) -> None:
-    """12.22"""
+def test_sample_round_trip_time_is_measured(official: Official, server: StubServer) -> None:
     times = []
     for run in sides(official, sample_once, server.url):
         server.inject("asample", Fault(delay_seconds=0.5))
@@ -299,7 +294,7 @@ def test_the_round_trip_of_a_sample_is_measured(official: Official, server: Stub
 
 
 def read_bfloat16(sdk: ModuleType) -> tuple[bytes, Any]:
-    """An answer with 1.0 and -2.5 in bfloat16, and what the official SDK makes of it."""
+    """Return 1.0 and -2.5 encoded as bfloat16, and how the official SDK decodes them."""
     from tinker.proto import response_conv, tinker_public_pb2
 
     answer = tinker_public_pb2.SampleResponse()
@@ -312,8 +307,7 @@ def read_bfloat16(sdk: ModuleType) -> tuple[bytes, Any]:
     return body, read.target_prompt_logprobs.tolist()
 
 
-def test_half_precision_is_read(official: Official) -> None:
-    """12.4"""
+def test_bfloat16_is_decoded(official: Official) -> None:
     body, theirs = official(read_bfloat16)
     assert np.ravel(theirs).tolist() != [1.0, -2.5]
     ours = decode_sample_response(body).target_prompt_logprobs
