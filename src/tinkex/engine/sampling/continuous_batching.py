@@ -201,12 +201,12 @@ class ContinuousBatcher:
     def _iterate(self) -> None:
         self._admit()
         self._grow_slots()
-        has_both = self._admission.is_mixed
-        is_light = has_both and self._light_steps.is_due
+        is_mixed = self._admission.is_mixed
+        is_light = is_mixed and self._light_steps.is_due
         started = time.monotonic()
         self._run_step(is_light=is_light)
         self._light_steps.record_step(
-            time.monotonic() - started, is_light=is_light, is_mixed=has_both
+            time.monotonic() - started, is_light=is_light, is_mixed=is_mixed
         )
 
     def _run_step(self, *, is_light: bool) -> None:

@@ -62,7 +62,7 @@ class Case:
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no folder lend itself to be merged piece by piece."""
-    monkeypatch.setattr(merge, "find_plan", lambda *args: None)
+    monkeypatch.setattr(merge, "plan_merge", lambda *args: None)
 
 
 def refuse_whole(*args: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_merged_model_is_the_base_with_the_adapter(
     train_unembed: bool,
     shard: str,
 ) -> None:
-    monkeypatch.setattr(merge, "_merge_whole", refuse_whole)
+    monkeypatch.setattr(merge, "_merge_in_memory", refuse_whole)
     model = make_model(kind, tied=tied)
     case = Case(tmp_path, model, train_unembed=train_unembed, shard=shard)
     merge_adapter(case.base, case.adapter, case.out)
@@ -98,7 +98,7 @@ def test_a_merged_model_is_the_base_with_the_adapter(
 def test_experts_are_merged_wherever_their_weights_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shard: str
 ) -> None:
-    monkeypatch.setattr(merge, "_merge_whole", refuse_whole)
+    monkeypatch.setattr(merge, "_merge_in_memory", refuse_whole)
     case = Case(tmp_path, make_model(kind), shard=shard)
     merge_adapter(case.base, case.adapter, case.out)
     case.check()
@@ -289,7 +289,7 @@ def test_numbers_too_large_for_the_dtype_are_refused_and_leave_nothing(
     path = case.adapter / "adapter_model.safetensors"
     save_file({name: tensor * 1e4 for name, tensor in load_file(path).items()}, path)
     if is_whole:
-        monkeypatch.setattr(merge, "find_plan", lambda *args: None)
+        monkeypatch.setattr(merge, "plan_merge", lambda *args: None)
     with pytest.raises(InvalidInput, match=r"torch.float16 cannot hold; merge with dtype float32"):
         merge_adapter(case.base, case.adapter, case.out, dtype="float16")
     assert left_behind(case) == []

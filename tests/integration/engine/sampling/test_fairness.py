@@ -61,9 +61,9 @@ def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
     lights = []
     plain = busy._light_steps.record_step
 
-    def note(seconds: float, *, is_light: bool, has_both: bool) -> None:
+    def note(seconds: float, *, is_light: bool, is_mixed: bool) -> None:
         lights.append(is_light)
-        plain(seconds, is_light=is_light, is_mixed=has_both)
+        plain(seconds, is_light=is_light, is_mixed=is_mixed)
 
     busy._light_steps.record_step = note  # type: ignore[method-assign]
     busy.add("mine", None, request(prompt_of(6, 3), max_tokens=20, seed=7), tenant_id=QUIET)
@@ -83,9 +83,9 @@ def test_single_tenant_has_no_priority_steps() -> None:
     submit_many(runner, 12, max_tokens=10)
     lights, plain = [], runner._light_steps.record_step
 
-    def note(seconds: float, *, is_light: bool, has_both: bool) -> None:
+    def note(seconds: float, *, is_light: bool, is_mixed: bool) -> None:
         lights.append(is_light)
-        plain(seconds, is_light=is_light, is_mixed=has_both)
+        plain(seconds, is_light=is_light, is_mixed=is_mixed)
 
     runner._light_steps.record_step = note  # type: ignore[method-assign]
     while len(runner):

@@ -162,7 +162,7 @@ def test_the_request_whose_scores_find_no_memory_is_the_one_that_fails(
     def refuse(*_: object) -> None:
         raise MemoryError("full")
 
-    monkeypatch.setattr(admission, "PromptScores", refuse)
+    monkeypatch.setattr(admission, "PromptLogprobs", refuse)
     runner = new_runner()
     for ticket in order:
         runner.add(ticket, None, request(prompt_of(20), prompt_logprobs=ticket == "x"))

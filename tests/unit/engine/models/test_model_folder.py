@@ -280,7 +280,7 @@ def test_any_header_is_read_or_refused(value: Any, name: str) -> None:
 def test_looking_a_folder_over_needs_no_torch() -> None:
     probe = (
         "import sys\n"
-        "from tinkex.engine.models import folders, hub, sources\n"
+        "from tinkex.engine.models import hub_download, model_folder, sources\n"
         "sys.exit(','.join({'torch', 'transformers', 'numpy'} & set(sys.modules)) or None)"
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)

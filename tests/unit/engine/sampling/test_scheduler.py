@@ -67,14 +67,14 @@ def test_one_token_needs_no_place_to_go_on() -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    scope: str
-    number: int
+    tenant_id: str
+    arrival: int
     running: tuple[int, ...] = ()
 
 
 def test_a_tenant_that_has_nothing_running_goes_before_one_that_has() -> None:
-    flood = [_Request("loud", number, (0,) if number < 3 else ()) for number in range(6)]
-    quiet = [_Request("quiet", number) for number in (6, 7)]
+    flood = [_Request("loud", arrival, (0,) if arrival < 3 else ()) for arrival in range(6)]
+    quiet = [_Request("quiet", arrival) for arrival in (6, 7)]
     order = fair_order([*flood, *quiet])
     assert order[:2] == quiet
     assert fair_order(flood) == flood
@@ -83,13 +83,14 @@ def test_a_tenant_that_has_nothing_running_goes_before_one_that_has() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=20))
 def test_requests_of_one_tenant_keep_their_order(given: list[tuple[str, int]]) -> None:
     requests = [
-        _Request(scope, number, tuple(range(num))) for number, (scope, num) in enumerate(given)
+        _Request(tenant_id, arrival, tuple(range(num)))
+        for arrival, (tenant_id, num) in enumerate(given)
     ]
     order = fair_order(requests)
-    assert sorted(order, key=lambda one: one.number) == requests
-    for scope in "abc":
-        numbers = [one.number for one in order if one.scope == scope]
-        assert numbers == sorted(numbers)
+    assert sorted(order, key=lambda one: one.arrival) == requests
+    for tenant_id in "abc":
+        arrivals = [one.arrival for one in order if one.tenant_id == tenant_id]
+        assert arrivals == sorted(arrivals)
 
 
 @given(st.integers(1, 200), st.integers(0, 300), st.integers(0, 300))

@@ -289,8 +289,8 @@ def test_a_licence_goes_along(tmp_path: Path) -> None:
 def test_converting_needs_no_torch() -> None:
     probe = (
         "import sys\n"
-        "from tinkex.engine.models import parcels\n"
-        "from tinkex.engine.models.gguf import converting\n"
+        "from tinkex.engine.models import pip_models\n"
+        "from tinkex.engine.models.gguf import convert\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'huggingface_hub'}\n"
         "sys.exit(','.join(heavy & set(sys.modules)) or None)"
     )
