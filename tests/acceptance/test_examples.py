@@ -300,7 +300,7 @@ def test_a_running_server_serves_what_is_added_and_ends_what_is_removed(
         )
 
     refused = python("-c", ASK)
-    assert "'mine' cannot be trained here; there is: tinkex/tiny" in refused.stderr
+    assert "'mine' cannot be trained here; available: tinkex/tiny" in refused.stderr
     assert "`tinkex model add mine`" in refused.stderr
     added = python("-m", "tinkex", "model", "add", "mine", str(folder))
     assert "serves it now" in added.stderr

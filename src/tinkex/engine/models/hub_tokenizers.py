@@ -1,8 +1,8 @@
-"""Tokenizers of local models in the cache of Hugging Face, under the names that clients use.
+"""Copies the tokenizers of local models into the Hugging Face cache, under the models' names.
 
-The official SDK looks a base model's name up on the hub. With a copy of the tokenizer in the
-cache, `AutoTokenizer.from_pretrained(name)` finds it there, with and without a network. A copy
-carries a marker; anything without it came from the hub and is never touched.
+The official SDK loads a base model's tokenizer from the Hub by the model's name. With a copy in the
+cache, `AutoTokenizer.from_pretrained(name)` finds it, even offline. A copy has a marker file;
+entries without it came from the Hub and are never changed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.system.atomic import new_directory, remove_directory
 from tinkex.tokenizer_files import digest_files, read_tokenizer_files
 
-#: In the folder of a copy; says that it is ours.
+#: Marks a cache entry as a copy of ours.
 MARKER = ".tinkex-tokenizer.json"
-#: Names that the hub allows: at most one slash, which the folder's name spells `--`.
+#: Names that the Hub allows: at most one slash, written `--` in the folder's name.
 _NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 
 
 class TokenizerRegistration(StrEnum):
-    """What became of a registration."""
+    """The result of a registration."""
 
     DONE = "registered"  #: the copy is in the cache
-    FOREIGN = "foreign"  #: the cache has this name from the hub; nothing was changed
-    NO_TOKENIZER = "no_tokenizer"  #: the folder has none
-    BAD_NAME = "bad_name"  #: the hub could not have this name
+    FOREIGN = "foreign"  #: the cache has this name from the Hub; nothing changed
+    NO_TOKENIZER = "no_tokenizer"  #: the folder has no tokenizer
+    BAD_NAME = "bad_name"  #: the Hub does not allow this name
     UNWRITABLE = "unwritable"  #: the cache cannot be written
 
 
 def hub_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where Hugging Face keeps what it downloads, by the variables that it reads."""
+    """The Hugging Face cache directory, from the same variables that huggingface_hub reads."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environment.get(name):
             return Path(environment[name]).expanduser()
@@ -45,7 +45,7 @@ def hub_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def register_tokenizer(name: str, folder: Path, cache: Path | None = None) -> TokenizerRegistration:
-    """Copy the tokenizer of a model folder into the cache under the model's name."""
+    """Copy a model folder's tokenizer into the cache under the model's name."""
     if not _NAME.fullmatch(name):
         return TokenizerRegistration.BAD_NAME
     target = _cache_entry(name, cache)
@@ -64,7 +64,7 @@ def register_tokenizer(name: str, folder: Path, cache: Path | None = None) -> To
 
 
 def unregister_tokenizer(name: str, cache: Path | None = None) -> bool:
-    """Remove a copy that `register_tokenizer` made; False if there is none."""
+    """Remove a copy made by `register_tokenizer`; returns False if there is none."""
     if not _NAME.fullmatch(name):
         return False
     target = _cache_entry(name, cache)
@@ -75,7 +75,7 @@ def unregister_tokenizer(name: str, cache: Path | None = None) -> bool:
 
 
 def is_tinkex_copy(entry: Path) -> bool:
-    """Whether an entry of the cache is a copy that this package made."""
+    """Whether a cache entry is a copy made by `register_tokenizer`."""
     return (entry / MARKER).is_file()
 
 
@@ -85,14 +85,14 @@ def _cache_entry(name: str, cache: Path | None) -> Path:
 
 def _read_digest(entry: Path) -> str | None:
     try:
-        found = json.loads((entry / MARKER).read_bytes())
+        marker = json.loads((entry / MARKER).read_bytes())
     except (OSError, ValueError):
         return None
-    return str(found.get("digest")) if isinstance(found, dict) else None
+    return str(marker.get("digest")) if isinstance(marker, dict) else None
 
 
 def _write_copy(target: Path, name: str, files: Mapping[str, bytes], digest: str) -> None:
-    # The hub names revisions by 40 digits.
+    # Revisions on the Hub are 40 hexadecimal digits.
     revision = digest[:40]
     with new_directory(target) as scratch:
         snapshot = scratch / "snapshots" / revision

@@ -1,4 +1,4 @@
-"""A model folder of Hugging Face's layout as its small files tell; no weights are read."""
+"""Inspects a Hugging Face model folder without reading its weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tinkex.engine.models.weight_files import (
     read_weight_files,
 )
 
-#: How architectures are called that predict the next token.
+#: Parts of the class names of causal language models.
 _CAUSAL_LM_MARKS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
-#: What the longest context is called, in different families.
+#: Names of the maximum context length in the configs of different families.
 CONTEXT_LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -33,28 +33,28 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "tiktoken.model",
 )
-#: Bytes per number of what a model can compute with, or be saved as.
+#: Bytes per element of the dtypes that models compute with or are saved as.
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """What is known about a model before it is loaded."""
+    """Properties of a model that are known before it is loaded."""
 
     path: Path
     arch: str
-    """The class of transformers that runs it, as config.json names it."""
+    """The transformers class that config.json names."""
     model_type: str
     max_context_tokens: int | None
-    """The most tokens it can read and write together; None if config.json leaves it out."""
+    """Context length for prompt and generated tokens; None if config.json does not give it."""
     dtype: str
-    """What the weights are saved as."""
+    """The dtype of the saved weights."""
     weights: WeightFiles
     has_tokenizer: bool
 
     def num_bytes(self, dtype: str) -> int:
-        """The memory that the weights take when they are loaded as `dtype`."""
+        """The memory that the weights need when they are loaded as `dtype`."""
         size = DTYPE_BYTES[dtype]
         if self.weights.num_parameters is not None:
             return self.weights.num_parameters * size
@@ -62,7 +62,7 @@ class ModelFolder:
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    """Look a model folder over; raises with a sentence if it cannot be a base model."""
+    """Inspect a model folder; raises UnusableModel if it cannot be a base model."""
     config = read_model_config(path)
     weights = read_weight_files(path)
     return ModelFolder(
@@ -77,7 +77,7 @@ def read_model_folder(path: Path) -> ModelFolder:
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """A folder's config.json, if it is that of a base model."""
+    """Read a folder's config.json; raises UnusableModel if it is not that of a base model."""
     _check_path(path)
     config = read_json(path / "config.json")
     _check_architecture(path, config)
@@ -87,37 +87,36 @@ def read_model_config(path: Path) -> dict[str, Any]:
 def _check_path(path: Path) -> None:
     if path.is_file() and path.suffix.lower() == ".gguf":
         raise UnusableModel(
-            f"{path} is a GGUF file, which is converted before it is served",
+            f"{path} is a GGUF file, which must be converted before it is served",
             hint=f"Run `tinkex model add NAME {path}`.",
         )
     if path.is_file():
-        raise UnusableModel(f"{path} is a file; name the folder that has the model's config.json")
+        raise UnusableModel(f"{path} is a file; give the folder that has the model's config.json")
     if not path.is_dir():
         raise UnusableModel(f"there is no folder {path}")
     if (path / "config.json").is_file():
         return
     if (path / "adapter_config.json").is_file():
-        raise UnusableModel(f"{path} is an adapter, not a base model; name the folder of its base")
-    found = next(iter(sorted(path.glob("*.gguf"))), None)
+        raise UnusableModel(f"{path} is an adapter, not a base model; give the base model's folder")
+    gguf = min(path.glob("*.gguf"), default=None)
     raise UnusableModel(
-        f"{path} has no config.json, so it is no model folder of Hugging Face",
-        hint=f"Name the file itself, such as {found}." if found else None,
+        f"{path} has no config.json, so it is not a Hugging Face model folder",
+        hint=f"Give the file itself, for example {gguf}." if gguf else None,
     )
 
 
 def _check_architecture(path: Path, config: Mapping[str, Any]) -> None:
-    named = [str(name) for name in config.get("architectures") or ()]
-    is_causal = any(mark in name for name in named for mark in _CAUSAL_LM_MARKS)
-    if config.get("is_encoder_decoder") or (named and not is_causal):
-        what = named[0] if named else "an encoder with a decoder"
-        raise UnusableModel(f"{path} holds {what}, which is no causal language model")
+    class_names = [str(name) for name in config.get("architectures") or ()]
+    is_causal = any(mark in name for name in class_names for mark in _CAUSAL_LM_MARKS)
+    if config.get("is_encoder_decoder") or (class_names and not is_causal):
+        kind = class_names[0] if class_names else "an encoder-decoder"
+        raise UnusableModel(f"{path} holds {kind}, which is not a causal language model")
     if not config.get("model_type"):
         raise UnusableModel(f"{path / 'config.json'} has no model_type")
     if quantized := config.get("quantization_config"):
-        is_told = isinstance(quantized, Mapping)
-        method = quantized.get("quant_method", "?") if is_told else "?"
+        method = quantized.get("quant_method", "?") if isinstance(quantized, Mapping) else "?"
         raise UnusableModel(
-            f"{path} is quantized ({method}), which cannot be trained on here",
+            f"{path} is quantized ({method}), which cannot be trained",
             hint="Use the original weights in float32, bfloat16 or float16.",
         )
 

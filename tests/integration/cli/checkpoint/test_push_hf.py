@@ -107,7 +107,7 @@ def test_only_what_others_need_is_uploaded(
         "trainer_state.json",
     ]
     nothing = tinkex(*words, "--allow-pattern", "nosuch")
-    assert "No file of the checkpoint fits" in nothing.failure["message"]
+    assert "No file of the checkpoint matches" in nothing.failure["message"]
 
 
 def test_another_checkpoint_is_not_covered_by_mistake(
@@ -147,7 +147,7 @@ def test_who_is_not_logged_in_is_told_before_anything_is_fetched(
 ) -> None:
     words = ("checkpoint", "push-hf", seeded.training, "-r", "mine")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "does not take your token" in tinkex(*words).err
+    assert "rejected your token" in tinkex(*words).err
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent")
     monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", "/nonexistent")
@@ -173,7 +173,7 @@ def test_a_name_that_the_hub_would_not_take(
     hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     refused = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/my adapter")
-    assert "is no name for a repository" in refused.err
+    assert "is not a valid repository name" in refused.err
 
 
 def test_a_hub_that_is_not_there(
@@ -182,7 +182,7 @@ def test_a_hub_that_is_not_there(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     refused = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--json")
-    assert "The hub cannot be reached" in refused.failure["message"]
+    assert "The Hub cannot be reached" in refused.failure["message"]
 
 
 def test_without_the_library_a_sentence_says_what_to_install(

@@ -133,7 +133,7 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
     found = Hub(server.url, cache).find(MODEL)
     assert found.weights.num_parameters == NUM_PARAMETERS
     assert sorted(set(server.fetched)) == list(NEEDED)
-    assert "not in the cache of the hub: it is downloaded" in caplog.text
+    assert "not in the Hugging Face cache: downloading it" in caplog.text
     server.fetched.clear()
     assert unreachable(cache).find(MODEL) == found
     assert unreachable(cache).find_cached(MODEL) == found
@@ -145,7 +145,7 @@ def test_a_model_larger_than_the_free_disk_is_not_downloaded(
 ) -> None:
     server = fake_hub()
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(UnusableModel, match=f"'{MODEL}' has .* and 10 B are free in"):
+    with pytest.raises(UnusableModel, match=f"'{MODEL}' needs .* but only 10 B are free in"):
         Hub(server.url, cache).find(MODEL)
     assert server.fetched == []
 
@@ -165,7 +165,7 @@ def test_a_download_that_broke_off_is_completed(
     found = Hub(server.url, cache).find(MODEL)
     (found.path / "model.safetensors").resolve().unlink()
     (found.path / "model.safetensors").unlink()
-    with pytest.raises(UnusableModel, match=r"has no weights.*and the hub cannot be reached"):
+    with pytest.raises(UnusableModel, match=r"has no weights.*and the Hub cannot be reached"):
         unreachable(cache).find(MODEL)
     assert Hub(server.url, cache).find(MODEL) == found
 
@@ -176,14 +176,14 @@ def test_a_model_that_is_of_no_use_is_not_downloaded(
     config = json.dumps(CONFIG | {"architectures": ["BertForMaskedLM"]}).encode()
     server = fake_hub(FILES | {"config.json": config})
     for _ in range(2):
-        with pytest.raises(UnusableModel, match="which is no causal language model"):
+        with pytest.raises(UnusableModel, match="which is not a causal language model"):
             Hub(server.url, cache).find(MODEL)
     assert "model.safetensors" not in server.fetched
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(401, "the hub knows no such model"), (403, "is not open to everybody")],
+    [(401, "the Hub does not have it"), (403, "is gated")],
 )
 def test_a_model_that_the_hub_does_not_give(
     fake_hub: Callable[..., FakeHub], cache: Path, status: int, words: str
@@ -201,16 +201,17 @@ def test_without_a_network_there_is_one_sentence(cache: Path) -> None:
         unreachable(cache).find(MODEL)
     said = refused.value.message
     assert (
-        "is no folder here and not in the cache of the hub, and the hub cannot be reached" in said
+        "is not a local folder and not in the Hugging Face cache, and the Hub cannot be reached"
+        in said
     )
     assert "\n" not in said
-    with pytest.raises(UnusableModel, match="not in the cache of the hub"):
+    with pytest.raises(UnusableModel, match="not in the Hugging Face cache"):
         unreachable(cache).find_cached(MODEL)
 
 
 @pytest.mark.parametrize("place", ["a b", "a/b/c", "-x", "x" * 200])
 def test_what_is_neither_a_folder_nor_an_id(cache: Path, place: str) -> None:
-    with pytest.raises(UnusableModel, match="neither a folder here nor the id of a model"):
+    with pytest.raises(UnusableModel, match="neither a local folder nor a model id"):
         Hub(cache=cache).find(place)
 
 
@@ -277,4 +278,4 @@ def test_why_the_download_process_failed_is_the_reason(
     server.released.set()
     with pytest.raises(UnusableModel, match=r"could not be downloaded: \S+") as failed:
         Hub(server.url, cache).find(MODEL)
-    assert failed.value.hint == "Try again: complete files are kept."
+    assert failed.value.hint == "Try again; complete files are not downloaded again."

@@ -119,8 +119,8 @@ def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"architectures": ["BertForMaskedLM"]}, "holds BertForMaskedLM, which is no causal"),
-        ({"is_encoder_decoder": True}, "which is no causal language model"),
+        ({"architectures": ["BertForMaskedLM"]}, "holds BertForMaskedLM, which is not a causal"),
+        ({"is_encoder_decoder": True}, "which is not a causal language model"),
         ({"model_type": ""}, "has no model_type"),
         ({"quantization_config": {"quant_method": "gptq"}}, "is quantized (gptq)"),
         ({"quantization_config": "odd"}, "is quantized (?)"),
@@ -130,7 +130,7 @@ def test_a_kind_that_cannot_be_trained(tmp_path: Path, config: dict[str, Any], w
     assert words in refusal(write_folder(tmp_path, CONFIG | config))
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "no valid JSON"), ("[]", "holds a list")])
+@pytest.mark.parametrize(("text", "words"), [("{", "not valid JSON"), ("[]", "holds a list")])
 def test_a_config_that_is_damaged(tmp_path: Path, text: str, words: str) -> None:
     (write_folder(tmp_path) / "config.json").write_text(text)
     assert words in refusal(tmp_path)
@@ -140,14 +140,14 @@ def test_no_weights_names_what_is_expected_and_what_is_there_instead(tmp_path: P
     write_folder(tmp_path, files={"weights.gguf": b"GGUF"})
     said = refusal(tmp_path)
     assert "expected model.safetensors or" in said
-    assert ".gguf are not read" in said
+    assert ".gguf files are not supported" in said
 
 
 def test_weights_that_are_cut_off_name_both_sizes(tmp_path: Path) -> None:
     whole = safetensors()
     write_folder(tmp_path, files={"model.safetensors": whole[:-1]})
     size = 4 * NUM_PARAMETERS
-    told = f"it has {size - 1:,} bytes of tensors where its header tells of {size:,}"
+    told = f"it has {size - 1:,} bytes of tensors, but its header describes {size:,}"
     assert told in refusal(tmp_path)
 
 
@@ -170,7 +170,7 @@ GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
         ({"dtype": "MADE_UP", "shape": "abc"}, "has the dtype 'MADE_UP'"),
         ({"dtype": None}, "has the dtype None"),
         ({"dtype": ["F32"]}, "has the dtype ['F32']"),
-        ({"shape": [2, -3]}, "has the shape [2, -3], which is not a list of counts"),
+        ({"shape": [2, -3]}, "has the shape [2, -3], which is not a list of sizes"),
         ({"shape": [2, 3.0]}, "has the shape [2, 3.0]"),
         ({"shape": [True, 6]}, "has the shape [True, 6]"),
         ({"shape": None}, "has the shape None"),
@@ -204,7 +204,7 @@ def test_metadata_that_no_library_reads_is_refused(tmp_path: Path, metadata: Any
     text = json.dumps({"__metadata__": metadata, "model.norm.weight": GOOD}).encode()
     content = len(text).to_bytes(8, "little") + text + bytes(24)
     write_folder(tmp_path, files={"model.safetensors": content})
-    assert "its __metadata__ is not a table of text" in refusal(tmp_path)
+    assert "its __metadata__ is not a mapping of strings" in refusal(tmp_path)
 
 
 def test_a_header_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_header_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> Non
 def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
     write_folder(tmp_path, files={"model.safetensors": pointer})
-    with pytest.raises(UnusableModel, match="pointer of Git LFS") as refused:
+    with pytest.raises(UnusableModel, match="Git LFS pointer") as refused:
         read_model_folder(tmp_path)
     assert "git lfs pull" in (refused.value.hint or "")
 
@@ -224,9 +224,9 @@ def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
 def test_a_missing_file_and_a_missing_tensor_are_named(tmp_path: Path) -> None:
     write_shards(tmp_path)
     (tmp_path / "b.safetensors").write_bytes(safetensors({"other": (1,)}))
-    assert "b.safetensors lacks 1 tensors, among them 'model.norm.weight'" in refusal(tmp_path)
+    assert "b.safetensors lacks 1 tensors, for example 'model.norm.weight'" in refusal(tmp_path)
     (tmp_path / "b.safetensors").unlink()
-    assert "b.safetensors is missing, which model.safetensors.index.json names" in refusal(tmp_path)
+    assert "b.safetensors is missing, but model.safetensors.index.json" in refusal(tmp_path)
 
 
 def test_an_index_without_a_map(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_an_index_without_a_map(tmp_path: Path) -> None:
 
 def test_a_pickle_that_is_cut_off(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"pytorch_model.bin": b"PK\x03\x04 and no end"})
-    assert "pytorch_model.bin is cut off" in refusal(tmp_path)
+    assert "pytorch_model.bin is truncated" in refusal(tmp_path)
 
 
 def test_a_refusal_is_a_setting_to_correct_but_never_the_fault_of_who_asks(tmp_path: Path) -> None:

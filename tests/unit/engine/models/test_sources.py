@@ -90,7 +90,7 @@ def test_no_two_names_share_a_folder_and_none_leads_elsewhere(one: str, other: s
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "/a", "a/", "a//b", "x" * 201, "a\n", "a=b"])
 def test_a_name_that_clients_could_not_use(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name for a model"):
+    with pytest.raises(ConfigError, match="is not a valid model name"):
         check_model_name(name)
 
 
@@ -108,7 +108,7 @@ def test_flags_win_over_the_list_and_contradict_themselves_in_vain() -> None:
         "c": "/four",
     }
     assert merge_sources({}, ["c=/four", "c=/four"]) == {"c": "/four"}
-    with pytest.raises(ConfigError, match="model 'c' is named twice: /four and /five"):
+    with pytest.raises(ConfigError, match="model 'c' is given twice: /four and /five"):
         merge_sources({}, ["c=/four", "c=/five"])
 
 

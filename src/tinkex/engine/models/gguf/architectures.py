@@ -1,4 +1,4 @@
-"""What a GGUF file becomes: the config.json of its architecture, and a new name for each tensor."""
+"""Plans a conversion: the config.json of an architecture, and the new name of each tensor."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufArchitecture:
-    """An architecture by both of its names, and what sets it apart from the others."""
+    """How an architecture is named in transformers, and how it differs from the others."""
 
     model_type: str
     class_name: str
     biased_parts: frozenset[str] = frozenset()
-    """The parts of a layer that always have a bias."""
+    """The modules of a layer that always have a bias."""
     has_head_norms: bool = False
     is_interleaved: bool = False
-    """Whether the file has the rows of queries and keys in pairs, as their rotation turns them."""
+    """Whether query and key rows are stored in RoPE pairs, which transformers does not do."""
     fixed_config: Mapping[str, Any] = field(default_factory=dict)
-    """What config.json has to say beside sizes."""
+    """Fields of config.json besides sizes."""
 
 
 _NO_WINDOW = {"use_sliding_window": False, "hidden_act": "silu"}
@@ -66,17 +66,17 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorConversion:
-    """A tensor of the file, and what becomes of it."""
+    """A tensor of the file, and how it is converted."""
 
     tensor: GgufTensor
     name: str
     num_heads: int = 0
-    """In how many groups its rows are put back in order; 0 leaves them as they are."""
+    """Number of heads whose rows are de-interleaved; 0 keeps the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionPlan:
-    """All that a folder will hold, except for its tokenizer."""
+    """The contents of the converted folder, except for its tokenizer."""
 
     config: Mapping[str, Any]
     conversions: tuple[TensorConversion, ...]
@@ -93,7 +93,7 @@ class _ModelSizes:
     layers: int
 
     def shape_of(self, part: str) -> tuple[int, ...]:
-        """The shape of a part's weight."""
+        """The shape of a module's weight."""
         queries, keys = self.heads * self.head, self.kv_heads * self.head
         shapes: dict[str, tuple[int, ...]] = {
             "attn_q": (queries, self.hidden),
@@ -106,59 +106,63 @@ class _ModelSizes:
             "token_embd": (self.vocab, self.hidden),
             "output": (self.vocab, self.hidden),
         }
-        is_of_head = part in _HEAD_NORMS
-        return shapes.get(part, (self.head if is_of_head else self.hidden,))
+        is_head_norm = part in _HEAD_NORMS
+        return shapes.get(part, (self.head if is_head_norm else self.hidden,))
 
 
 def plan_conversion(file: GgufFile) -> ConversionPlan:
-    """Decide what a file becomes; raises if a tensor is missing, too many, or of another shape."""
+    """Plan a conversion; raises if a tensor is missing, unexpected or of the wrong shape."""
     arch = file.metadata.get("general.architecture")
-    family = ARCHITECTURES.get(str(arch))
-    if family is None:
+    architecture = ARCHITECTURES.get(str(arch))
+    if architecture is None:
         raise UnusableModel(
-            f"{file.path} holds a {str(arch)!r:.60} model; GGUF files are converted for "
+            f"{file.path} holds a {str(arch)!r:.60} model; supported GGUF architectures are "
             f"{', '.join(ARCHITECTURES)}",
-            hint="Add the model's folder of Hugging Face's layout instead.",
+            hint="Add the model's Hugging Face folder instead.",
         )
-    facts = _ArchitectureMetadata(file, str(arch))
-    sizes = _read_sizes(file, facts)
-    biased = family.biased_parts | _optional_biases(file, family)
-    moves = tuple(_plan_tensors(file, family, sizes, biased))
-    extra = file.tensors.keys() - {move.tensor.name for move in moves} - {ROPE_FREQS_TENSOR}
+    metadata = _ArchitectureMetadata(file, str(arch))
+    sizes = _read_sizes(file, metadata)
+    biased = architecture.biased_parts | _optional_biases(file, architecture)
+    conversions = tuple(_plan_tensors(file, architecture, sizes, biased))
+    extra = (
+        file.tensors.keys()
+        - {conversion.tensor.name for conversion in conversions}
+        - {ROPE_FREQS_TENSOR}
+    )
     if extra:
         raise UnusableModel(
-            f"{file.path} has {len(extra)} tensors that a {arch} model does not have, such as "
-            f"{min(extra)!r}; models of experts are among those that are not converted"
+            f"{file.path} has {len(extra)} tensors that a {arch} model does not have, for example "
+            f"{min(extra)!r}; mixture-of-experts models are not supported"
         )
     return ConversionPlan(
-        config=_build_config(file, family, facts, sizes, biased), conversions=moves
+        config=_build_config(file, architecture, metadata, sizes, biased), conversions=conversions
     )
 
 
 class _ArchitectureMetadata:
-    """Facts of an architecture, each of the type that is expected."""
+    """Type-checked access to the metadata of an architecture."""
 
     def __init__(self, file: GgufFile, arch: str) -> None:
         self._file = file
         self._arch = arch
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A number of things, at least one."""
+        """A positive integer."""
         found = self._file.metadata.get(f"{self._arch}.{name}", default)
         if isinstance(found, bool) or not isinstance(found, int) or found < 1:
             raise self._invalid_value(name, found)
         return found
 
     def number(self, name: str, default: float) -> float:
-        """A number as its author wrote it, before it became a float32."""
+        """A positive number, as the shortest decimal that rounds to the stored float32."""
         found = self._file.metadata.get(f"{self._arch}.{name}", default)
         if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
             raise self._invalid_value(name, found)
         return float(str(np.float32(found)))
 
     def _invalid_value(self, name: str, found: object) -> UnusableModel:
-        how = "lacks" if found is None else f"has {found!r:.60} as"
-        return UnusableModel(f"{self._file.path} {how} {self._arch}.{name}, a number above 0")
+        problem = "lacks" if found is None else f"has {found!r:.60} as"
+        return UnusableModel(f"{self._file.path} {problem} {self._arch}.{name}, a positive number")
 
 
 def _read_sizes(file: GgufFile, metadata: _ArchitectureMetadata) -> _ModelSizes:
@@ -170,9 +174,8 @@ def _read_sizes(file: GgufFile, metadata: _ArchitectureMetadata) -> _ModelSizes:
     for name in ("attention.value_length", "rope.dimension_count"):
         if metadata.count(name, head) != head:
             raise UnusableModel(
-                f"{file.path} has heads of {head} and {name} of {metadata.count(name)}; such "
-                "models "
-                "are not converted"
+                f"{file.path} has a head size of {head} and a {name} of {metadata.count(name)}; "
+                "such models are not supported"
             )
     return _ModelSizes(
         hidden=hidden,
@@ -186,7 +189,7 @@ def _read_sizes(file: GgufFile, metadata: _ArchitectureMetadata) -> _ModelSizes:
 
 
 def _optional_biases(file: GgufFile, architecture: GgufArchitecture) -> frozenset[str]:
-    """Parts of a llama that have a bias; transformers knows all of a kind, or none."""
+    """The modules of a Llama model with a bias; in transformers, all of a kind or none."""
     if not architecture.is_interleaved:
         return frozenset()
     attention = [part for part in _MATRICES if part.startswith("attn")]
@@ -199,18 +202,18 @@ def _plan_tensors(
     file: GgufFile, architecture: GgufArchitecture, sizes: _ModelSizes, biased: frozenset[str]
 ) -> Iterator[TensorConversion]:
     for part, name in _TOP_LEVEL.items():
-        # Without a head of its own, the model predicts with its embedding.
+        # Without an LM head, it is tied to the embedding.
         if part != "output" or "output.weight" in file.tensors:
             yield _plan_tensor(file, f"{part}.weight", f"{name}.weight", sizes.shape_of(part))
     norms = _NORMS | (_HEAD_NORMS if architecture.has_head_norms else {})
     heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads} if architecture.is_interleaved else {}
     for layer in range(sizes.layers):
         for part, name in (_MATRICES | norms).items():
-            shape, turned = sizes.shape_of(part), heads.get(part, 0)
+            shape, num_heads = sizes.shape_of(part), heads.get(part, 0)
             source, target = f"blk.{layer}.{part}", f"model.layers.{layer}.{name}"
-            yield _plan_tensor(file, f"{source}.weight", f"{target}.weight", shape, turned)
+            yield _plan_tensor(file, f"{source}.weight", f"{target}.weight", shape, num_heads)
             if part in biased:
-                yield _plan_tensor(file, f"{source}.bias", f"{target}.bias", shape[:1], turned)
+                yield _plan_tensor(file, f"{source}.bias", f"{target}.bias", shape[:1], num_heads)
 
 
 def _plan_tensor(

@@ -1,8 +1,8 @@
-"""How tensors are packed in GGUF files, and the numbers that the packed bytes stand for.
+"""Dequantizes the tensor encodings of GGUF files.
 
-Numbers lie in blocks; every function takes blocks as rows of bytes and gives rows of float32. The
-arithmetic is that of the format's definition, one float32 operation after another, so the result
-is not near the stored numbers: it is those numbers.
+Elements are stored in blocks; every function takes blocks as rows of bytes and returns rows of
+float32. The arithmetic follows the format's definition, one float32 operation after another, so the
+result is exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# Shape letters in this file: N blocks, S bytes of a block, B numbers of a block.
+# Shape letters in this file: N blocks, S bytes per block, B elements per block.
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
 _HALF = 16
@@ -25,43 +25,43 @@ _SUPERBLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class TensorEncoding:
-    """One way to store numbers."""
+    """One tensor encoding."""
 
     name: str
     block_size: int
-    """How many numbers a block has."""
+    """The number of elements in a block."""
     block_bytes: int
     decode: Callable[[Bytes], Floats]
     is_plain: bool = False
-    """Whether the bytes are numbers of the same name in safetensors, and can be copied."""
+    """Whether safetensors has the same format, so that the bytes can be copied."""
 
     @property
     def dtype(self) -> str:
-        """What safetensors calls the type that loses nothing."""
+        """The safetensors dtype that holds the values exactly."""
         return self.name if self.is_plain else "F32"
 
 
 def _read_scale(x_NS: Bytes, start: int) -> Floats:
-    """A float16 of every block, as a column."""
+    """The float16 scale of every block, as a column."""
     return _view_as_floats(x_NS[:, start : start + 2], "<f2")
 
 
 def _view_as_floats(x_NS: Bytes, dtype: str) -> Floats:
-    seen: NDArray[Any] = np.ascontiguousarray(x_NS).view(dtype)
-    return seen.astype(np.float32)
+    values: NDArray[Any] = np.ascontiguousarray(x_NS).view(dtype)
+    return values.astype(np.float32)
 
 
 def _nibbles(x_NS: Bytes) -> Bytes:
-    """First the lower halves of all bytes, then the upper ones."""
+    """The low nibbles of all bytes, then the high nibbles."""
     return np.concatenate([x_NS & 0x0F, x_NS >> 4], axis=1)
 
 
 def _fifth_bits(x_N4: Bytes) -> Bytes:
-    """One bit for each of 32 numbers, where it belongs."""
+    """The fifth bit of each of 32 elements, shifted into place."""
     return np.unpackbits(x_N4, axis=1, bitorder="little") << _FOUR
 
 
-# --- plain numbers --------------------------------------------------------------------------
+# --- plain floats ---------------------------------------------------------------------------
 
 
 def _f32(x_NS: Bytes) -> Floats:
@@ -104,11 +104,11 @@ def _q8_0(x_NS: Bytes) -> Floats:
     return _read_scale(x_NS, 0) * _view_as_floats(x_NS[:, 2:], "i1")
 
 
-# --- blocks of 256, in parts with scales of their own ---------------------------------------
+# --- k-quants: superblocks of 256 with a scale per sub-block --------------------------------
 
 
 def _six_bit_scales(x_NS: Bytes) -> tuple[Floats, Floats]:
-    """Eight scales and eight minima of six bits each, from twelve bytes."""
+    """Unpack eight 6-bit scales and eight 6-bit minima from twelve bytes."""
     first, second, third = x_NS[:, :4], x_NS[:, 4:8], x_NS[:, 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
@@ -118,8 +118,8 @@ def _six_bit_scales(x_NS: Bytes) -> tuple[Floats, Floats]:
 def _dequantize_k_blocks(x_NS: Bytes, q_N8P: Bytes) -> Floats:
     scales, minima = _six_bit_scales(x_NS[:, 4:16])
     scales, minima = _read_scale(x_NS, 0) * scales, _read_scale(x_NS, 2) * minima
-    numbers: Floats = scales[..., None] * q_N8P.astype(np.float32) - minima[..., None]
-    return numbers.reshape(-1, _SUPERBLOCK)
+    values: Floats = scales[..., None] * q_N8P.astype(np.float32) - minima[..., None]
+    return values.reshape(-1, _SUPERBLOCK)
 
 
 def _q4_k(x_NS: Bytes) -> Floats:
@@ -134,7 +134,7 @@ def _q5_k(x_NS: Bytes) -> Floats:
 
 
 def _split_nibbles(packed: Bytes) -> Bytes:
-    """Both halves of bytes, along the side before the last."""
+    """The low and high nibbles, along the second-to-last axis."""
     return np.concatenate([packed & 0x0F, packed >> 4], axis=-2)
 
 
@@ -145,11 +145,11 @@ def _q6_k(x_NS: Bytes) -> Floats:
     q = _split_nibbles(lower).reshape(-1, 2, 4, 32) | upper << 4
     q_NP = q.reshape(-1, _HALF, _HALF).astype(np.int8) - 32
     scales = _read_scale(x_NS, 208) * _view_as_floats(x_NS[:, 192:208], "i1")
-    numbers: Floats = scales[..., None] * q_NP.astype(np.float32)
-    return numbers.reshape(-1, _SUPERBLOCK)
+    values: Floats = scales[..., None] * q_NP.astype(np.float32)
+    return values.reshape(-1, _SUPERBLOCK)
 
 
-#: Every encoding that is read, by its number in the file.
+#: All supported encodings, by their id in the file.
 ENCODINGS = MappingProxyType(
     {
         0: TensorEncoding("F32", 1, 4, _f32, is_plain=True),
@@ -170,21 +170,22 @@ _UNSUPPORTED_NAMES = {
     10: "Q2_K",
     11: "Q3_K",
     15: "Q8_K",
-    28: "F64",
-    34: "TQ1_0",
-    35: "TQ2_0",
-}
-_UNSUPPORTED_NAMES |= {
     16: "IQ2_XXS",
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
     20: "IQ4_NL",
     21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
 }
-_UNSUPPORTED_NAMES |= {22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 39: "MXFP4"}
 
 
 def encoding_name(type_id: int) -> str:
-    """What a type of tensors is called, also one that is not read."""
+    """The name of an unsupported encoding."""
     return _UNSUPPORTED_NAMES.get(type_id, f"type {type_id}")

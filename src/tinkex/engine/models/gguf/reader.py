@@ -1,7 +1,9 @@
-"""A GGUF file as its header tells: facts by name, and where every tensor lies; none is read.
+"""Reads the header of a GGUF file: metadata by key, and the location of every tensor.
 
-The layout is that of versions 2 and 3, little endian: magic, version, how many tensors and facts
-there are, the facts, the tensors' descriptions, and after padding the tensors themselves.
+The layout is that of versions 2 and 3, little endian: magic, version, number of tensors, number of
+metadata entries, the metadata, the tensor descriptions, padding, and the tensor data.
+
+Files are untrusted, so every count is checked against the file size before memory is allocated.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from tinkex.engine.models.weight_files import UnusableModel
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-#: How numbers are packed, by the number of their type.
+#: `struct` codes by GGUF value type.
 _NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _NUMBER_CODES[12] = "d"
 _STRING, _ARRAY = 8, 9
-#: The fewest bytes that a value takes which is no number.
+#: The minimum size of values that are not numbers.
 _MIN_VALUE_BYTES = {_STRING: 8, _ARRAY: 12}
 _MAX_DEPTH = 4
 _MAX_DIMENSIONS = 4
@@ -31,29 +33,29 @@ _RETRY_HINT = "Copy or download the file again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A tensor in the file."""
+    """The description of a tensor in the file."""
 
     name: str
     shape: tuple[int, ...]
-    """The slowest side first, as in every other format."""
+    """Slowest-varying dimension first, as in NumPy; the file stores the reverse."""
     encoding: TensorEncoding
     offset: int
-    """Where its bytes begin, from the start of the file."""
+    """Position of its first byte in the file."""
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes it takes in the file."""
+        """The number of bytes in the file."""
         return self.size // self.encoding.block_size * self.encoding.block_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:
-    """What the header of a file says."""
+    """The parsed header of a file."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -61,7 +63,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read a header; raises with a sentence if the file is damaged or of a kind not known here."""
+    """Read a header; raises UnusableModel if the file is damaged or not supported."""
     try:
         with path.open("rb") as file:
             return _HeaderReader(path, file, path.stat().st_size).read()
@@ -70,7 +72,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _HeaderReader:
-    """Reads a header from front to back, and never past the end of the file."""
+    """Reads a header sequentially, and never past the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO, num_bytes: int) -> None:
         self._path = path
@@ -80,55 +82,54 @@ class _HeaderReader:
 
     def read(self) -> GgufFile:
         self._check_version()
-        num_tensors, num_facts = self._read_number("Q"), self._read_number("Q")
-        facts: dict[str, Any] = {}
-        for _ in range(num_facts):
-            name = self._read_string()
-            facts[name] = self._read_value(self._read_number("I"))
-        _check_not_split(self._path, facts)
-        found = [self._read_tensor_info() for _ in range(num_tensors)]
-        start = _align(self._num_bytes - self._num_remaining, self._alignment(facts))
-        return GgufFile(path=self._path, metadata=facts, tensors=self._build_tensors(found, start))
+        num_tensors, num_entries = self._read_number("Q"), self._read_number("Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_entries):
+            key = self._read_string()
+            metadata[key] = self._read_value(self._read_number("I"))
+        _check_not_split(self._path, metadata)
+        infos = [self._read_tensor_info() for _ in range(num_tensors)]
+        start = _align(self._num_bytes - self._num_remaining, self._alignment(metadata))
+        tensors = self._build_tensors(infos, start)
+        return GgufFile(path=self._path, metadata=metadata, tensors=tensors)
 
     def _check_version(self) -> None:
         if self._read_bytes(len(MAGIC)) != MAGIC:
-            raise UnusableModel(f"{self._path} is no GGUF file: it does not begin with GGUF")
+            raise UnusableModel(f"{self._path} is not a GGUF file: it does not begin with GGUF")
         version = self._read_number("I")
         if version in _VERSIONS:
             return
-        what = f"version {version}"
-        if version & 0xFFFF == 0:
-            what = "the order of bytes of other processors (big endian)"
+        # A big-endian version number has its bits in the upper half.
+        found = "big-endian" if version & 0xFFFF == 0 else f"version {version}"
         raise UnusableModel(
-            f"{self._path} is a GGUF file of {what}; versions 2 and 3, little endian, are read",
-            hint="Make it anew with a current llama.cpp.",
+            f"{self._path} is a {found} GGUF file; little-endian versions 2 and 3 are supported",
+            hint="Convert it again with a current llama.cpp.",
         )
 
     def _read_tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, num_sides = self._read_string(), self._read_number("I")
-        if not 1 <= num_sides <= _MAX_DIMENSIONS:
-            raise self._damaged_error(f"tensor {name!r:.100} has {num_sides} dimensions")
-        sides = tuple(self._read_number("Q") for _ in range(num_sides))
-        return name, sides[::-1], self._read_number("I"), self._read_number("Q")
+        name, num_dimensions = self._read_string(), self._read_number("I")
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            raise self._damaged_error(f"tensor {name!r:.100} has {num_dimensions} dimensions")
+        dimensions = tuple(self._read_number("Q") for _ in range(num_dimensions))
+        return name, dimensions[::-1], self._read_number("I"), self._read_number("Q")
 
     def _build_tensors(
-        self, found: list[tuple[str, tuple[int, ...], int, int]], start: int
+        self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int
     ) -> dict[str, GgufTensor]:
         tensors: dict[str, GgufTensor] = {}
-        for name, shape, kind, offset in found:
-            encoding = ENCODINGS.get(kind)
+        for name, shape, type_id, offset in infos:
+            encoding = ENCODINGS.get(type_id)
             if encoding is None:
                 known = ", ".join(encoding.name for encoding in ENCODINGS.values())
                 raise UnusableModel(
-                    f"tensor {name!r} of {self._path} is stored as {encoding_name(kind)}, which "
-                    "is not "
-                    f"read here; known are {known}",
-                    hint="Take another file of the same model.",
+                    f"tensor {name!r} of {self._path} is stored as {encoding_name(type_id)}, which "
+                    f"is not supported; supported are {known}",
+                    hint="Use another file of the same model.",
                 )
             tensor = GgufTensor(name=name, shape=shape, encoding=encoding, offset=start + offset)
             self._check_bounds(tensor)
             if name in tensors:
-                raise self._damaged_error(f"tensor {name!r} is there twice")
+                raise self._damaged_error(f"it has two tensors named {name!r}")
             tensors[name] = tensor
         return tensors
 
@@ -141,7 +142,7 @@ class _HeaderReader:
         end = tensor.offset + tensor.num_bytes
         if end > self._num_bytes:
             raise UnusableModel(
-                f"{self._path} is cut off: it has {self._num_bytes:,} bytes where tensor "
+                f"{self._path} is truncated: it has {self._num_bytes:,} bytes, but tensor "
                 f"{tensor.name!r} ends at {end:,}",
                 hint=_RETRY_HINT,
             )
@@ -160,11 +161,11 @@ class _HeaderReader:
         return self._file.read(num_bytes)
 
     def _reserve(self, num_bytes: int) -> None:
-        """Refuse what cannot be there, before any memory is taken for it."""
+        """Raise if the file cannot hold so many bytes, before memory is allocated for them."""
         if num_bytes > self._num_remaining:
             raise UnusableModel(
-                f"{self._path} is cut off or damaged: its {self._num_bytes:,} bytes do not hold "
-                "its header",
+                f"{self._path} is truncated or damaged: its header does not fit into its "
+                f"{self._num_bytes:,} bytes",
                 hint=_RETRY_HINT,
             )
 
@@ -176,7 +177,7 @@ class _HeaderReader:
         try:
             return content.decode()
         except UnicodeDecodeError:
-            raise self._damaged_error(f"{content!r:.60} is no text") from None
+            raise self._damaged_error(f"{content!r:.60} is not UTF-8") from None
 
     def _read_value(self, type_id: int, depth: int = 0) -> Any:
         if type_id in _NUMBER_CODES:
@@ -193,8 +194,8 @@ class _HeaderReader:
         self._reserve(count * _MIN_VALUE_BYTES.get(inner, 1))
         return [self._read_value(inner, depth + 1) for _ in range(count)]
 
-    def _damaged_error(self, how: str) -> UnusableModel:
-        return UnusableModel(f"{self._path} is damaged: {how}", hint=_RETRY_HINT)
+    def _damaged_error(self, problem: str) -> UnusableModel:
+        return UnusableModel(f"{self._path} is damaged: {problem}", hint=_RETRY_HINT)
 
 
 def _align(offset: int, alignment: int) -> int:
@@ -206,5 +207,5 @@ def _check_not_split(path: Path, metadata: Mapping[str, Any]) -> None:
     if isinstance(count, int) and count > 1:
         raise UnusableModel(
             f"{path} is one of {count} parts of a model",
-            hint="Put them together first: `llama-gguf-split --merge FIRST_PART WHOLE.gguf`.",
+            hint="Merge them first: `llama-gguf-split --merge FIRST_PART WHOLE.gguf`.",
         )

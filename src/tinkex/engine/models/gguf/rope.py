@@ -1,4 +1,4 @@
-"""How a model of a GGUF file tells positions apart, in the words of config.json."""
+"""Translates the RoPE settings of a GGUF file to those of config.json."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from numpy.typing import NDArray
 from tinkex.engine.models.gguf.reader import GgufFile
 from tinkex.engine.models.weight_files import UnusableModel
 
-#: The tensor in which a file has the factors of Llama 3, and not the rule that made them.
+#: Holds the frequency factors of Llama 3; the file does not store the rule that produced them.
 ROPE_FREQS_TENSOR = "rope_freqs.weight"
-#: The rule's numbers, the same in all models of the family except for the factor.
+#: The constants of that rule; only the factor differs between models.
 _LOW_FREQ_FACTOR, _HIGH_FREQ_FACTOR, _ORIGINAL_CONTEXT = 1.0, 4.0, 8192
 
 
 def read_rope_config(file: GgufFile, theta: float, head_size: int) -> dict[str, Any]:
-    """The fields `rope_theta` and, if the positions are stretched, `rope_scaling`."""
-    found: dict[str, Any] = {"rope_theta": theta}
+    """The fields `rope_theta` and, if the context was extended, `rope_scaling`."""
+    config: dict[str, Any] = {"rope_theta": theta}
     scaling = _read_rope_scaling(file, theta, head_size)
-    return found | ({"rope_scaling": scaling} if scaling else {})
+    return config | ({"rope_scaling": scaling} if scaling else {})
 
 
 def _read_rope_scaling(file: GgufFile, theta: float, head_size: int) -> dict[str, Any] | None:
     arch = file.metadata["general.architecture"]
     kind = file.metadata.get(f"{arch}.rope.scaling.type", "none")
     factor = file.metadata.get(f"{arch}.rope.scaling.factor", 0)
-    is_told = isinstance(factor, float | int) and factor > 0
+    has_factor = isinstance(factor, float | int) and factor > 0
     if ROPE_FREQS_TENSOR in file.tensors:
         return _read_llama3_scaling(file, theta, head_size)
     if kind == "none":
         return None
-    if kind == "linear" and is_told:
+    if kind == "linear" and has_factor:
         return {"rope_type": "linear", "factor": float(factor)}
     original = file.metadata.get(f"{arch}.rope.scaling.original_context_length")
-    if kind == "yarn" and is_told and isinstance(original, int):
+    if kind == "yarn" and has_factor and isinstance(original, int):
         return {
             "rope_type": "yarn",
             "factor": float(factor),
             "original_max_position_embeddings": original,
         }
     raise UnusableModel(
-        f"{file.path} stretches positions by {kind!r:.40} with factor {factor!r:.40}, which is "
-        "not converted; none, linear and yarn are"
+        f"{file.path} uses RoPE scaling {kind!r:.40} with factor {factor!r:.40}, which is not "
+        "supported; supported are none, linear and yarn"
     )
 
 
 def _read_llama3_scaling(file: GgufFile, theta: float, head_size: int) -> dict[str, Any]:
-    """The rule that gives the very factors of the file; raises if they are of another rule."""
+    """Find the llama3 rule that gives exactly the factors of the file; raises if there is none."""
     stored = file.tensors[ROPE_FREQS_TENSOR]
     with file.path.open("rb") as content:
         content.seek(stored.offset)
@@ -59,9 +59,8 @@ def _read_llama3_scaling(file: GgufFile, theta: float, head_size: int) -> dict[s
     expected = llama3_factors(factor, theta, head_size)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
         raise UnusableModel(
-            f"the tensor {ROPE_FREQS_TENSOR!r} of {file.path} stretches positions in a way that "
-            "is not "
-            "known; only that of Llama 3.1 and 3.2 is converted"
+            f"the tensor {ROPE_FREQS_TENSOR!r} of {file.path} is not a supported RoPE scaling; "
+            "only that of Llama 3.1 and 3.2 is"
         )
     return {
         "rope_type": "llama3",
@@ -73,9 +72,11 @@ def _read_llama3_scaling(file: GgufFile, theta: float, head_size: int) -> dict[s
 
 
 def llama3_factors(factor: float, theta: float, head_size: int) -> NDArray[np.float64]:
-    """By how much each frequency is slowed: slow ones by all, fast ones not, those between some."""
-    waves = 2 * math.pi * theta ** (np.arange(0, head_size, 2) / head_size)
-    share = (_ORIGINAL_CONTEXT / waves - _LOW_FREQ_FACTOR) / (_HIGH_FREQ_FACTOR - _LOW_FREQ_FACTOR)
-    between = 1 / ((1 - share) / factor + share)
-    slowed = np.where(share < 0, factor, between)
-    return np.where(share > 1, 1.0, slowed)
+    """Divisor of each frequency: `factor` for low, 1 for high, interpolated between them."""
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_size, 2) / head_size)
+    share = (_ORIGINAL_CONTEXT / wavelengths - _LOW_FREQ_FACTOR) / (
+        _HIGH_FREQ_FACTOR - _LOW_FREQ_FACTOR
+    )
+    interpolated = 1 / ((1 - share) / factor + share)
+    divisors = np.where(share < 0, factor, interpolated)
+    return np.where(share > 1, 1.0, divisors)

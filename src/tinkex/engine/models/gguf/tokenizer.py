@@ -1,6 +1,7 @@
-"""Tokenizers that merge bytes, as GPT-2's and most since: how each cuts text before it merges.
+"""Rebuilds tokenizer.json from the metadata of a GGUF file.
 
-A file only names the way in which text is cut. Every name below stands for a way that is known.
+Two families are supported: byte-level BPE (GPT-2 and most later models), of which a file names the
+pre-tokenizer, and SentencePiece BPE (Llama 2), whose merges are derived from token scores.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tinkex.engine.models.gguf.vocab import (
 )
 from tinkex.engine.models.weight_files import UnusableModel
 
-#: Words with the blank before them, signs, line ends; digits in groups of at most so many.
+#: Words with a leading space, punctuation, line breaks; %s limits the length of groups of digits.
 _WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -31,14 +32,14 @@ _WORD_PATTERN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PreTokenizer:
-    """How text is cut into words before bytes are merged within them."""
+    """How text is split into words before BPE merges bytes within them."""
 
     parts: tuple[Mapping[str, Any], ...]
     normalizer: Mapping[str, Any] | None = None
     ignores_merges: bool = False
-    """Whether a word that is a token as a whole is taken so."""
+    """Whether a word that is itself a token is used without merging."""
     adds_bos: bool = False
-    """Whether a text begins with the first token, if the file does not say."""
+    """Whether texts begin with BOS, if the file does not specify it."""
 
 
 def _byte_level(*, use_regex: bool) -> dict[str, Any]:
@@ -82,24 +83,24 @@ PRE_TOKENIZERS = {
 
 
 def byte_level_bpe_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, Any]:
-    """The parts of tokenizer.json that are particular to such a tokenizer."""
+    """The parts of tokenizer.json that are specific to byte-level BPE."""
     name = file.metadata.get("tokenizer.ggml.pre")
-    cutting = PRE_TOKENIZERS.get(str(name))
-    if cutting is None:
+    pre_tokenizer = PRE_TOKENIZERS.get(str(name))
+    if pre_tokenizer is None:
         raise UnsupportedTokenizer(
-            f"the tokenizer of {file.path} cuts text as {name!r:.60} does, which is not known; "
-            f"known are {', '.join(PRE_TOKENIZERS)}"
+            f"the tokenizer of {file.path} uses the pre-tokenizer {name!r:.60}, which is not "
+            f"supported; supported are {', '.join(PRE_TOKENIZERS)}"
         )
-    adds_first = bool(file.metadata.get("tokenizer.ggml.add_bos_token", cutting.adds_bos))
-    first = special_tokens(file).get("bos_token") if adds_first else None
+    adds_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", pre_tokenizer.adds_bos))
+    bos_token = special_tokens(file).get("bos_token") if adds_bos else None
     return {
-        "normalizer": cutting.normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(cutting.parts)},
-        "post_processor": vocab.bos_post_processor(first) or _byte_level(use_regex=True),
+        "normalizer": pre_tokenizer.normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(pre_tokenizer.parts)},
+        "post_processor": vocab.bos_post_processor(bos_token) or _byte_level(use_regex=True),
         "decoder": _byte_level(use_regex=True),
         "model": {
             "type": "BPE",
-            "ignore_merges": cutting.ignores_merges,
+            "ignore_merges": pre_tokenizer.ignores_merges,
             "vocab": vocab.vocab,
             "merges": _read_merges(file, vocab),
         },
@@ -110,17 +111,17 @@ def _read_merges(file: GgufFile, vocab: GgufVocab) -> list[list[str]]:
     merges = [merge.split(" ") for merge in read_strings(file, "merges")]
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.vocab.keys():
-            raise UnusableModel(f"{file.path} merges {' '.join(merge)!r:.60}, which it cannot")
+            raise UnusableModel(f"{file.path} has an invalid merge {' '.join(merge)!r:.60}")
     return merges
 
 
-#: What stands for a blank.
+#: Stands for a space.
 SPACE_SYMBOL = "\u2581"
 
 
 def sentencepiece_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, Any]:
-    """The parts of tokenizer.json that are particular to such a tokenizer."""
-    facts = {
+    """The parts of tokenizer.json that are specific to SentencePiece BPE."""
+    options = {
         name: file.metadata.get(f"tokenizer.ggml.{name}", default)
         for name, default in (
             ("add_space_prefix", True),
@@ -129,23 +130,22 @@ def sentencepiece_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, Any]:
             ("precompiled_charsmap", None),
         )
     }
-    if facts["remove_extra_whitespaces"] or facts["precompiled_charsmap"]:
+    if options["remove_extra_whitespaces"] or options["precompiled_charsmap"]:
         raise UnsupportedTokenizer(
-            f"the tokenizer of {file.path} changes text before it cuts it, in a way that is not "
-            "rebuilt here"
+            f"the tokenizer of {file.path} normalizes text in a way that is not supported"
         )
     prefix, strip = [], []
-    if facts["add_space_prefix"]:
+    if options["add_space_prefix"]:
         prefix = [{"type": "Prepend", "prepend": SPACE_SYMBOL}]
         strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
-    first = special_tokens(file).get("bos_token") if facts["add_bos_token"] else None
+    bos_token = special_tokens(file).get("bos_token") if options["add_bos_token"] else None
     return {
         "normalizer": {
             "type": "Sequence",
             "normalizers": [*prefix, _replace_rule(" ", SPACE_SYMBOL)],
         },
         "pre_tokenizer": None,
-        "post_processor": vocab.bos_post_processor(first),
+        "post_processor": vocab.bos_post_processor(bos_token),
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -172,10 +172,8 @@ def _replace_rule(old: str, new: str) -> dict[str, Any]:
 
 
 def _unknown_token(vocab: GgufVocab) -> str | None:
-    found = (
-        text for text, kind in zip(vocab.texts, vocab.token_types, strict=True) if kind == UNKNOWN
-    )
-    return next(found, None)
+    pairs = zip(vocab.texts, vocab.token_types, strict=True)
+    return next((text for text, kind in pairs if kind == UNKNOWN), None)
 
 
 def _derive_merges(file: GgufFile, vocab: GgufVocab) -> list[list[str]]:
@@ -183,26 +181,26 @@ def _derive_merges(file: GgufFile, vocab: GgufVocab) -> list[list[str]]:
     pieces = {
         text: token for text, token in vocab.vocab.items() if vocab.token_types[token] == NORMAL
     }
-    # Equal scores are decided by the order of the tokens.
+    # Equal scores are ordered by token id.
     ranked = sorted(pieces, key=lambda text: (-scores[pieces[text]], pieces[text]))
     return [pair for text in ranked for pair in _merge_pairs(text, pieces)]
 
 
 def _read_scores(file: GgufFile, count: int) -> list[float]:
     scores: Any = file.metadata.get("tokenizer.ggml.scores")
-    is_list = isinstance(scores, list) and len(scores) == count
-    if not is_list or not all(isinstance(score, float) for score in scores):
+    if not isinstance(scores, list) or len(scores) != count:
         raise UnusableModel(f"{file.path} has a tokenizer without a score for each token")
-    found: list[float] = scores
-    return found
+    if not all(isinstance(score, float) for score in scores):
+        raise UnusableModel(f"{file.path} has a tokenizer with scores that are not numbers")
+    return scores
 
 
 def _merge_pairs(text: str, pieces: dict[str, int]) -> list[list[str]]:
-    """The ways to put a token together from two others."""
-    cuts = ((text[:end], text[end:]) for end in range(1, len(text)))
-    found = [(left, right) for left, right in cuts if left in pieces and right in pieces]
+    """All ways to compose a token from two others."""
+    splits = ((text[:end], text[end:]) for end in range(1, len(text)))
+    pairs = [(left, right) for left, right in splits if left in pieces and right in pieces]
     return [
-        list(pair) for pair in sorted(found, key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
+        list(pair) for pair in sorted(pairs, key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
     ]
 
 
@@ -213,23 +211,22 @@ _PARTS_BY_MODEL: Mapping[str, Callable[[GgufFile, GgufVocab], dict[str, Any]]] =
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
-    """The files of the tokenizer; UnknownTokenizer if it cannot be rebuilt exactly."""
+    """The tokenizer's files; raises UnsupportedTokenizer if it cannot be rebuilt exactly."""
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind is None:
         raise UnsupportedTokenizer(f"{file.path} has no tokenizer")
     if kind not in _PARTS_BY_MODEL:
         raise UnsupportedTokenizer(
-            f"the tokenizer of {file.path} is of the kind {kind!r:.60}; "
-            f"{', '.join(_PARTS_BY_MODEL)} are "
-            "rebuilt"
+            f"the tokenizer of {file.path} is of type {kind!r:.60}; "
+            f"supported are {', '.join(_PARTS_BY_MODEL)}"
         )
-    tokens = read_vocab(file)
+    vocab = read_vocab(file)
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": tokens.added_tokens(),
-        **_PARTS_BY_MODEL[kind](file, tokens),
+        "added_tokens": vocab.added_tokens(),
+        **_PARTS_BY_MODEL[kind](file, vocab),
     }
     return {
         "tokenizer.json": to_json(content),
@@ -238,20 +235,20 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
 
 
 def _tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """What tokenizer.json has no word for."""
-    found: dict[str, Any] = {
+    """The settings that tokenizer.json does not hold."""
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **special_tokens(file),
     }
     arch = file.metadata.get("general.architecture")
     if isinstance(limit := file.metadata.get(f"{arch}.context_length"), int):
-        found["model_max_length"] = limit
+        config["model_max_length"] = limit
     if isinstance(template := file.metadata.get("tokenizer.chat_template"), str):
-        found["chat_template"] = template
-    return found
+        config["chat_template"] = template
+    return config
 
 
 def to_json(content: Mapping[str, Any]) -> bytes:
-    """A file for people and programs."""
+    """Encode as indented JSON."""
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,4 +1,4 @@
-"""The tokens of a GGUF file: their texts and kinds, and what every tokenizer.json says of them."""
+"""Reads the vocabulary of a GGUF file: token texts, token types and special tokens."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 class UnsupportedTokenizer(UnusableModel):
-    """A tokenizer of a kind that cannot be rebuilt exactly; the weights are of use all the same."""
+    """The tokenizer cannot be rebuilt exactly; the weights can still be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufVocab:
-    """Every token, by its id."""
+    """All tokens, by id."""
 
     texts: list[str]
     token_types: list[int]
     vocab: Mapping[str, int]
-    """The ids of those that stand for something; others only fill the embedding up."""
+    """Ids by text; without unused tokens, which only pad the embedding."""
 
     def added_tokens(self) -> list[dict[str, Any]]:
-        """Tokens that are found in a text before anything else is done to it."""
+        """The `added_tokens` of tokenizer.json: matched before the text is normalized."""
         special = (CONTROL, UNKNOWN)
         return [
             {"id": token, "content": text, **_FLAGS, "special": kind in special}
@@ -36,7 +36,7 @@ class GgufVocab:
         ]
 
     def bos_post_processor(self, bos_token: str | None) -> dict[str, Any] | None:
-        """What puts a token in front of every text; None if there is none to put."""
+        """A post-processor that prepends the BOS token; None if the vocabulary has none."""
         if bos_token is None or bos_token not in self.vocab:
             return None
         begin = {"SpecialToken": {"id": bos_token, "type_id": 0}}
@@ -51,28 +51,28 @@ class GgufVocab:
 
 
 def read_vocab(file: GgufFile) -> GgufVocab:
-    """The tokens of a file; raises if they make no sense."""
+    """Read the vocabulary; raises UnusableModel if it is inconsistent."""
     texts = read_strings(file, "tokens")
-    kinds = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
-    if not isinstance(kinds, list) or len(kinds) != len(texts):
-        raise UnusableModel(f"{file.path} has {len(texts)} tokens and not as many kinds of them")
-    used = [(text, token) for token, text in enumerate(texts) if kinds[token] != UNUSED]
+    token_types = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
+    if not isinstance(token_types, list) or len(token_types) != len(texts):
+        raise UnusableModel(f"{file.path} has {len(texts)} tokens, but not one type for each")
+    used = [(text, token) for token, text in enumerate(texts) if token_types[token] != UNUSED]
     vocab = dict(used)
     if len(vocab) != len(used):
         raise UnusableModel(f"{file.path} has a token twice, so its tokenizer is ambiguous")
-    return GgufVocab(texts, kinds, vocab)
+    return GgufVocab(texts, token_types, vocab)
 
 
 def read_strings(file: GgufFile, key: str) -> list[str]:
-    """A list of texts that the tokenizer of a file has to have."""
-    found = file.metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    """Read a required list of strings of the tokenizer."""
+    texts = file.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UnusableModel(f"{file.path} has a tokenizer without {key}")
-    return found
+    return texts
 
 
 def special_tokens(file: GgufFile) -> dict[str, str]:
-    """The tokens that begin, end and fill texts, by the names of transformers."""
+    """The texts of the special tokens, by their transformers names."""
     names = {
         "bos_token": "bos_token_id",
         "eos_token": "eos_token_id",
@@ -82,8 +82,8 @@ def special_tokens(file: GgufFile) -> dict[str, str]:
     texts = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(texts, list):
         return {}
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{fact}") for name, fact in names.items()}
-    # A batch cannot be filled without: the end is what everybody takes then.
+    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}") for name, key in names.items()}
+    # Padding a batch needs a token; EOS is the usual fallback.
     ids["pad_token"] = ids["eos_token"] if ids["pad_token"] is None else ids["pad_token"]
     return {
         name: str(texts[token])
@@ -93,13 +93,15 @@ def special_tokens(file: GgufFile) -> dict[str, str]:
 
 
 def special_token_ids(file: GgufFile) -> dict[str, Any]:
-    """What config.json and generation_config.json say of tokens with a meaning."""
-    facts = file.metadata
-    named = (facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    ends = list(dict.fromkeys(token for token in named if isinstance(token, int)))
-    found = {
-        "bos_token_id": facts.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": ends[0] if len(ends) == 1 else ends,
-        "pad_token_id": facts.get("tokenizer.ggml.padding_token_id", ends[0] if ends else None),
+    """The special token ids for config.json and generation_config.json."""
+    metadata = file.metadata
+    named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    eos_ids = list(dict.fromkeys(token for token in named if isinstance(token, int)))
+    ids = {
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids,
+        "pad_token_id": metadata.get(
+            "tokenizer.ggml.padding_token_id", eos_ids[0] if eos_ids else None
+        ),
     }
-    return {name: token for name, token in found.items() if token not in (None, [])}
+    return {name: token for name, token in ids.items() if token not in (None, [])}

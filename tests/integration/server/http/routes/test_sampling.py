@@ -75,7 +75,7 @@ def test_base_model_sampler_has_no_path(harness: ServerHarness) -> None:
     ("fields", "status", "words"),
     [
         ({}, 422, "needs base_model or model_path"),
-        ({"base_model": "other"}, 400, f"'other' cannot be sampled here; there is: {BASE_MODEL}"),
+        ({"base_model": "other"}, 400, f"'other' cannot be sampled here; available: {BASE_MODEL}"),
         ({"model_path": "x"}, 422, "Invalid tinker path"),
         (
             {"model_path": "tinker://x/weights/y"},

@@ -126,7 +126,7 @@ def _renamed(run: Any, run_id: str, session_id: str) -> Any:
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
-        ({"base_model": "gpt-x"}, 400, f"'gpt-x' cannot be trained here; there is: {BASE_MODEL}"),
+        ({"base_model": "gpt-x"}, 400, f"'gpt-x' cannot be trained here; available: {BASE_MODEL}"),
         ({"lora_config": {"rank": 0}}, 422, "rank is 0"),
         ({"lora_config": {"rank": 513}}, 422, "lora_config.rank is 513; expected 1 to 512"),
         ({"lora_config": {"rank": 1, "seed": 2**63}}, 422, "lora_config.seed"),

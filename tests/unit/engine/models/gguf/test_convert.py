@@ -119,7 +119,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors["blk.1.ffn_up.weight"][3, 5] = np.nan
     said = refusal(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "out" / "model")
     assert "'blk.1.ffn_up.weight'" in said
-    assert "not finite" in said
+    assert "non-finite" in said
 
 
 # --- config.json --------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_the_factors_of_llama_3_are_recognised_and_others_refused(tmp_path: Path
     assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 32.0)
     tensors["rope_freqs.weight"][20] += 0.5
     said = refusal(write_gguf(tmp_path / "other.gguf", tensors), tmp_path / "out" / "other")
-    assert "not known" in said
+    assert "not a supported RoPE scaling" in said
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def damaged(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     del tensors["blk.1.attn_v.weight"]
     yield write_gguf(tmp_path / "b.gguf", tensors), "lacks the tensor 'blk.1.attn_v.weight'"
     tensors = llama_tensors() | {"blk.0.ffn_gate_exps.weight": np.zeros((4, 32), np.float32)}
-    yield write_gguf(tmp_path / "c.gguf", tensors), "such as 'blk.0.ffn_gate_exps.weight'"
+    yield write_gguf(tmp_path / "c.gguf", tensors), "for example 'blk.0.ffn_gate_exps.weight'"
     facts: dict[str, Any] = {"llama.attention.head_count_kv": 4}
     yield write_gguf(tmp_path / "d.gguf", facts=facts), "has the shape (128, 256), expected"
     facts = {"llama.block_count": None}
@@ -204,7 +204,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(convert, "_SPARE_BYTES", 1 << 60)
     said = refusal(write_gguf(tmp_path / "model.gguf"), tmp_path / "out" / "model")
-    assert "GB free, and the converted model takes" in said
+    assert "GB free, but the converted model needs" in said
 
 
 def test_a_stop_halfway_leaves_the_old_folder(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_weights_that_are_not_what_was_computed_are_refused(tmp_path: Path) -> N
             file.seek(-1, 1)
             file.write(bytes([byte ^ 1]))
 
-    with pytest.raises(UnusableModel, match="are not those of the file"):
+    with pytest.raises(UnusableModel, match="do not match the file"):
         convert_gguf(source, tmp_path / "out" / "model", on_progress=damage)
     assert not (tmp_path / "out" / "model").exists()
 

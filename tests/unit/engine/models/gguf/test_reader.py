@@ -96,20 +96,20 @@ def test_version_2_is_the_same(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is cut off or damaged"),
-        (b"PK\x03\x04" + bytes(40), "is no GGUF file"),
-        (header(version=1), "of version 1; versions 2 and 3"),
-        (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "big endian"),
-        (header(num_facts=1 << 60), "is cut off or damaged"),
-        (header(num_facts=1) + text("a") + struct.pack("<IIQ", 9, 4, 1 << 62), "is cut off"),
+        (b"", "is truncated or damaged"),
+        (b"PK\x03\x04" + bytes(40), "is not a GGUF file"),
+        (header(version=1), "is a version 1 GGUF file; little-endian versions 2 and 3"),
+        (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "is a big-endian GGUF"),
+        (header(num_facts=1 << 60), "is truncated or damaged"),
+        (header(num_facts=1) + text("a") + struct.pack("<IIQ", 9, 4, 1 << 62), "is truncated"),
         (header(num_facts=1) + text("a") + struct.pack("<IIQ", 9, 77, 4) + bytes(9), "type 77"),
         (header(num_facts=1) + text("a") + struct.pack("<I", 99), "a value of type 99"),
-        (header(num_facts=1) + struct.pack("<Q", 1) + b"\xff", "is no text"),
+        (header(num_facts=1) + struct.pack("<Q", 1) + b"\xff", "is not UTF-8"),
         (header(num_tensors=1) + text("t") + struct.pack("<I", 9), "has 9 dimensions"),
         (header(num_tensors=1) + text("t") + struct.pack("<I", 0), "has 0 dimensions"),
         (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 16, 0), "as IQ2_XXS"),
         (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 2, 0), "cannot store"),
-        (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 0), "is cut off: it"),
+        (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 0), "is truncated: it"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_a_sentence(

@@ -54,7 +54,7 @@ def test_signs_of_a_conversation_are_single_tokens() -> None:
 
 
 def test_a_tokenizer_that_changes_text_is_not_rebuilt() -> None:
-    with pytest.raises(UnsupportedTokenizer, match="changes text"):
+    with pytest.raises(UnsupportedTokenizer, match="normalizes text"):
         made(remove_extra_whitespaces=True)
 
 
