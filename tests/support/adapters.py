@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from tinkex.engine.adapters import LORA_ALPHA, AdapterState
-from tinkex.engine.checkpoints.adapter_files import target_kinds
+from tinkex.engine.adapters import target_kinds
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.hosted_model import HostedModel

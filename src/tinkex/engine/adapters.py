@@ -1,10 +1,10 @@
-"""Everything that decides what an adapter does next, as flat buffers."""
+"""Trainable adapters: specification checks, memory layout, weights and optimizer state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -14,31 +14,31 @@ from tinkex.errors import InvalidInput
 from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_layout import LoraLayout, LoraPair, TargetKind
 
-#: What the low-rank part is multiplied by, times the rank.
+#: LoRA alpha: the low-rank update is scaled by alpha / rank.
 LORA_ALPHA = 32
 
 
 @dataclass(slots=True, kw_only=True)
 class AdapterState:
-    """An adapter's numbers; `Layout` says what lies where in the buffers, which are float32."""
+    """The complete training state of an adapter, as flat float32 buffers (see `LoraLayout`)."""
 
     weights: Tensor
     first: Tensor | None = None
-    """AdamW's mean of gradients; None before the first step, which is all zeros."""
+    """AdamW's first moment; None means zeros, before the first step."""
     second: Tensor | None = None
-    """AdamW's mean of squared gradients; None before the first step, which is all zeros."""
+    """AdamW's second moment; None means zeros, before the first step."""
     num_steps: int = 0
-    """How many optimizer steps were taken."""
+    """The number of optimizer steps taken."""
     gradient: Tensor | None = None
-    """What was gathered since the last step; None is nothing."""
+    """The gradient accumulated since the last step; None if there is none."""
 
     @classmethod
     def from_weights(cls, weights: Tensor) -> Self:
-        """A state that has never been trained."""
+        """The state of an untrained adapter."""
         return cls(weights=weights)
 
     def ensure_moments(self) -> tuple[Tensor, Tensor]:
-        """AdamW's two buffers, allocated at the first call."""
+        """AdamW's two moments, allocated on the first call."""
         if self.first is None or self.second is None:
             self.first, self.second = (torch.zeros_like(self.weights) for _ in range(2))
         return self.first, self.second
@@ -46,17 +46,17 @@ class AdapterState:
     def buffers(self) -> dict[str, Tensor]:
         """The allocated buffers by name."""
         names = ("weights", "first", "second", "gradient")
-        found = {name: getattr(self, name) for name in names}
-        return {name: buffer for name, buffer in found.items() if buffer is not None}
+        buffers = {name: getattr(self, name) for name in names}
+        return {name: buffer for name, buffer in buffers.items() if buffer is not None}
 
     def copy_to_cpu(self) -> AdapterState:
-        """The same numbers in memory of their own, where they can be written from."""
+        """A copy in CPU memory."""
         return self._map_buffers(
             lambda buffer: torch.empty_like(buffer, device="cpu").copy_(buffer)
         )
 
     def to(self, device: torch.device) -> AdapterState:
-        """The same numbers on a device."""
+        """The same state on a device."""
         return self._map_buffers(lambda buffer: buffer.to(device))
 
     def _map_buffers(self, function: Callable[[Tensor], Tensor]) -> AdapterState:
@@ -66,7 +66,7 @@ class AdapterState:
         return replace(self, **changed)
 
 
-#: Adapters of a higher rank would be larger than what they adapt.
+#: Adapters of a higher rank would be larger than the weights they adapt.
 MAX_RANK = 1024
 
 
@@ -78,38 +78,50 @@ class TrainableAdapter:
     layout: LoraLayout
     state: AdapterState
     weight_views: Sequence[LoraPair | None] = field(init=False)
-    """Its pairs by site, as views of its weights."""
+    """The LoRA pair of each target, as views of the weights."""
 
     def __post_init__(self) -> None:
         self.weight_views = self.layout.views(self.state.weights)
 
     @property
     def scale(self) -> float:
-        """What its low-rank part is multiplied by."""
+        """The scale of the low-rank update."""
         return LORA_ALPHA / self.spec.rank
 
     def replace_state(self, state: AdapterState) -> None:
-        """Go on from other numbers."""
+        """Continue from another state."""
         self.state = state
         self.__post_init__()
 
 
 def build_layout(hosted_model: HostedModel, spec: AdapterSpec) -> LoraLayout:
-    """Where the pairs of such an adapter lie."""
-    parts = {
-        TargetKind.ATTENTION: spec.train_attn,
-        TargetKind.MLP: spec.train_mlp,
-        TargetKind.UNEMBED: spec.train_unembed,
+    """The buffer layout of such an adapter."""
+    return LoraLayout(hosted_model.lora_targets, spec.rank, target_kinds(spec))
+
+
+class _TrainedKinds(Protocol):
+    """An `AdapterSpec`, or the `AdapterMetadata` of a checkpoint."""
+
+    @property
+    def train_attn(self) -> bool: ...
+    @property
+    def train_mlp(self) -> bool: ...
+    @property
+    def train_unembed(self) -> bool: ...
+
+
+def target_kinds(source: _TrainedKinds) -> set[TargetKind]:
+    """The kinds of modules that an adapter has LoRA pairs for."""
+    is_trained = {
+        TargetKind.ATTENTION: source.train_attn,
+        TargetKind.MLP: source.train_mlp,
+        TargetKind.UNEMBED: source.train_unembed,
     }
-    return LoraLayout(
-        hosted_model.lora_targets,
-        spec.rank,
-        [part for part, is_trained in parts.items() if is_trained],
-    )
+    return {kind for kind in is_trained if is_trained[kind]}
 
 
 def check_spec(spec: AdapterSpec) -> None:
-    """Refuse an adapter that cannot be made."""
+    """Raise InvalidInput if the engine cannot create such an adapter."""
     if not 1 <= spec.rank <= MAX_RANK:
         raise InvalidInput(f"rank is {spec.rank}, expected 1 to {MAX_RANK}")
     if not (spec.train_unembed or spec.train_mlp or spec.train_attn):
@@ -118,16 +130,16 @@ def check_spec(spec: AdapterSpec) -> None:
         )
     kind = spec.optimizer.get("type")
     if kind != "adamw":
-        raise InvalidInput(f"optimizer type is {kind!r}; this server trains with 'adamw' alone")
+        raise InvalidInput(f"optimizer type is {kind!r}; this server supports only 'adamw'")
 
 
 def training_bytes(layout: LoraLayout) -> int:
-    """Weights, two moments, the gradient, and the gradient of a pass in progress, in float32."""
+    """Memory of weights, two moments, gradient and the gradient of a running pass, in float32."""
     return 5 * 4 * layout.size
 
 
 def create_adapter(hosted_model: HostedModel, spec: AdapterSpec) -> TrainableAdapter:
-    """A new adapter that changes no log-probability yet."""
+    """Create an adapter with a zero update: log-probabilities are the base model's."""
     layout = build_layout(hosted_model, spec)
     weights = layout.init_weights(spec.seed).to(hosted_model.device)
     return TrainableAdapter(spec, layout, AdapterState.from_weights(weights))

@@ -1,1 +1,1 @@
-"""Adapters on disk: PEFT checkpoints, snapshots, merged models."""
+"""Adapters on disk: PEFT checkpoints, snapshots and merged models."""

@@ -1,7 +1,7 @@
-"""Checkpoints of adapters: PEFT folders, with what an optimizer needs to go on beside them.
+"""Reads and writes adapter checkpoints: PEFT folders plus metadata and optimizer state.
 
-A folder that PEFT itself wrote can be read too. Wrong numbers in one of ours are damage, in one
-of somebody else's a mistake of its owner.
+Folders written by PEFT itself can be read too. Invalid tensors in a tinkex checkpoint are damage
+(CheckpointError); in a PEFT folder they are the user's mistake (InvalidInput).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tinkex.engine.adapters import AdapterState
+from tinkex.engine.adapters import AdapterState, target_kinds
 from tinkex.engine.checkpoints import peft_format
 from tinkex.engine.checkpoints.metadata import (
     CONFIG_NAME,
@@ -41,7 +41,7 @@ from tinkex.nn.lora_layout import LoraLayout, LoraTarget, TargetKind
 
 
 class SavedOptimizerState(NamedTuple):
-    """What an optimizer needs to go on, in flat buffers."""
+    """The optimizer state in flat buffers."""
 
     first: Tensor
     second: Tensor
@@ -49,7 +49,7 @@ class SavedOptimizerState(NamedTuple):
 
 
 class SavedAdapter(NamedTuple):
-    """Weights, and what lies where in them."""
+    """Weights in a flat buffer, and their layout."""
 
     layout: LoraLayout
     weights: Tensor
@@ -63,7 +63,7 @@ def write_checkpoint(
     *,
     with_optimizer: bool,
 ) -> None:
-    """Write a PEFT adapter, what it fits, and the optimizer's memory if asked for."""
+    """Write a PEFT adapter, its metadata and optionally the optimizer state."""
     write_json(directory / CONFIG_NAME, peft_format.build_peft_config(spec.base_model, layout))
     write_json(directory / METADATA_NAME, AdapterMetadata.from_spec(spec))
     write_tensors(directory / WEIGHTS_NAME, peft_format.peft_tensors(layout, state.weights.cpu()))
@@ -71,7 +71,7 @@ def write_checkpoint(
         write_json(directory / STATE_NAME, TrainerState.from_spec(spec, state.num_steps))
         first, second = state.first, state.second
         if first is None or second is None:
-            # Not allocated before the first step, when they are zeros.
+            # Not allocated before the first step; they are zeros.
             first = second = torch.zeros(layout.size)
         moments = named_lora_tensors("first", layout, first.cpu())
         moments += named_lora_tensors("second", layout, second.cpu())
@@ -79,7 +79,7 @@ def write_checkpoint(
 
 
 def read_adapter_weights(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> Tensor:
-    """Saved weights as a flat buffer on the host; InvalidInput if they do not fit the adapter."""
+    """Read weights to a flat CPU buffer; raises InvalidInput if they do not match the adapter."""
     if (directory / METADATA_NAME).exists():
         check_compatible(read_metadata(directory), spec)
         return _read_tinkex_weights(directory, layout)
@@ -88,44 +88,33 @@ def read_adapter_weights(directory: Path, spec: AdapterSpec, layout: LoraLayout)
     return _read_peft_weights(directory, layout, config)
 
 
-def read_adapter(directory: Path, base_model: str, sites: Sequence[LoraTarget]) -> SavedAdapter:
-    """Saved weights of whatever shape they have, for a base model with these sites."""
+def read_adapter(directory: Path, base_model: str, targets: Sequence[LoraTarget]) -> SavedAdapter:
+    """Read weights of any rank and modules, for a base model with these LoRA targets."""
     if (directory / METADATA_NAME).exists():
-        summary = read_metadata(directory)
-        if summary.base_model != base_model:
+        metadata = read_metadata(directory)
+        if metadata.base_model != base_model:
             raise InvalidInput(
-                f"the checkpoint is of base model {summary.base_model!r}, not of {base_model!r}"
+                f"the checkpoint is of base model {metadata.base_model!r}, not of {base_model!r}"
             )
-        layout = LoraLayout(sites, summary.rank, target_kinds(summary))
+        layout = LoraLayout(targets, metadata.rank, target_kinds(metadata))
         return SavedAdapter(layout, _read_tinkex_weights(directory, layout))
     config = peft_format.read_peft_config(directory)
-    layout = LoraLayout(sites, config.r, _find_target_kinds(directory, sites))
+    layout = LoraLayout(targets, config.r, _find_target_kinds(directory, targets))
     return SavedAdapter(layout, _read_peft_weights(directory, layout, config))
 
 
 def read_optimizer(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> SavedOptimizerState:
-    """The saved memory of an optimizer, which must be of the spec's type."""
+    """Read an optimizer state, which must be of the spec's type."""
     state = read_trainer_state(directory, spec)
     first, second = torch.zeros(layout.size), torch.zeros(layout.size)
-    tables = named_lora_tensors("first", layout, first) + named_lora_tensors(
-        "second", layout, second
-    )
-    read_tensors_into(directory / OPTIMIZER_NAME, tables)
+    moments = named_lora_tensors("first", layout, first)
+    moments += named_lora_tensors("second", layout, second)
+    read_tensors_into(directory / OPTIMIZER_NAME, moments)
     return SavedOptimizerState(first, second, state.num_steps)
 
 
-def target_kinds(source: AdapterMetadata | AdapterSpec) -> set[TargetKind]:
-    """Which parts of a model an adapter has pairs for."""
-    chosen = {
-        TargetKind.ATTENTION: source.train_attn,
-        TargetKind.MLP: source.train_mlp,
-        TargetKind.UNEMBED: source.train_unembed,
-    }
-    return {part for part, is_trained in chosen.items() if is_trained}
-
-
 def named_lora_tensors(prefix: str, layout: LoraLayout, flat: Tensor) -> list[NamedTensor]:
-    """A buffer's pairs by module; names outlive a change of where things lie in a buffer."""
+    """A buffer's LoRA pairs by module name, which does not depend on the buffer layout."""
     return [
         NamedTensor(f"{prefix}.{pair.path}.{side}", tensor)
         for pair in layout.pairs(flat)
@@ -133,7 +122,7 @@ def named_lora_tensors(prefix: str, layout: LoraLayout, flat: Tensor) -> list[Na
     ]
 
 
-# --- whose folder it is --------------------------------------------------------------------------
+# --- both kinds of folders -----------------------------------------------------------------------
 
 
 def _read_tinkex_weights(directory: Path, layout: LoraLayout) -> Tensor:
@@ -157,14 +146,14 @@ def _read_peft_weights(
     return flat
 
 
-def _find_target_kinds(directory: Path, sites: Sequence[LoraTarget]) -> set[TargetKind]:
-    """The parts that an adapter has any pair for; whether it has all is seen when it is read."""
+def _find_target_kinds(directory: Path, targets: Sequence[LoraTarget]) -> set[TargetKind]:
+    """The kinds of modules that have at least one pair; reading checks that all are there."""
     with open_tensors(directory / WEIGHTS_NAME) as file:
         names = file.keys()
-    found = {peft_format.module_path(name) for name in names if peft_format.is_lora_tensor(name)}
-    return {site.kind for site in sites if not found.isdisjoint(_module_paths(site))}
+    paths = {peft_format.module_path(name) for name in names if peft_format.is_lora_tensor(name)}
+    return {target.kind for target in targets if not paths.isdisjoint(_module_paths(target))}
 
 
-def _module_paths(site: LoraTarget) -> set[str]:
-    is_table = site.num_experts > 0
-    return {path.rpartition(".")[0] if is_table else path for path in site.paths}
+def _module_paths(target: LoraTarget) -> set[str]:
+    has_experts = target.num_experts > 0
+    return {path.rpartition(".")[0] if has_experts else path for path in target.paths}

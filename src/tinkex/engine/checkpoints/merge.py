@@ -1,7 +1,7 @@
-"""A base model and an adapter become one model folder that needs neither.
+"""Merges an adapter into its base model, and writes a self-contained model folder.
 
-The weights are read and written piece by piece, so that memory stays small whatever their size. A
-folder whose files do not lend themselves to that is loaded whole.
+Weights are streamed in chunks, so that memory use does not depend on the model size. Folders whose
+files do not allow that are loaded as a whole.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from tinkex.engine.models.weight_files import SAFETENSORS, UnusableModel, read_j
 from tinkex.errors import InvalidInput
 from tinkex.system.atomic import new_directory
 
-#: How many numbers are in memory at a time.
+#: The number of elements in memory at a time.
 CHUNK_NUMBERS = 16 << 20
 _DTYPE_BY_CODE = {code: dtype for dtype, code in DTYPE_CODES.items()}
-#: Endings of files that are not copied: weights, in any format.
+#: Suffixes of weight files in any format, which are not copied.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 _INDEX_SUFFIX = ".index.json"
 
 
 class MergeProgress(NamedTuple):
-    """How far a merge is."""
+    """The progress of a merge."""
 
     done_bytes: int
     total_bytes: int
@@ -70,25 +70,26 @@ def merge_adapter(
     dtype: str | None = None,
     progress: OnMergeProgress = lambda _: None,
 ) -> None:
-    """Write W + scale B A for every weight that the adapter has a pair for, and the rest as it is.
+    """Write W + scale B A for every adapted weight, and copies of all others.
 
-    The result is a folder that `AutoModelForCausalLM.from_pretrained` loads, and it appears whole
-    or not at all. `dtype` is what to save numbers as; None keeps what the base model has. What does
-    not fit is an InvalidInput, a base model that cannot be used a ConfigError.
+    The folder is written atomically and can be loaded with `AutoModelForCausalLM.from_pretrained`.
+    `dtype` is the dtype to save; None keeps that of the base model. Raises InvalidInput if the
+    adapter does not match, ConfigError if the base model cannot be used.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInput(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if out_folder.exists():
-        raise InvalidInput(f"{out_folder} exists already; name a folder that does not")
-    kind = None if dtype is None else getattr(torch, dtype)
+        raise InvalidInput(f"{out_folder} already exists; give a folder that does not exist")
+    torch_dtype = None if dtype is None else getattr(torch, dtype)
     config = read_transformers_config(read_model_folder(base_folder))
     with _silence_transformers(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     deltas = read_deltas(adapter_folder, model)
-    plan = plan_merge(base_folder, model, deltas, DTYPE_CODES[kind] if kind else None)
+    code = DTYPE_CODES[torch_dtype] if torch_dtype else None
+    plan = plan_merge(base_folder, model, deltas, code)
     with new_directory(out_folder) as scratch:
         if plan is None:
-            _merge_in_memory(base_folder, scratch, model, deltas, kind)
+            _merge_in_memory(base_folder, scratch, model, deltas, torch_dtype)
             progress(MergeProgress(1, 1))
         else:
             _StreamingMerge(plan, deltas, model, progress).run(base_folder, scratch)
@@ -96,11 +97,11 @@ def merge_adapter(
         _copy_other_files(base_folder, scratch)
 
 
-# --- piece by piece ------------------------------------------------------------------------------
+# --- streaming -----------------------------------------------------------------------------------
 
 
 class _StreamingMerge:
-    """Writes files one after the other."""
+    """Writes the files of a merged model one after another."""
 
     def __init__(
         self,
@@ -113,24 +114,25 @@ class _StreamingMerge:
         self._deltas = deltas
         self._model = model
         self._progress = progress
-        self._total_bytes = sum(piece.spec.num_bytes for piece in plan.tensors)
+        self._total_bytes = sum(tensor.spec.num_bytes for tensor in plan.tensors)
         self._done_bytes = 0
         self._split_delta: dict[str, Tensor] = {}
-        """The delta of the last parameter that is stored in parts."""
+        """The delta of the current parameter that is stored in several tensors."""
 
     def run(self, base_folder: Path, out_folder: Path) -> None:
         """Write every file, and an index if there are several."""
         for file_name in self._plan.files:
-            pieces = [piece for piece in self._plan.tensors if piece.file_name == file_name]
+            tensors = [tensor for tensor in self._plan.tensors if tensor.file_name == file_name]
+            specs = [tensor.spec for tensor in tensors]
             with (
                 open_tensors(base_folder / file_name) as file,
-                open_tensor_writer(out_folder / file_name, [one.spec for one in pieces]) as write,
+                open_tensor_writer(out_folder / file_name, specs) as write,
             ):
-                for piece in pieces:
-                    self._write_tensor(file, piece, write)
+                for tensor in tensors:
+                    self._write_tensor(file, tensor, write)
         if self._plan.files != [SAFETENSORS[0]]:
-            table = {piece.spec.name: piece.file_name for piece in self._plan.tensors}
-            index = {"metadata": {"total_size": self._total_bytes}, "weight_map": table}
+            weight_map = {tensor.spec.name: tensor.file_name for tensor in self._plan.tensors}
+            index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
             write_json(out_folder / SAFETENSORS[1], index)
 
     def _write_tensor(
@@ -140,7 +142,7 @@ class _StreamingMerge:
         for start, stop in _row_chunks(tensor.spec.shape):
             chunk = _read_rows(file, tensor, start, stop)
             if tensor.source is not None:
-                assert dtype is not None  # an adapted weight has a shape of floats
+                assert dtype is not None  # adapted weights are floats
                 chunk = _add_delta(
                     chunk, self._delta_rows(tensor.source, start, stop), dtype, tensor.spec.name
                 )
@@ -159,7 +161,7 @@ class _StreamingMerge:
 
 
 def _row_chunks(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of the first axis that are small enough."""
+    """Ranges of the first axis with at most CHUNK_NUMBERS elements."""
     num_rows = shape[0] if shape else 1
     step = max(1, CHUNK_NUMBERS // max(1, prod(shape[1:])))
     for start in range(0, num_rows, step):
@@ -175,12 +177,12 @@ def _read_rows(file: SafetensorsFile, tensor: OutputTensor, start: int, stop: in
 
 
 def _add_delta(weight: Tensor, delta: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """The sum, rounded once."""
+    """Add in at least float32, and round once."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     total = weight.to(wide) + delta
     if not max_abs(total) <= torch.finfo(dtype).max:
         raise InvalidInput(
-            f"the merged {name} has numbers that {dtype} cannot hold; merge with dtype float32"
+            f"the merged {name} has values that {dtype} cannot represent; merge with dtype float32"
         )
     return total.to(dtype)
 
@@ -200,7 +202,7 @@ def _write_config(base_folder: Path, out: Path, dtype: str | None, *, is_untied:
 
 
 def _copy_other_files(base_folder: Path, out: Path) -> None:
-    """Copy the tokenizer and all else that is not weights."""
+    """Copy the tokenizer and all other files that are not weights."""
     for path in base_folder.iterdir():
         is_weights = path.name.endswith((*_WEIGHT_SUFFIXES, _INDEX_SUFFIX))
         is_wanted = path.is_file() and not is_weights and not path.name.startswith(".")
@@ -208,7 +210,7 @@ def _copy_other_files(base_folder: Path, out: Path) -> None:
             shutil.copyfile(path, out / path.name)
 
 
-# --- all at once ---------------------------------------------------------------------------------
+# --- in memory -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -227,7 +229,7 @@ def _merge_in_memory(
     with _silence_transformers():
         model = _load_base_model(base_folder, config, {untied.head} if untied else set())
         if untied is not None:
-            # A copy: what was read may still be one tensor.
+            # A copy, because the loaded weights may still be shared.
             weight = model.get_parameter(untied.embedding).clone()
             model.get_output_embeddings().weight = nn.Parameter(weight, requires_grad=False)
         for name, delta in deltas.items():
@@ -251,25 +253,28 @@ def _load_base_model(base_folder: Path, config: Any, expected_missing: set[str])
         output_loading_info=True,
     )
     model, report = loaded
-    lacking = {
+    missing = {
         *map(str, report["missing_keys"]),
         *map(str, report["mismatched_keys"]),
     } - expected_missing
-    if lacking:
-        raise UnusableModel(f"{base_folder} has no weights for {min(lacking)!r}")
+    if missing:
+        raise UnusableModel(f"{base_folder} has no weights for {min(missing)!r}")
     assert isinstance(model, PreTrainedModel)
     return model
 
 
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Keep transformers from telling what is meant to be."""
-    before, had_bar = transformers_log.get_verbosity(), transformers_log.is_progress_bar_enabled()
+    """Suppress warnings and progress bars of transformers about expected conditions."""
+    verbosity, had_progress_bar = (
+        transformers_log.get_verbosity(),
+        transformers_log.is_progress_bar_enabled(),
+    )
     transformers_log.set_verbosity_error()
     transformers_log.disable_progress_bar()
     try:
         yield
     finally:
-        transformers_log.set_verbosity(before)
-        if had_bar:
+        transformers_log.set_verbosity(verbosity)
+        if had_progress_bar:
             transformers_log.enable_progress_bar()

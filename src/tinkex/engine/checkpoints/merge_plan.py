@@ -1,4 +1,4 @@
-"""What an adapter adds to the weights of its base model, parameter by parameter.
+"""Plans a merge: the delta of each parameter, and the tensors of the merged model.
 
 Shape letters: K inputs, N outputs, R rank, E experts.
 """
@@ -39,15 +39,15 @@ from tinkex.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightDelta:
-    """scale * B A for one weight, computed piece by piece; it is never whole in memory."""
+    """scale * B A for one weight, computed in chunks and never held as a whole."""
 
     down: Tensor
-    """(R, K), or (E, R, K) for a table of experts."""
+    """(R, K), or (E, R, K) for expert weights."""
     up: Tensor
     """(N, R), or (E, N, R)."""
     scale: float
     is_transposed: bool = False
-    """Whether the table keeps inputs before outputs."""
+    """Whether the expert weights have inputs before outputs."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class WeightDelta:
         return (*self.up.shape[:-2], *(reversed(sizes) if self.is_transposed else sizes))
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """What to add from `start` up to `stop` on the weight's first axis."""
+        """The delta of rows `start` to `stop` on the weight's first axis."""
         up = self.up[start:stop]
         down = self.down[start:stop] if up.ndim == 3 else self.down
         product = (up @ down).mul_(self.scale)
@@ -64,26 +64,24 @@ class WeightDelta:
 
 
 def read_deltas(folder: Path, model: PreTrainedModel) -> dict[str, WeightDelta]:
-    """An adapter's deltas by the names of the model's parameters.
+    """Read an adapter's deltas by parameter name; raises InvalidInput if it does not match.
 
-    The model's weights are not read, so it may have none. InvalidInput if the adapter does not fit.
+    The model may be on the meta device, because its weights are not read.
     """
     config = read_peft_config(folder)
-    tables = {
-        stem: name
-        for name, stem in tensor_prefixes((), _find_expert_parameters(model, config)).items()
-    }
+    expert_prefixes = tensor_prefixes((), _find_expert_parameters(model, config))
+    parameter_by_prefix = {prefix: name for name, prefix in expert_prefixes.items()}
     modules = dict(model.named_modules())
     deltas = {}
-    for stem, pair in _read_lora_pairs(folder / WEIGHTS_NAME).items():
-        name = tables.get(stem)
-        found = (
-            _match_linear(stem, pair, modules)
-            if name is None
-            else _match_experts(name, pair, model)
+    for prefix, pair in _read_lora_pairs(folder / WEIGHTS_NAME).items():
+        parameter = parameter_by_prefix.get(prefix)
+        match = (
+            _match_linear(prefix, pair, modules)
+            if parameter is None
+            else _match_experts(parameter, pair, model)
         )
-        deltas[found.name] = WeightDelta(
-            down=found.down, up=found.up, scale=config.scale, is_transposed=found.is_transposed
+        deltas[match.name] = WeightDelta(
+            down=match.down, up=match.up, scale=config.scale, is_transposed=match.is_transposed
         )
     return deltas
 
@@ -101,11 +99,11 @@ class _MatchedDelta(NamedTuple):
 
 
 def _find_expert_parameters(model: PreTrainedModel, config: PeftConfig) -> list[str]:
-    """The parameters that are adapted as tables, in the model's order."""
+    """The adapted expert parameters, in the model's order."""
     targets = config.target_parameters or ()
-    ends = tuple(f".{target}" for target in targets)
+    suffixes = tuple(f".{target}" for target in targets)
     names = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
-    return [name for name in names if name in targets or name.endswith(ends)]
+    return [name for name in names if name in targets or name.endswith(suffixes)]
 
 
 def _read_lora_pairs(path: Path) -> dict[str, _LoraTensors]:
@@ -113,15 +111,15 @@ def _read_lora_pairs(path: Path) -> dict[str, _LoraTensors]:
         names = file.keys()
         tensors = {name: file.get_tensor(name).float() for name in names if is_lora_tensor(name)}
     for name, tensor in tensors.items():
-        twin = (
+        counterpart = (
             name.replace(LORA_A_SUFFIX, LORA_B_SUFFIX)
             if name.endswith(LORA_A_SUFFIX)
             else name.replace(LORA_B_SUFFIX, LORA_A_SUFFIX)
         )
-        if twin == name or twin not in tensors or tensor.ndim != 2:
-            raise InvalidInput(f"{short_path(path)}: {name} is not one of a low-rank pair")
+        if counterpart == name or counterpart not in tensors or tensor.ndim != 2:
+            raise InvalidInput(f"{short_path(path)}: {name} is not part of a LoRA pair")
         if not max_abs(tensor) < inf:
-            raise InvalidInput(f"{short_path(path)}: {name} has numbers that are not finite")
+            raise InvalidInput(f"{short_path(path)}: {name} has non-finite values")
     ups = [name for name in tensors if name.endswith(LORA_B_SUFFIX)]
     return {
         name.removesuffix(LORA_B_SUFFIX): _LoraTensors(
@@ -131,11 +129,15 @@ def _read_lora_pairs(path: Path) -> dict[str, _LoraTensors]:
     }
 
 
-def _match_linear(stem: str, pair: _LoraTensors, modules: Mapping[str, nn.Module]) -> _MatchedDelta:
-    path = stem.removeprefix(PEFT_PREFIX)
+def _match_linear(
+    prefix: str, pair: _LoraTensors, modules: Mapping[str, nn.Module]
+) -> _MatchedDelta:
+    path = prefix.removeprefix(PEFT_PREFIX)
     module = modules.get(path)
     if not isinstance(module, nn.Linear):
-        raise InvalidInput(f"the adapter is for {path!r}, which is no linear map of the base model")
+        raise InvalidInput(
+            f"the adapter has {path!r}, which is not a linear layer of the base model"
+        )
     _check_shapes(path, pair, module.weight.shape, (*pair.up.shape[:1], *pair.down.shape[1:]))
     return _MatchedDelta(f"{path}.weight", *pair)
 
@@ -159,33 +161,32 @@ def _check_shapes(
     if tuple(expected) != tuple(found) or ranks[0] != ranks[1] or ranks[0] % num_pairs:
         raise InvalidInput(
             f"the adapter's pair for {path!r} has shapes {tuple(pair.up.shape)} and "
-            f"{tuple(pair.down.shape)}, but the base model's weight has {tuple(expected)}; name "
-            "the "
+            f"{tuple(pair.down.shape)}, but the base model's weight has {tuple(expected)}; use the "
             "base model that the adapter was trained on"
         )
 
 
 class DeltaSource(NamedTuple):
-    """What is added to a stored tensor."""
+    """The delta that is added to a stored tensor."""
 
     parameter: str
-    """The parameter whose delta it is."""
+    """The model parameter that the delta belongs to."""
     part: str | None = None
-    """The stored tensor's name, if the parameter is stored in parts."""
+    """The stored tensor's name, if the parameter is stored in several tensors."""
 
 
 class OutputTensor(NamedTuple):
-    """A tensor to write."""
+    """A tensor of the merged model."""
 
     spec: TensorSpec
     file_name: str
     stored_name: str
-    """The tensor that it begins as."""
+    """The base model's tensor that it is computed from."""
     source: DeltaSource | None
 
 
 class TiedWeights(NamedTuple):
-    """Parameters that are one and the same in a model, by name."""
+    """The names of the LM head and the embedding if they share their weight."""
 
     head: str
     embedding: str
@@ -193,45 +194,45 @@ class TiedWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan:
-    """Every tensor of a merged model, in the order in which it is written."""
+    """All tensors of a merged model, in write order."""
 
     files: Sequence[str]
     tensors: Sequence[OutputTensor]
     is_untied: bool
-    """Whether the head becomes a tensor of its own."""
+    """Whether the LM head becomes a separate tensor."""
 
 
 def plan_merge(
     folder: Path, model: PreTrainedModel, deltas: Mapping[str, WeightDelta], code: str | None
 ) -> MergePlan | None:
-    """A plan, or None if the files are such that the model has to be loaded whole.
+    """Plan a streaming merge; returns None if the files require loading the whole model.
 
-    `code` is the number format to write; None keeps what is there.
+    `code` is the dtype to write; None keeps the stored one.
     """
-    stored = {entry.name: (name, entry) for name, entry in _list_tensors(folder)}
+    stored = {spec.name: (file_name, spec) for file_name, spec in _list_tensors(folder)}
     tie = find_tied_weights(model)
     untied = tie if tie is not None and tie.head in deltas else None
     direct = {
         name: delta for name, delta in deltas.items() if untied is None or name != untied.head
     }
-    sources = _match_deltas(model, direct, {name: entry for name, (_, entry) in stored.items()})
+    sources = _match_deltas(model, direct, {name: spec for name, (_, spec) in stored.items()})
     if not stored or sources is None or (untied and untied.embedding not in stored):
         return None
-    pieces = [
-        OutputTensor(_with_dtype_code(entry, code), file_name, name, sources.get(name))
-        for name, (file_name, entry) in stored.items()
+    tensors = [
+        OutputTensor(_with_dtype_code(spec, code), file_name, name, sources.get(name))
+        for name, (file_name, spec) in stored.items()
     ]
     if untied is not None:
         head = _untied_head(model, untied, *stored[untied.embedding], code)
-        # Some folders have the head as well, though it is not used.
-        pieces = [piece for piece in pieces if piece.spec.name != head.spec.name] + [head]
-    pieces.sort(key=_write_order)
-    files = list(dict.fromkeys(piece.file_name for piece in pieces))
-    return MergePlan(files=files, tensors=pieces, is_untied=untied is not None)
+        # Some folders also store the tied head, which is not used.
+        tensors = [tensor for tensor in tensors if tensor.spec.name != head.spec.name] + [head]
+    tensors.sort(key=_write_order)
+    files = list(dict.fromkeys(tensor.file_name for tensor in tensors))
+    return MergePlan(files=files, tensors=tensors, is_untied=untied is not None)
 
 
 def find_tied_weights(model: PreTrainedModel) -> TiedWeights | None:
-    """The head and the embedding, if they are one."""
+    """The LM head and the embedding, if they are tied."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embedding.weight:
         return None
@@ -240,16 +241,16 @@ def find_tied_weights(model: PreTrainedModel) -> TiedWeights | None:
 
 
 def split_parameter(model: PreTrainedModel, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A parameter, or what is added to it, as it is stored."""
+    """Split a parameter, or its delta, into the tensors that are stored for it."""
     parts: dict[str, Tensor] = revert_weight_conversion(model, {name: tensor})
     return parts
 
 
-# --- what is there -------------------------------------------------------------------------------
+# --- stored tensors ------------------------------------------------------------------------------
 
 
 def _list_tensors(folder: Path) -> Iterable[tuple[str, TensorSpec]]:
-    """Every tensor with its file's name; none if there are no safetensors."""
+    """All tensors with their file names; none if the folder has no safetensors."""
     single, index = SAFETENSORS
     if (folder / single).is_file():
         files = [single]
@@ -265,7 +266,7 @@ def _list_tensors(folder: Path) -> Iterable[tuple[str, TensorSpec]]:
 def _match_deltas(
     model: PreTrainedModel, deltas: Mapping[str, WeightDelta], stored: Mapping[str, TensorSpec]
 ) -> dict[str, DeltaSource] | None:
-    """What is added to which stored tensor; None if some of it has no place."""
+    """Assign deltas to stored tensors; returns None if one does not match any."""
     sources: dict[str, DeltaSource] = {}
     for name, delta in deltas.items():
         if name in stored and tuple(stored[name].shape) == delta.shape:
@@ -287,16 +288,16 @@ def _untied_head(
     code: str | None,
 ) -> OutputTensor:
     [name] = split_parameter(model, tie.head, torch.empty(embedding.shape, device="meta"))
-    entry = _with_dtype_code(embedding._replace(name=name), code)
-    return OutputTensor(entry, file_name, tie.embedding, DeltaSource(tie.head))
+    spec = _with_dtype_code(embedding._replace(name=name), code)
+    return OutputTensor(spec, file_name, tie.embedding, DeltaSource(tie.head))
 
 
 def _with_dtype_code(spec: TensorSpec, code: str | None) -> TensorSpec:
-    is_number = spec.code in DTYPE_CODES.values()
-    return spec._replace(code=code) if code is not None and is_number else spec
+    is_float = spec.code in DTYPE_CODES.values()
+    return spec._replace(code=code) if code is not None and is_float else spec
 
 
 def _write_order(tensor: OutputTensor) -> tuple[str, int, str, str]:
-    # Wide numbers first, so that all are aligned; the parts of a parameter together.
+    # Wide dtypes first, so that all tensors are aligned; parts of a parameter together.
     parameter = tensor.source.parameter if tensor.source else ""
     return tensor.file_name, -dtype_bytes(tensor.spec.code), parameter, tensor.spec.name

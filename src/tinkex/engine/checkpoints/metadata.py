@@ -1,4 +1,4 @@
-"""The small files beside an adapter's numbers: what the numbers fit, and how far training was."""
+"""The metadata files of checkpoints: what the weights belong to, and the training progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE_NAME = "trainer_state.json"
 METADATA_NAME = "tinkex.json"
 SNAPSHOT_NAME = "snapshot.safetensors"
 
-#: What this version writes; it reads no later ones.
+#: The format that this version writes; later ones cannot be read.
 FORMAT_VERSION = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -26,7 +26,7 @@ RecordT = TypeVar("RecordT")
 
 
 class AdapterMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What an adapter must be like for saved weights to fit it."""
+    """The properties that an adapter must have to load the saved weights."""
 
     base_model: str
     rank: int
@@ -34,11 +34,11 @@ class AdapterMetadata(msgspec.Struct, frozen=True, kw_only=True):
     train_mlp: bool
     train_attn: bool
     format: int = FORMAT_VERSION
-    """Which version of these files it is."""
+    """The version of the file format."""
 
     @classmethod
     def from_spec(cls, spec: AdapterSpec) -> Self:
-        """The summary of an adapter made so."""
+        """The metadata of an adapter."""
         return cls(
             base_model=spec.base_model,
             rank=spec.rank,
@@ -49,53 +49,52 @@ class AdapterMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an optimizer remembers besides tables."""
+    """The optimizer state besides tensors."""
 
     num_steps: Count
     optimizer: str
-    """Its type; the tables of one are of no use to another."""
+    """Its type; the state cannot be used by another one."""
     seed: int
-    """What the first weights were made from."""
+    """The seed of the initial weights."""
     format: int = FORMAT_VERSION
 
     @classmethod
     def from_spec(cls, spec: AdapterSpec, num_steps: int) -> Self:
-        """The state of an adapter after so many steps."""
+        """The state of an adapter after a number of steps."""
         optimizer = str(spec.optimizer.get("type"))
         return cls(num_steps=num_steps, optimizer=optimizer, seed=spec.seed)
 
 
 def read_metadata(directory: Path) -> AdapterMetadata:
-    """What the weights in a directory fit."""
-    summary = read_struct(directory / METADATA_NAME, AdapterMetadata)
-    check_format(directory / METADATA_NAME, summary.format)
-    return summary
+    """Read the metadata of the weights in a directory."""
+    metadata = read_struct(directory / METADATA_NAME, AdapterMetadata)
+    check_format(directory / METADATA_NAME, metadata.format)
+    return metadata
 
 
 def check_format(path: Path, version: int) -> None:
-    """Refuse files of a later version."""
+    """Raise CheckpointError for a later format."""
     if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{short_path(path)} has format {version}, and this version of tinkex reads up to "
-            f"{FORMAT_VERSION}; "
-            "upgrade tinkex"
+            f"{short_path(path)} has format {version}, but this version of tinkex reads up to "
+            f"{FORMAT_VERSION}; upgrade tinkex"
         )
 
 
 def check_compatible(metadata: AdapterMetadata, spec: AdapterSpec) -> None:
-    """Refuse weights that were saved from an adapter made otherwise, by the first difference."""
-    wanted = AdapterMetadata.from_spec(spec)
+    """Raise InvalidInput at the first difference between a checkpoint and an adapter."""
+    expected = AdapterMetadata.from_spec(spec)
     for name in AdapterMetadata.__struct_fields__:
-        theirs, ours = getattr(metadata, name), getattr(wanted, name)
-        if name != "format" and theirs != ours:
+        saved, own = getattr(metadata, name), getattr(expected, name)
+        if name != "format" and saved != own:
             raise InvalidInput(
-                f"the checkpoint was saved with {name} {theirs!r}, but the adapter has {ours!r}; "
-                f"create one with {name} {theirs!r} to load it"
+                f"the checkpoint was saved with {name} {saved!r}, but the adapter has {own!r}; "
+                f"create one with {name} {saved!r} to load it"
             )
 
 
 def read_trainer_state(directory: Path, spec: AdapterSpec) -> TrainerState:
-    """How far the saved training was; its optimizer must be of the spec's type."""
+    """Read the training progress; the optimizer must be of the spec's type."""
     if not (directory / STATE_NAME).exists() and not (directory / OPTIMIZER_NAME).exists():
         raise InvalidInput(
             "the checkpoint has no optimizer state; load it without the optimizer, or use one "
@@ -103,31 +102,31 @@ def read_trainer_state(directory: Path, spec: AdapterSpec) -> TrainerState:
         )
     state = read_struct(directory / STATE_NAME, TrainerState)
     check_format(directory / STATE_NAME, state.format)
-    wanted = spec.optimizer.get("type")
-    if state.optimizer != wanted:
+    expected = spec.optimizer.get("type")
+    if state.optimizer != expected:
         raise InvalidInput(
             f"the checkpoint's optimizer is {state.optimizer!r}, but the adapter trains with "
-            f"{wanted!r}; load it without the optimizer"
+            f"{expected!r}; load it without the optimizer"
         )
     return state
 
 
-# --- single files --------------------------------------------------------------------------------
+# --- JSON files ----------------------------------------------------------------------------------
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON that people can read."""
+    """Write indented JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def read_struct(path: Path, type_: type[RecordT]) -> RecordT:
-    """Read JSON of a known shape; CheckpointError if there is none."""
+    """Read JSON of a type; raises CheckpointError if it is missing or invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=preload_type(type_))
     except FileNotFoundError:
         raise CheckpointError(f"{short_path(path)} is missing") from None
     except OSError as error:
-        # The cause stays: a disk in trouble is no damage.
+        # Keeps the cause: an I/O error does not mean that the checkpoint is damaged.
         raise CheckpointError(
             f"{short_path(path)} cannot be read: {error.strerror or error}"
         ) from error
@@ -136,5 +135,5 @@ def read_struct(path: Path, type_: type[RecordT]) -> RecordT:
 
 
 def short_path(path: Path) -> str:
-    """A file's name for messages; the whole path is the server's own affair."""
+    """A file's name for messages, without the full path on the server."""
     return f"{path.parent.name}/{path.name}"

@@ -1,4 +1,4 @@
-"""PEFT's way to name and shape an adapter's pairs, and to say what they belong to.
+"""PEFT's file format: names and shapes of LoRA tensors, and `adapter_config.json`.
 
 Shape letters: K inputs, N outputs, R rank, E experts.
 """
@@ -22,13 +22,13 @@ from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.lora_layout import LoraLayout
 from tinkex.types.base import preload_type
 
-#: PEFT's wrappers around a model, as they show in the names of its tensors.
+#: The prefix that PEFT's wrappers add to tensor names.
 PEFT_PREFIX = "base_model.model."
 _LORA_MARK = ".lora_"
 LORA_A_SUFFIX, LORA_B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 
 _UNSET_VALUES: tuple[Any, ...] = (None, False, "none", [], {})
-#: Settings that make an adapter more than low-rank pairs.
+#: Options that make an adapter more than plain LoRA pairs.
 _UNSUPPORTED_OPTIONS = (
     "use_dora",
     "bias",
@@ -45,38 +45,38 @@ _UNSUPPORTED_OPTIONS = (
     "kasa_config",
     "monteclora_config",
 )
-#: In a model with experts, PEFT takes modules of these names for single experts, wherever they are;
-#: their weights can be named instead, which comes to the same.
+#: In a mixture-of-experts model, PEFT treats modules of these names as single experts. Listing
+#: their weights as parameters instead has the same effect without that treatment.
 _EXPERT_MODULE_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-#: First weights that leave the frozen ones as they are; others change both.
+#: Initializations that do not change the base weights.
 _SUPPORTED_INITS: tuple[Any, ...] = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts in an `adapter_config.json`."""
+    """The relevant fields of `adapter_config.json`."""
 
     peft_type: str
     r: int
     lora_alpha: float = 8
     use_rslora: bool = False
     target_parameters: list[str] | None = None
-    """Tables of experts, which are no modules."""
+    """Expert weights, which are parameters and not modules."""
 
     @property
     def scale(self) -> float:
-        """What the low-rank part is multiplied by."""
+        """The scale of the low-rank update."""
         return self.lora_alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
 def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, Any]:
-    """The `adapter_config.json` of an adapter: exactly its modules, by their full names."""
+    """The `adapter_config.json` of an adapter, with the full names of its modules."""
     pairs = list(layout.pairs(torch.empty(layout.size, device="meta")))
     modules = [pair.path for pair in pairs if pair.down.ndim == 2]
     parameters = [pair.path for pair in pairs if pair.down.ndim == 3]
     if parameters:
-        is_taken = {path: path.rpartition(".")[2] in _EXPERT_MODULE_NAMES for path in modules}
-        parameters += [f"{path}.weight" for path in modules if is_taken[path]]
-        modules = [path for path in modules if not is_taken[path]]
+        is_ambiguous = {path: path.rpartition(".")[2] in _EXPERT_MODULE_NAMES for path in modules}
+        parameters += [f"{path}.weight" for path in modules if is_ambiguous[path]]
+        modules = [path for path in modules if not is_ambiguous[path]]
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -97,7 +97,7 @@ def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, Any]:
 
 
 def read_peft_config(directory: Path) -> PeftConfig:
-    """Read what PEFT wrote; InvalidInput if it is more than plain low-rank pairs."""
+    """Read a PEFT config; raises InvalidInput if it is not plain LoRA."""
     path = directory / CONFIG_NAME
     fields = read_struct(path, dict[str, Any])
     try:
@@ -106,37 +106,36 @@ def read_peft_config(directory: Path) -> PeftConfig:
         raise CheckpointError(f"{short_path(path)} cannot be read: {error}") from None
     if config.peft_type != "LORA" or config.r < 1:
         raise InvalidInput(
-            f"the adapter's peft_type is {config.peft_type!r} of rank {config.r}; expected a LORA"
+            f"the adapter's peft_type is {config.peft_type!r} of rank {config.r}; expected LORA"
         )
-    plain = dict.fromkeys(_UNSUPPORTED_OPTIONS, _UNSET_VALUES) | {
+    supported = dict.fromkeys(_UNSUPPORTED_OPTIONS, _UNSET_VALUES) | {
         "init_lora_weights": _SUPPORTED_INITS
     }
-    for name, usual in plain.items():
-        if (value := fields.get(name, usual[0])) not in usual:
+    for name, values in supported.items():
+        if (value := fields.get(name, values[0])) not in values:
             raise InvalidInput(
-                f"the adapter was trained with {name} {value!r}; only plain low-rank pairs can be "
-                "used"
+                f"the adapter was trained with {name} {value!r}; only plain LoRA is supported"
             )
     return config
 
 
 def tensor_prefixes(paths: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
-    """The names of each module's tensors without their ends; `tables` are parameters, in order.
+    """The tensor name prefixes of modules and of expert parameters, which are in model order.
 
-    PEFT wraps a module once for each of its tables, so the last one's wrapper is the outermost.
+    PEFT wraps a module once for each of its parameters, so the last one has the outermost wrapper.
     """
-    named = {path: f"{PEFT_PREFIX}{path}" for path in paths}
+    prefixes = {path: f"{PEFT_PREFIX}{path}" for path in paths}
     by_module: dict[str, list[str]] = defaultdict(list)
-    for table in parameters:
-        by_module[table.rpartition(".")[0]].append(table)
+    for parameter in parameters:
+        by_module[parameter.rpartition(".")[0]].append(parameter)
     for module, members in by_module.items():
-        for depth, table in enumerate(reversed(members)):
-            named[table] = f"{PEFT_PREFIX}{module}{'.base_layer' * depth}"
-    return named
+        for depth, parameter in enumerate(reversed(members)):
+            prefixes[parameter] = f"{PEFT_PREFIX}{module}{'.base_layer' * depth}"
+    return prefixes
 
 
 def peft_tensors(layout: LoraLayout, flat: Tensor) -> list[NamedTensor]:
-    """An adapter's pairs as PEFT names and shapes them, as views of a buffer."""
+    """An adapter's LoRA pairs with PEFT's names and shapes, as views of a buffer."""
     pairs = list(layout.pairs(flat))
     names = tensor_prefixes(
         [pair.path for pair in pairs if pair.down.ndim == 2],
@@ -158,17 +157,17 @@ def peft_tensors(layout: LoraLayout, flat: Tensor) -> list[NamedTensor]:
 
 
 def is_lora_tensor(name: str) -> bool:
-    """Whether a tensor is of an adapter; PEFT may keep copies of frozen embeddings beside it."""
+    """Whether a tensor is a LoRA weight; PEFT may also save copies of frozen embeddings."""
     return _LORA_MARK in name
 
 
 def module_path(name: str) -> str:
-    """The module of a tensor; of a table, the module that has it."""
+    """The module of a tensor; for an expert parameter, the module that has it."""
     return name.removeprefix(PEFT_PREFIX).partition(_LORA_MARK)[0].replace(".base_layer", "")
 
 
 def check_rank(config: PeftConfig, rank: int) -> None:
-    """Refuse another rank."""
+    """Raise InvalidInput for another rank."""
     if config.r != rank:
         raise InvalidInput(
             f"the checkpoint was saved with rank {config.r}, but the adapter has {rank}; create "
@@ -177,7 +176,7 @@ def check_rank(config: PeftConfig, rank: int) -> None:
 
 
 def rescale(ups: Sequence[Tensor], config: PeftConfig) -> None:
-    """Make weights that were trained with another scale do the same with ours, in place."""
+    """Rescale B matrices in place, so that our LORA_ALPHA gives the same update."""
     factor = config.scale * config.r / LORA_ALPHA
     if factor != 1.0:
         for up in ups:

@@ -1,4 +1,4 @@
-"""Safetensors files: written as a stream, so that nothing is copied or held, and read with care."""
+"""Streams tensors to safetensors files, and reads them with checks of names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinkex.engine.checkpoints.metadata import short_path
 from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.errors import CheckpointError, TinkexError
 
-#: Names of number formats in the files.
+#: Safetensors dtype names.
 DTYPE_CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -28,25 +28,25 @@ DTYPE_CODES = {
 _BUFFER_BYTES = 1 << 20
 
 SafetensorsFile: TypeAlias = Any
-"""An open file of the safetensors library, which has no types."""
+"""An open file of the safetensors library, which has no type annotations."""
 
 
 class TensorSpec(NamedTuple):
-    """A tensor that a file will have."""
+    """The header entry of a tensor."""
 
     name: str
     code: str
-    """Its number format."""
+    """The safetensors dtype name."""
     shape: Sequence[int]
 
     @property
     def num_bytes(self) -> int:
-        """How much room it takes."""
+        """The size in bytes."""
         return prod(self.shape) * dtype_bytes(self.code)
 
 
 class NamedTensor(NamedTuple):
-    """A tensor to write; `shape` is another one of the same numbers in the same order."""
+    """A tensor to write or fill; `shape` overrides its shape in the file."""
 
     name: str
     tensor: Tensor
@@ -54,13 +54,13 @@ class NamedTensor(NamedTuple):
 
     @property
     def spec(self) -> TensorSpec:
-        """What the file says about it."""
+        """Its header entry."""
         shape = self.tensor.shape if self.shape is None else self.shape
         return TensorSpec(self.name, DTYPE_CODES[self.tensor.dtype], shape)
 
 
 def dtype_bytes(code: str) -> int:
-    """The bytes of one number."""
+    """The size of one element in bytes."""
     bits = re.search(r"\d+", code)
     return int(bits[0]) // 8 if bits else 1
 
@@ -71,25 +71,25 @@ def dtype_bytes(code: str) -> int:
 def write_tensors(
     path: Path, tensors: Sequence[NamedTensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors as they lie in memory; what is not contiguous is copied one at a time."""
-    with open_tensor_writer(path, [one.spec for one in tensors], metadata) as write:
-        for one in tensors:
-            write(one.tensor)
+    """Write tensors without copies, except for those that are not contiguous."""
+    with open_tensor_writer(path, [named.spec for named in tensors], metadata) as write:
+        for named in tensors:
+            write(named.tensor)
 
 
 @contextmanager
 def open_tensor_writer(
     path: Path, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None
 ) -> Iterator[Callable[[Tensor], None]]:
-    """Yield a function that takes the entries' numbers, in their order and in any pieces."""
-    # transformers asks for the format's name.
+    """Yield a function that writes tensor data, in order and in chunks of any size."""
+    # transformers requires the format entry.
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     size = 0
-    for entry in specs:
-        start, size = size, size + entry.num_bytes
-        header[entry.name] = {
-            "dtype": entry.code,
-            "shape": list(entry.shape),
+    for spec in specs:
+        start, size = size, size + spec.num_bytes
+        header[spec.name] = {
+            "dtype": spec.code,
+            "shape": list(spec.shape),
             "data_offsets": [start, size],
         }
     text = msgspec.json.encode(header)
@@ -98,7 +98,7 @@ def open_tensor_writer(
         file.write(len(text).to_bytes(8, "little") + text)
         yield lambda tensor: _write_tensor_data(file, tensor)
         written = file.tell() - 8 - len(text)
-    assert written == size, f"{path.name} got {written} bytes of {size}"
+    assert written == size, f"{path.name} has {written} bytes of {size}"
 
 
 def _write_tensor_data(file: Any, tensor: Tensor) -> None:
@@ -110,9 +110,9 @@ def _write_tensor_data(file: Any, tensor: Tensor) -> None:
 
 
 def open_tensors(path: Path) -> SafetensorsFile:
-    """Open a file; CheckpointError if it is not whole."""
+    """Open a file; raises CheckpointError if it is missing or damaged."""
     try:
-        # The library does not tell a missing file from a disk in trouble.
+        # The library raises the same error for a missing file and for an I/O error.
         with path.open("rb"):
             pass
         return safe_open(path, framework="pt")
@@ -136,22 +136,24 @@ def read_tensors_into(
     is_relevant: Callable[[str], bool] = lambda name: True,
     require_finite: bool = True,
 ) -> None:
-    """Fill tensors from a file, which has to have just these; `error` is raised if it has not.
+    """Fill tensors from a file, which must have exactly these; raises `error` otherwise.
 
-    `counts` says which of the file's tensors matter.
+    Tensors of the file that are not `is_relevant` are ignored.
     """
     with open_tensors(path) as file:
-        check_names(path, filter(is_relevant, file.keys()), [one.name for one in tensors], error)
-        for one in tensors:
-            check_tensor(path, read_tensor_spec(file, one.name), one.spec.shape, codes, error)
-            found = file.get_tensor(one.name)
-            if require_finite and not max_abs(found) < inf:
-                raise error(f"{short_path(path)}: {one.name} has numbers that are not finite")
-            one.tensor.copy_(found.view(one.tensor.shape))
+        names = [target.name for target in tensors]
+        check_names(path, filter(is_relevant, file.keys()), names, error)
+        for target in tensors:
+            spec = read_tensor_spec(file, target.name)
+            check_tensor(path, spec, target.spec.shape, codes, error)
+            stored = file.get_tensor(target.name)
+            if require_finite and not max_abs(stored) < inf:
+                raise error(f"{short_path(path)}: {target.name} has non-finite values")
+            target.tensor.copy_(stored.view(target.tensor.shape))
 
 
 def max_abs(tensor: Tensor) -> float:
-    """The largest size of a number in a tensor; NaN if any is none."""
+    """The largest absolute value of a tensor; NaN if it has a NaN."""
     if tensor.numel() == 0:
         return 0.0
     low, high = torch.aminmax(tensor)
@@ -161,13 +163,13 @@ def max_abs(tensor: Tensor) -> float:
 def check_names(
     path: Path, found: Iterable[str], expected: Iterable[str], error: type[TinkexError]
 ) -> None:
-    """Refuse a file that has not just these tensors, by the first in their order."""
-    there, needed = set(found), set(expected)
-    if lacking := sorted(needed - there):
-        raise error(f"{short_path(path)} has no tensor {lacking[0]!r}")
-    if surplus := sorted(there - needed):
+    """Raise `error` for the first missing or unexpected tensor."""
+    present, required = set(found), set(expected)
+    if missing := sorted(required - present):
+        raise error(f"{short_path(path)} has no tensor {missing[0]!r}")
+    if extra := sorted(present - required):
         raise error(
-            f"{short_path(path)} has a tensor {surplus[0]!r}, which the adapter has no place for"
+            f"{short_path(path)} has a tensor {extra[0]!r}, which the adapter does not have"
         )
 
 
@@ -178,7 +180,7 @@ def check_tensor(
     codes: Iterable[str],
     error: type[TinkexError],
 ) -> None:
-    """Refuse a tensor of another shape or number format."""
+    """Raise `error` for a tensor of the wrong dtype or shape."""
     if found.code not in codes:
         raise error(
             f"{short_path(path)}: {found.name} is {found.code}, expected {' or '.join(codes)}"
@@ -191,6 +193,6 @@ def check_tensor(
 
 
 def read_tensor_spec(file: SafetensorsFile, name: str) -> TensorSpec:
-    """What an open file says about a tensor."""
-    piece = file.get_slice(name)
-    return TensorSpec(name, piece.get_dtype(), piece.get_shape())
+    """Read the header entry of a tensor."""
+    stored = file.get_slice(name)
+    return TensorSpec(name, stored.get_dtype(), stored.get_shape())

@@ -1,4 +1,4 @@
-"""Snapshots of adapters: everything that decides what one does next, in one file, bit by bit."""
+"""Snapshots of adapters: the complete training state, bit-exact in one file."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from tinkex.errors import CheckpointError, ConfigError
 from tinkex.nn.lora_layout import LoraLayout
 from tinkex.types.base import preload_type
 
-#: Under what name the file says what it is.
+#: The key of our metadata in the safetensors header.
 _METADATA_KEY = "tinkex"
 
 
 class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot is of."""
+    """The metadata of a snapshot."""
 
     summary: AdapterMetadata
     state: TrainerState
     num_parameters: Count
     has_gradient: bool
     has_moments: bool = True
-    """Whether the optimizer's buffers are in the file; before the first step they are zeros."""
+    """Whether the file has the optimizer's moments; before the first step they are zeros."""
 
 
 def write_snapshot(
     directory: Path, spec: AdapterSpec, layout: LoraLayout, state: AdapterState
 ) -> None:
-    """Write a state, the gathered gradient included."""
-    about = SnapshotMetadata(
+    """Write a state, including the accumulated gradient."""
+    metadata = SnapshotMetadata(
         summary=AdapterMetadata.from_spec(spec),
         state=TrainerState.from_spec(spec, state.num_steps),
         num_parameters=layout.num_parameters,
@@ -55,37 +55,37 @@ def write_snapshot(
         has_moments=state.first is not None,
     )
     tensors = _named_tensors(layout, state)
-    text = msgspec.json.encode(about).decode()
+    text = msgspec.json.encode(metadata).decode()
     write_tensors(directory / SNAPSHOT_NAME, tensors, {_METADATA_KEY: text})
 
 
 def read_snapshot(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> AdapterState:
-    """The state as it was, on the host; CheckpointError if the file is not of such an adapter."""
+    """Read a state to CPU memory; raises CheckpointError if it is not of such an adapter."""
     path = directory / SNAPSHOT_NAME
-    about = _read_metadata(path)
-    wanted = AdapterMetadata.from_spec(spec)
-    if about.summary != wanted:
-        raise CheckpointError(f"{short_path(path)} is of {about.summary}, expected {wanted}")
-    if about.num_parameters != layout.num_parameters:
-        # Not damage: the state is whole, and can be used when the model is back.
+    metadata = _read_metadata(path)
+    expected = AdapterMetadata.from_spec(spec)
+    if metadata.summary != expected:
+        raise CheckpointError(f"{short_path(path)} is of {metadata.summary}, expected {expected}")
+    if metadata.num_parameters != layout.num_parameters:
+        # Not damage: the state can be used once the former model is back.
         raise ConfigError(
-            f"base model {spec.base_model!r} is not what it was: an adapter of rank {spec.rank} "
-            f"had {about.num_parameters} parameters and has {layout.num_parameters} now; put the "
-            "former model back"
+            f"base model {spec.base_model!r} has changed: an adapter of rank {spec.rank} had "
+            f"{metadata.num_parameters} parameters and now has {layout.num_parameters}; restore "
+            "the former model"
         )
     state = AdapterState.from_weights(torch.zeros(layout.size))
-    state.num_steps = about.state.num_steps
-    if about.has_moments:
+    state.num_steps = metadata.state.num_steps
+    if metadata.has_moments:
         state.ensure_moments()
-    if about.has_gradient:
+    if metadata.has_gradient:
         state.gradient = torch.zeros(layout.size)
-    # A state that went wrong is still the state that was promised.
+    # A state with NaN or infinity is restored as it was.
     read_tensors_into(path, _named_tensors(layout, state), require_finite=False)
     return state
 
 
 def _named_tensors(layout: LoraLayout, state: AdapterState) -> list[NamedTensor]:
-    """The pairs of every allocated buffer."""
+    """The LoRA pairs of every allocated buffer."""
     return [
         pair
         for name, flat in state.buffers().items()
@@ -95,12 +95,12 @@ def _named_tensors(layout: LoraLayout, state: AdapterState) -> list[NamedTensor]
 
 def _read_metadata(path: Path) -> SnapshotMetadata:
     with open_tensors(path) as file:
-        metadata = file.metadata() or {}
+        header = file.metadata() or {}
     try:
-        about = msgspec.json.decode(
-            metadata.get(_METADATA_KEY, ""), type=preload_type(SnapshotMetadata)
+        metadata = msgspec.json.decode(
+            header.get(_METADATA_KEY, ""), type=preload_type(SnapshotMetadata)
         )
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{short_path(path)} does not say what it is: {error}") from None
-    check_format(path, about.summary.format)
-    return about
+        raise CheckpointError(f"{short_path(path)} has no valid metadata: {error}") from None
+    check_format(path, metadata.summary.format)
+    return metadata

@@ -265,11 +265,11 @@ def test_a_folder_that_exists_is_never_replaced(tmp_path: Path) -> None:
 def test_an_adapter_of_another_shape_is_refused(tmp_path: Path) -> None:
     case = Case(tmp_path / "a", make_model("qwen3"))
     other = Case(tmp_path / "b", make_model("qwen3", hidden_size=64))
-    with pytest.raises(InvalidInput, match=r"pair for 'lm_head' .* has \(\d+, 64\); name the base"):
+    with pytest.raises(InvalidInput, match=r"pair for 'lm_head' .* has \(\d+, 64\); use the base"):
         merge_adapter(other.base, case.adapter, other.out)
     deeper = Case(tmp_path / "c", make_model("qwen3", num_hidden_layers=3))
     with pytest.raises(
-        InvalidInput, match=r"'model.layers.2.*, which is no linear map of the base"
+        InvalidInput, match=r"'model.layers.2.*, which is not a linear layer of the base"
     ):
         merge_adapter(case.base, deeper.adapter, case.out)
     assert left_behind(other) == left_behind(case) == []
@@ -290,7 +290,9 @@ def test_numbers_too_large_for_the_dtype_are_refused_and_leave_nothing(
     save_file({name: tensor * 1e4 for name, tensor in load_file(path).items()}, path)
     if is_whole:
         monkeypatch.setattr(merge, "plan_merge", lambda *args: None)
-    with pytest.raises(InvalidInput, match=r"torch.float16 cannot hold; merge with dtype float32"):
+    with pytest.raises(
+        InvalidInput, match=r"torch.float16 cannot represent; merge with dtype float32"
+    ):
         merge_adapter(case.base, case.adapter, case.out, dtype="float16")
     assert left_behind(case) == []
 
@@ -306,10 +308,10 @@ def test_an_adapter_that_is_damaged_is_refused(tmp_path: Path) -> None:
     tensors = load_file(path)
     first = min(tensors)
     save_file(tensors | {first: tensors[first] * float("nan")}, path)
-    with pytest.raises(InvalidInput, match="has numbers that are not finite"):
+    with pytest.raises(InvalidInput, match="has non-finite values"):
         merge_adapter(case.base, case.adapter, case.out)
     save_file({name: tensor for name, tensor in tensors.items() if name != first}, path)
-    with pytest.raises(InvalidInput, match="is not one of a low-rank pair"):
+    with pytest.raises(InvalidInput, match="is not part of a LoRA pair"):
         merge_adapter(case.base, case.adapter, case.out)
     (case.adapter / "adapter_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"adapter/adapter_config.json is missing"):

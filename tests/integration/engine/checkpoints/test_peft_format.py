@@ -200,7 +200,7 @@ def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
     [
         ({}, 8, "saved with rank 4, but the adapter has 8; create one with rank 4"),
         ({"target_modules": LINEAR[:2]}, 4, "has no tensor .*lora_A"),
-        ({"use_dora": True}, 4, "use_dora True; only plain low-rank pairs"),
+        ({"use_dora": True}, 4, "use_dora True; only plain LoRA"),
         ({"rank_pattern": {"q_proj": 2}}, 4, "rank_pattern {'q_proj': 2}"),
         ({"alpha_pattern": {"q_proj": 2}}, 4, "alpha_pattern {'q_proj': 2}"),
         ({"bias": "all"}, 4, "bias 'all'"),
@@ -239,7 +239,7 @@ def reconfigured(**fields: Any) -> Callable[[Path], None]:
     ("change", "reason"),
     [
         (rewritten(lambda _, x: x[:, :3]), r"has shape \(\d+, 3\), expected"),
-        (rewritten(lambda _, x: x * float("nan")), "has numbers that are not finite"),
+        (rewritten(lambda _, x: x * float("nan")), "has non-finite values"),
         (rewritten(lambda _, x: x.to(torch.int32)), "is I32, expected F64 or F32 or F16 or BF16"),
         (reconfigured(peft_type="IA3"), "peft_type is 'IA3'"),
         (reconfigured(r=0), "of rank 0"),
