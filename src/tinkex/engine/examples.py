@@ -1,6 +1,6 @@
-"""The examples of a request as arrays: everything that can be wrong with them is said here.
+"""Parses and validates the training examples of a request.
 
-Shape letters: T tokens, P pairs of (row, target).
+Shape letters: T tokens, P pairs of (token position, target).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinkex.types import (
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
-#: A sparse tensor of a few bytes may stand for more cells than there is memory.
+#: Limits memory: a sparse tensor of a few bytes may expand to any number of elements.
 MAX_TARGETS = 1 << 24
 _TARGETS = "target_tokens"
 _KNOWN_INPUTS = dict.fromkeys(
@@ -43,21 +43,21 @@ _KNOWN_INPUTS = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingExample:
-    """One example, ready to be computed: row r of its tokens predicts the targets of row r."""
+    """A validated example: the hidden state of token position r predicts the targets of r."""
 
     tokens: Tokens
-    """(T,) what the model reads."""
+    """(T,) input tokens."""
     targets: Tokens
-    """(P,) what it is to predict, row by row."""
+    """(P,) tokens to predict, ordered by position."""
     rows: Tokens
-    """(P,) the row of each target."""
+    """(P,) the token position of each target."""
     shape: tuple[int, ...]
-    """The shape that the targets came in: (T,), or (T, K) for K targets per row."""
+    """The original shape of the targets: (T,), or (T, K) for K targets per position."""
     inputs: Mapping[str, Floats]
-    """(P,) each; all that the request's loss reads, and nothing else."""
+    """(P,) each; exactly the inputs that the request's loss reads."""
 
     def to_output(self, logprobs_P: npt.NDArray[np.floating]) -> LossFnOutput:
-        """What is answered about this example: log-probabilities in the shape of its targets."""
+        """The output of this example: log-probabilities in the shape of its targets."""
         shaped = logprobs_P.astype(np.float32, copy=False).reshape(self.shape)
         return {"logprobs": TensorData.from_numpy(shaped)}
 
@@ -65,11 +65,11 @@ class TrainingExample:
 def parse_examples(
     request: ForwardBackwardInput, *, vocab_size: int, max_context_tokens: int
 ) -> list[TrainingExample]:
-    """The examples of a request, or an InvalidInput about the first thing that is wrong."""
+    """Parse the examples of a request; raises InvalidInput for the first problem."""
     loss = get_loss(request.loss_fn)
     settings = parse_loss_config(request)
     if not request.data:
-        raise InvalidInput("there is no data to train on; send at least one example")
+        raise InvalidInput("data is empty; send at least one example")
     for index, datum in enumerate(request.data):
         _check_shapes(index, datum, max_context_tokens)
     _check_num_targets(request.data)
@@ -81,7 +81,7 @@ def parse_examples(
 
 
 def _check_shapes(index: int, datum: Datum, max_context_tokens: int) -> None:
-    """Refuse an example whose parts do not fit together, before anything is unfolded."""
+    """Raise InvalidInput if shapes do not match, before any tensor is expanded."""
     num_tokens = count_text_tokens(
         f"the input of example {index}", datum.model_input, max_context_tokens
     )
@@ -110,17 +110,17 @@ def _check_num_targets(data: Iterable[Datum]) -> None:
     num_pairs = sum(math.prod(datum.loss_fn_inputs[_TARGETS].shape) for datum in data)
     if num_pairs > MAX_TARGETS:
         raise InvalidInput(
-            f"the request has {num_pairs} targets in all; send at most {MAX_TARGETS} at a time"
+            f"the request has {num_pairs} targets; send at most {MAX_TARGETS} at a time"
         )
 
 
 def _loss_input_defaults(
     data: Iterable[Datum], loss: LossFunction, settings: Mapping[str, float]
 ) -> dict[str, float | None]:
-    """What the loss reads here: all it needs, and of the rest what any example has.
+    """The inputs that the loss reads: all required ones, and optional ones that any example has.
 
-    The value stands for the input in examples without it: the request's setting of that name,
-    else 1. None: every example needs its own.
+    The values are the defaults for examples without the input: the request's setting of that name,
+    or 1. None means that every example must have the input.
     """
     given = {name for datum in data for name in datum.loss_fn_inputs}
     optional = {name: settings.get(name, 1.0) for name in loss.optional_inputs if name in given}
@@ -152,16 +152,16 @@ def _parse_loss_input(index: int, datum: Datum, name: str, default: float | None
     if tensor is None and default is not None:
         return np.full(math.prod(shape), default)
     if tensor is None or tensor.shape != shape:
-        found = "nothing" if tensor is None else f"shape {tensor.shape}"
+        actual = "nothing" if tensor is None else f"shape {tensor.shape}"
         raise InvalidInput(
-            f"example {index} needs {name} of shape {shape}, like its {_TARGETS}, got {found}"
+            f"example {index} needs {name} of shape {shape}, like its {_TARGETS}, got {actual}"
         )
     flat_P: Floats = tensor.to_numpy().ravel().astype(np.float64)
     return flat_P
 
 
 def count_text_tokens(label: str, model_input: ModelInput, max_context_tokens: int) -> int:
-    """How many tokens there are, if they are text and not too many for the model."""
+    """Count the tokens; raises InvalidInput for non-text chunks or too many tokens."""
     num_tokens = 0
     for chunk in model_input.chunks:
         if not isinstance(chunk, EncodedTextChunk):
@@ -177,15 +177,15 @@ def count_text_tokens(label: str, model_input: ModelInput, max_context_tokens: i
 
 
 def check_tokens(label: str, tokens: Any, vocab_size: int) -> Tokens:
-    """The tokens as an array, or an InvalidInput that names the first that the model lacks."""
+    """Convert tokens to an array; raises InvalidInput for the first one outside the vocabulary."""
     array: Tokens = np.asarray(tokens, dtype=np.int64)
-    # A negative number is a huge one without its sign, so the largest tells about both ends.
+    # As unsigned, negative values are huge, so one maximum checks both bounds.
     if array.view(np.uint64).max(initial=0) >= vocab_size:
-        is_wrong = (array < 0) | (array >= vocab_size)
-        place = np.unravel_index(int(is_wrong.argmax()), array.shape)
-        position = ", ".join(str(int(number)) for number in place)
+        is_outside = (array < 0) | (array >= vocab_size)
+        index = np.unravel_index(int(is_outside.argmax()), array.shape)
+        position = ", ".join(str(int(coordinate)) for coordinate in index)
         raise InvalidInput(
-            f"{label} has token {array[place]}, outside the vocabulary of {vocab_size}, at "
+            f"{label} has token {array[index]}, outside the vocabulary of {vocab_size}, at "
             f"position {position}"
         )
     return array

@@ -1,11 +1,11 @@
-"""The loss functions of the protocol, as a value and its slope by each log-probability.
+"""The loss functions of the API, and their gradients by the log-probabilities of the targets.
 
-All are sums over all tokens of all examples, and never BLAS sums, whose last bits depend on the
+All are sums over all tokens of all examples. They avoid BLAS sums, whose last bits depend on the
 number of threads. In the formulas: t is the model's log-probability of the target, q the one at
-sampling time, A the advantage, w the weight, r = exp(t - q); stop(x) is x as a constant, and
-clamp(x) is x held between the clip thresholds.
+sampling time, A the advantage, w the weight, r = exp(t - q); stop(x) is x without a gradient, and
+clamp(x) limits x to the clip thresholds.
 
-Shape letters: P pairs of (row, target) of all examples, one after the other.
+Shape letters: P pairs of (token position, target) of all examples, concatenated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
 _NO_METRICS: Mapping[str, float] = MappingProxyType({})
-#: Models compute in float32 at most, so a slope beyond it cannot be carried back.
+#: Models compute in float32 at most, so a larger gradient cannot be backpropagated.
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-#: What to use in place of losses that the protocol names and no engine computes.
+#: What to use instead of losses that the API defines but no engine computes.
 _ALTERNATIVES = {
     "custom": "use forward_backward_custom, which computes the loss in the client",
     "stable_reinforce": "use importance_sampling or ppo",
@@ -37,25 +37,25 @@ _ALTERNATIVES = {
 
 
 class LossValue(NamedTuple):
-    """A loss, and how it changes with each pair's log-probability."""
+    """A loss, and its gradient by each pair's log-probability."""
 
     value: float
     grad_P: Floats
     metrics: Mapping[str, float] = _NO_METRICS
-    """More to report, named `name:mean`; see `num_counted`."""
+    """Additional metrics, named `name:mean`; see `num_counted`."""
     num_counted: int = 0
-    """How many pairs the means are taken over: those whose advantage is not 0."""
+    """The number of pairs that the means cover: those with a nonzero advantage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTokens:
-    """What a loss may look at; `LossFunction` says which inputs and settings are there."""
+    """The arguments of a loss; `LossFunction` lists its inputs and settings."""
 
     logprobs_P: Floats
     inputs: Mapping[str, Floats]
     settings: Mapping[str, float]
     example_starts: Offsets
-    """Where each example begins."""
+    """The index of each example's first pair."""
 
     def clip_bounds(self) -> tuple[Floats | float, Floats | float]:
         """The clip thresholds: per pair if given as inputs, else from the settings."""
@@ -66,25 +66,25 @@ class ScoredTokens:
         return low, high
 
     def ratio_P(self) -> Floats:
-        """r, or 1 where the advantage is 0: there it changes nothing, and q is often made up."""
-        drift_P = self.logprobs_P - self.inputs["logprobs"]
-        return _exp_ratio(np.where(self.inputs["advantages"] != 0.0, drift_P, 0.0))
+        """r, or 1 where the advantage is 0: there r has no effect, and q is often a placeholder."""
+        log_ratio_P = self.logprobs_P - self.inputs["logprobs"]
+        return _exp_ratio(np.where(self.inputs["advantages"] != 0.0, log_ratio_P, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
-    """A loss, and what it reads. All inputs have the shape of the targets."""
+    """A loss and its inputs, which have the shape of the targets."""
 
     name: str
     compute: Callable[[ScoredTokens], LossValue]
     required_inputs: tuple[str, ...] = ()
     """Inputs that every example must have."""
     optional_inputs: tuple[str, ...] = ()
-    """Inputs that all examples of a request have, or none."""
+    """Inputs that any example may have; others then use a default."""
     settings: Mapping[str, float] = field(default_factory=dict)
-    """What `loss_fn_config` may set, with the defaults."""
+    """The keys of `loss_fn_config`, with their defaults."""
     is_linear: bool = False
-    """Whether the slopes are known before the log-probabilities are."""
+    """Whether the gradient does not depend on the log-probabilities."""
 
 
 def cross_entropy(scored: ScoredTokens) -> LossValue:
@@ -96,7 +96,7 @@ def cross_entropy(scored: ScoredTokens) -> LossValue:
 
 
 def importance_sampling(scored: ScoredTokens) -> LossValue:
-    """-sum r A; a ratio's slope by t is the ratio itself."""
+    """-sum r A; the derivative of r by t is r."""
     ratio_P, advantages_P = scored.ratio_P(), scored.inputs["advantages"]
     gain_P = ratio_P * advantages_P
     return _with_metrics(-float(gain_P.sum()), -gain_P, advantages_P, ratio=ratio_P)
@@ -111,18 +111,20 @@ def cispo(scored: ScoredTokens) -> LossValue:
     """-sum stop(clamp(r)) t A."""
     ratio_P, advantages_P = scored.ratio_P(), scored.inputs["advantages"]
     low, high = scored.clip_bounds()
-    pull_P = np.clip(ratio_P, low, high) * advantages_P
-    value = -float((pull_P * scored.logprobs_P).sum())
+    weighted_P = np.clip(ratio_P, low, high) * advantages_P
+    value = -float((weighted_P * scored.logprobs_P).sum())
     is_clipped_P = (ratio_P < low) | (ratio_P > high)
-    return _with_metrics(value, -pull_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P)
+    return _with_metrics(
+        value, -weighted_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P
+    )
 
 
 def dro(scored: ScoredTokens) -> LossValue:
     """-sum (t A - beta/2 (t - q)^2)."""
     beta, advantages_P = scored.settings["beta"], scored.inputs["advantages"]
-    drift_P = scored.logprobs_P - scored.inputs["logprobs"]
-    value = (advantages_P * scored.logprobs_P - 0.5 * beta * drift_P**2).sum()
-    return LossValue(-float(value), beta * drift_P - advantages_P)
+    log_ratio_P = scored.logprobs_P - scored.inputs["logprobs"]
+    value = (advantages_P * scored.logprobs_P - 0.5 * beta * log_ratio_P**2).sum()
+    return LossValue(-float(value), beta * log_ratio_P - advantages_P)
 
 
 def gspo(scored: ScoredTokens) -> LossValue:
@@ -131,43 +133,43 @@ def gspo(scored: ScoredTokens) -> LossValue:
     L is the example's mean of stop(t) - q where sequence_ratio_mask is not 0; without a mask it is
     the mean of all, and with a mask of zeros it is 0.
     """
-    drift_P = scored.logprobs_P - scored.inputs["logprobs"]
-    mask_P = scored.inputs.get("sequence_ratio_mask", np.ones_like(drift_P)) != 0
-    sums = np.add.reduceat(np.where(mask_P, drift_P, 0.0), scored.example_starts)
+    log_ratio_P = scored.logprobs_P - scored.inputs["logprobs"]
+    mask_P = scored.inputs.get("sequence_ratio_mask", np.ones_like(log_ratio_P)) != 0
+    sums = np.add.reduceat(np.where(mask_P, log_ratio_P, 0.0), scored.example_starts)
     counts = np.add.reduceat(mask_P.astype(np.float64), scored.example_starts)
-    lengths = np.diff(scored.example_starts, append=len(drift_P))
+    lengths = np.diff(scored.example_starts, append=len(log_ratio_P))
     ratio_P = np.repeat(_exp_ratio(sums / np.maximum(counts, 1.0)), lengths)
     return _clipped_loss(scored, np.where(scored.inputs["advantages"] != 0.0, ratio_P, 1.0))
 
 
-def _exp_ratio(drift: Floats) -> Floats:
-    # A ratio may be infinite here: the loss then is, and whoever asked for it is told.
+def _exp_ratio(log_ratio: Floats) -> Floats:
+    # An infinite ratio makes the loss infinite, which is reported to the client.
     with np.errstate(over="ignore"):
-        ratio: Floats = np.exp(drift)
+        ratio: Floats = np.exp(log_ratio)
     return ratio
 
 
 def _clipped_loss(scored: ScoredTokens, ratio_P: Floats) -> LossValue:
-    """PPO's objective for given ratios; where clamping takes effect the slope is 0."""
+    """PPO's objective for given ratios; the gradient is 0 where clipping takes effect."""
     low, high = scored.clip_bounds()
     advantages_P = scored.inputs["advantages"]
-    free_P = ratio_P * advantages_P
-    held_P = np.clip(ratio_P, low, high) * advantages_P
-    is_clipped_P = free_P > held_P
-    value = -float(np.minimum(free_P, held_P).sum())
-    slope_P = np.where(is_clipped_P, 0.0, -free_P)
-    return _with_metrics(value, slope_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P)
+    unclipped_P = ratio_P * advantages_P
+    clipped_P = np.clip(ratio_P, low, high) * advantages_P
+    is_clipped_P = unclipped_P > clipped_P
+    value = -float(np.minimum(unclipped_P, clipped_P).sum())
+    grad_P = np.where(is_clipped_P, 0.0, -unclipped_P)
+    return _with_metrics(value, grad_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P)
 
 
 def _with_metrics(
     value: float, grad_P: Floats, advantages_P: Floats, **reported: Floats | npt.NDArray[np.bool_]
 ) -> LossValue:
-    """A loss with the means of what is told, over the pairs that have an advantage."""
+    """Add the means of the reported values, over pairs with a nonzero advantage."""
     is_counted_P = advantages_P != 0.0
     num_counted = int(np.count_nonzero(is_counted_P))
-    # Ratios are 1 where there is no advantage, which is what to tell if there is none anywhere.
+    # Without any advantage, average over all pairs: their ratios are 1.
     which = is_counted_P if num_counted else slice(None)
-    # Never infinite, because not every format can carry that.
+    # Never infinite: not every wire format has a representation for it.
     means = {
         name: min(float(each_P[which].mean()), _FLOAT32_MAX) for name, each_P in reported.items()
     }
@@ -218,23 +220,23 @@ LOSSES: Mapping[str, LossFunction] = {
 
 
 def get_loss(name: str) -> LossFunction:
-    """A loss by name, or an InvalidInput that says what to use."""
-    found = LOSSES.get(name)
-    if found is not None:
-        return found
-    advice = _ALTERNATIVES.get(name)
-    if advice is not None:
-        raise InvalidInput(f"loss_fn {name!r} is not computed by this model; {advice}")
+    """Look up a loss; raises InvalidInput with an alternative for unknown names."""
+    loss = LOSSES.get(name)
+    if loss is not None:
+        return loss
+    alternative = _ALTERNATIVES.get(name)
+    if alternative is not None:
+        raise InvalidInput(f"loss_fn {name!r} is not supported by this model; {alternative}")
     raise InvalidInput(f"loss_fn {name!r} is not one of {', '.join(LOSSES)}")
 
 
 def parse_loss_config(request: ForwardBackwardInput) -> Mapping[str, float]:
-    """All settings of the request's loss, or an InvalidInput about the first wrong one."""
+    """All settings of the request's loss; raises InvalidInput for the first wrong one."""
     loss = get_loss(request.loss_fn)
     given = request.loss_fn_config or {}
     for name, value in given.items():
         if name not in loss.settings:
-            known = ", ".join(loss.settings) or "no settings at all"
+            known = ", ".join(loss.settings) or "no settings"
             raise InvalidInput(f"loss_fn_config has {name!r}, but {loss.name} takes {known}")
         if not isinstance(value, float | int) or not math.isfinite(value):
             raise InvalidInput(f"loss_fn_config[{name!r}] must be a finite number, got {value!r}")
@@ -253,8 +255,8 @@ def compute_loss(
 ) -> LossValue:
     """The loss of some of a request's examples, given the log-probabilities of their targets.
 
-    Losses are sums over examples, so those of parts add up to the whole's; see `sum_up`. The slope
-    follows the order of the examples.
+    Losses are sums over examples, so the losses of parts can be added; see `sum_metrics`. The
+    gradient has the order of the examples.
     """
     loss = get_loss(request.loss_fn)
     if not examples:
@@ -269,28 +271,28 @@ def compute_loss(
         settings=parse_loss_config(request),
         example_starts=np.cumsum([0, *sizes[:-1]]),
     )
-    # What is not finite is found by `check_loss`, and told without a warning on the way.
+    # `check_loss` reports non-finite values, so NumPy need not warn about them.
     with np.errstate(all="ignore"):
         return loss.compute(scored)
 
 
 def check_loss(name: str, loss: LossValue) -> None:
-    """Refuse a loss that nothing can be learned from."""
+    """Raise InvalidInput if the loss or its gradient is not finite."""
     if not math.isfinite(loss.value):
         raise InvalidInput(f"the {name} loss is {loss.value}; check its inputs")
-    steepest = float(np.abs(loss.grad_P).max(initial=0.0))
-    if not steepest <= _FLOAT32_MAX:
+    largest = float(np.abs(loss.grad_P).max(initial=0.0))
+    if not largest <= _FLOAT32_MAX:
         raise InvalidInput(
-            f"the gradient is not finite: the {name} loss changes by {steepest:g} per "
+            f"the gradient is not finite: the {name} loss changes by {largest:g} per "
             "log-probability; scale the loss inputs down"
         )
 
 
 def sum_metrics(losses: Sequence[LossValue]) -> dict[str, float]:
-    """The metrics of a whole request, from the losses of its parts."""
+    """The metrics of a request, from the losses of its micro-batches."""
     num_counted = sum(loss.num_counted for loss in losses)
     metrics = {"loss:sum": sum(loss.value for loss in losses)}
     for name in losses[0].metrics if losses else ():
-        told = sum(loss.metrics[name] * loss.num_counted for loss in losses)
-        metrics[name] = told / num_counted if num_counted else losses[0].metrics[name]
+        total = sum(loss.metrics[name] * loss.num_counted for loss in losses)
+        metrics[name] = total / num_counted if num_counted else losses[0].metrics[name]
     return metrics

@@ -1,6 +1,6 @@
-"""Which examples are computed together, and how they lie in memory; pure decisions on lengths.
+"""Splits training examples into micro-batches and packs them without padding.
 
-Shape letters: T rows of all examples, one after the other; P pairs of (row, target).
+Shape letters: T token positions of all packed examples; P pairs of (position, target).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tinkex.engine.examples import Tokens, TrainingExample
 
 
 class ExampleRef(NamedTuple):
-    """One example of one pass."""
+    """The indices of a pass and of one of its examples."""
 
     pass_index: int
     example_index: int
@@ -27,44 +27,44 @@ class ExampleRef(NamedTuple):
 def split_micro_batches(
     lengths: Sequence[Sequence[int]], max_tokens: int
 ) -> list[tuple[ExampleRef, ...]]:
-    """Cut passes into micro-batches of at most `max_tokens`; a longer example is alone in its own.
+    """Split passes into micro-batches of at most `max_tokens`; a longer example is alone.
 
     `lengths` has the number of tokens of every example of every pass. In a micro-batch the
-    examples of a pass lie together, the shortest first, and passes keep their order; so whoever
-    lists the passes of an adapter one after the other finds that adapter's rows together. There
-    are as few micro-batches as this order allows, of about the same size.
+    examples of a pass are adjacent, shortest first, and passes keep their order; so consecutive
+    passes of an adapter stay adjacent. There are as few micro-batches as this order allows, of
+    about the same size.
     """
-    pieces = [
+    refs = [
         ExampleRef(pass_index, example_index)
-        for pass_index, row in enumerate(lengths)
-        for example_index in sorted(range(len(row)), key=row.__getitem__)
+        for pass_index, sizes in enumerate(lengths)
+        for example_index in sorted(range(len(sizes)), key=sizes.__getitem__)
     ]
-    sizes = [lengths[piece.pass_index][piece.example_index] for piece in pieces]
-    long = [(piece,) for piece, size in zip(pieces, sizes, strict=True) if size > max_tokens]
-    rest = [piece for piece, size in zip(pieces, sizes, strict=True) if size <= max_tokens]
-    borders = _balanced_boundaries([size for size in sizes if size <= max_tokens], max_tokens)
-    return [tuple(rest[start:stop]) for start, stop in pairwise(borders)] + long
+    sized = [(ref, lengths[ref.pass_index][ref.example_index]) for ref in refs]
+    long = [(ref,) for ref, size in sized if size > max_tokens]
+    short = [ref for ref, size in sized if size <= max_tokens]
+    boundaries = _balanced_boundaries([size for _, size in sized if size <= max_tokens], max_tokens)
+    return [tuple(short[start:stop]) for start, stop in pairwise(boundaries)] + long
 
 
 def _balanced_boundaries(sizes: Sequence[int], max_tokens: int) -> list[int]:
-    """Where to cut a row of sizes, none above the limit, into few parts of about the same sum."""
+    """Split sizes, none above the limit, into the fewest parts of about the same sum."""
     totals = [0, *accumulate(sizes)]
     earliest = _earliest_boundaries(totals, max_tokens)
-    borders = [0]
+    boundaries = [0]
     for num_left in range(len(earliest) - 1, 1, -1):
-        start = totals[borders[-1]]
-        fair = _nearest_index(totals, start + (totals[-1] - start) / num_left)
+        start = totals[boundaries[-1]]
+        balanced = _nearest_index(totals, start + (totals[-1] - start) / num_left)
         furthest = bisect_right(totals, start + max_tokens) - 1
-        borders.append(max(earliest[-num_left], min(fair, furthest)))
-    return [*borders, len(sizes)] if sizes else []
+        boundaries.append(max(earliest[-num_left], min(balanced, furthest)))
+    return [*boundaries, len(sizes)] if sizes else []
 
 
 def _earliest_boundaries(totals: Sequence[int], max_tokens: int) -> list[int]:
-    """The borders of the fewest parts, each as early as what follows it allows."""
-    borders = [len(totals) - 1]
-    while borders[-1] > 0:
-        borders.append(bisect_left(totals, totals[borders[-1]] - max_tokens))
-    return borders[::-1]
+    """The boundaries of the fewest parts, each as early as the parts after it allow."""
+    boundaries = [len(totals) - 1]
+    while boundaries[-1] > 0:
+        boundaries.append(bisect_left(totals, totals[boundaries[-1]] - max_tokens))
+    return boundaries[::-1]
 
 
 def _nearest_index(totals: Sequence[int], target: float) -> int:
@@ -75,26 +75,26 @@ def _nearest_index(totals: Sequence[int], target: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """Examples laid end to end, without padding."""
+    """Examples concatenated without padding."""
 
     tokens_T: Tokens
     positions_T: Tokens
-    """Where each token stands in its own example."""
+    """The position of each token in its own example."""
     lengths: list[int]
-    """How many rows each example has."""
+    """The number of tokens of each example."""
     rows_P: Tokens
-    """The row of each pair, counted over all examples."""
+    """The token position of each pair, counted over all examples."""
     targets_P: Tokens
     num_targets: list[int]
-    """How many pairs each example has."""
+    """The number of pairs of each example."""
 
     def split_by_example(self, values_P: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """One number per pair, cut into those of each example."""
+        """Split an array with one value per pair by example."""
         return np.split(values_P, np.cumsum(self.num_targets[:-1]))
 
 
 def pack_examples(examples: Sequence[TrainingExample]) -> PackedBatch:
-    """Lay examples end to end, in this order."""
+    """Concatenate examples in this order."""
     lengths = [len(example.tokens) for example in examples]
     num_pairs = [len(example.targets) for example in examples]
     starts = np.cumsum([0, *lengths[:-1]])

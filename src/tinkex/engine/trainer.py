@@ -1,17 +1,17 @@
-"""Runs passes of many adapters on one hosted model: packed, in micro-batches, exact.
+"""Runs forward and backward passes of many adapters on one hosted model, in packed micro-batches.
 
-The graph is cut at the hidden states: the head and the losses work on flat arrays outside autograd,
-and only their pull on the hidden states goes back through the layers.
+Autograd covers only the transformer layers: the LM head and the losses compute their gradients on
+flat arrays, and `backward` starts from the gradient of the hidden states.
 
-Shape letters: T rows, P pairs of (row, target).
+Shape letters: T token positions, P pairs of (token position, target), D hidden width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +35,13 @@ from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput
 
 LOG = get_logger(__name__)
 Floats: TypeAlias = npt.NDArray[np.floating]
-_PassExamples: TypeAlias = tuple[int, list[int]]
-"""A pass of a micro-batch, and its examples there."""
 #: Logits that may be kept from the forward to the backward half of a micro-batch.
 MAX_LOGITS_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """A pass of one adapter, read and found right."""
+    """A validated pass of one adapter."""
 
     adapter: TrainableAdapter
     request: ForwardBackwardInput
@@ -53,7 +51,7 @@ class PassWork:
 
 @dataclass(slots=True)
 class _PassAccumulator:
-    """What a pass has come to so far; nothing of it counts before all of it is done."""
+    """Intermediate results of a pass; they take effect when all its micro-batches are done."""
 
     work: PassWork
     gradient: Tensor | None
@@ -62,15 +60,34 @@ class _PassAccumulator:
     """One per micro-batch."""
 
 
+class _BatchPart(NamedTuple):
+    """The examples of one pass in a micro-batch."""
+
+    accumulator: _PassAccumulator
+    example_indices: list[int]
+
+    @property
+    def examples(self) -> list[TrainingExample]:
+        return [self.accumulator.work.examples[index] for index in self.example_indices]
+
+
+class _PartLoss(NamedTuple):
+    """The loss of one pass in a micro-batch."""
+
+    part: _BatchPart
+    loss: LossValue
+    logprobs: list[Floats]
+
+
 class Trainer:
-    """Computes on one hosted model, which `find_host` returns for every micro-batch."""
+    """Runs passes on one hosted model, which is looked up again for every micro-batch."""
 
     def __init__(self, get_hosted_model: Callable[[], HostedModel], config: EngineConfig) -> None:
         self._get_hosted_model = get_hosted_model
         self._config = config
 
     def run(self, passes: Sequence[PassWork]) -> PassSteps:
-        """Run passes, together unless bits must not depend on company; one outcome each."""
+        """Run passes, together unless the engine is deterministic; returns one outcome each."""
         outcomes: list[PassOutcome] = []
         groups = [[work] for work in passes] if self._config.is_deterministic else [passes]
         for group in groups:
@@ -82,18 +99,18 @@ class Trainer:
     def _run_with_retries(
         self, passes: Sequence[PassWork], max_tokens: int, *, checkpoint_activations: bool = False
     ) -> PassSteps:
-        """Run passes; what does not fit into memory is tried again in smaller portions."""
+        """Run passes; retries with fewer passes, then fewer tokens, if they run out of memory."""
         try:
             return (
                 yield from self._run(
                     passes, max_tokens, checkpoint_activations=checkpoint_activations
                 )
             )
-        except Exception as error:
+        except Exception as error:  # a failed pass must not stop the worker
             is_full, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
             if not is_full:
                 LOG.error("%d passes failed together", len(passes), exc_info=error)
-        # Out of the handler: its traceback holds the tensors that were in the way.
+        # Retry outside the handler: the traceback references the tensors of the failed attempt.
         if len(passes) > 1:
             half = len(passes) // 2
             first = yield from self._run_with_retries(passes[:half], max_tokens)
@@ -118,7 +135,7 @@ class Trainer:
     def _run(
         self, passes: Sequence[PassWork], max_tokens: int, *, checkpoint_activations: bool
     ) -> PassSteps:
-        sheets = [_new_accumulator(work) for work in passes]
+        accumulators = [_new_accumulator(work) for work in passes]
         lengths = [[len(example.tokens) for example in work.examples] for work in passes]
         is_first_try = max_tokens == self._config.micro_batch_tokens
         max_at_once = self._config.pass_tokens if is_first_try else max_tokens
@@ -127,37 +144,30 @@ class Trainer:
             if num_tokens:
                 yield num_tokens
             num_tokens = sum(lengths[p][e] for p, e in batch)
-            # Only an example that is too long by itself is worth computing twice.
+            # Recomputing activations is worthwhile only for an example that exceeds the limit.
             is_long = checkpoint_activations or num_tokens > max_at_once
-            self._run_batch(sheets, batch, checkpoint_activations=is_long)
-        outputs = [_pass_output(sheet) for sheet in sheets]
-        # From here on nothing can fail: all passes count, or none.
-        for sheet in sheets:
-            _accumulate_gradient(sheet)
+            self._run_batch(_group_by_pass(accumulators, batch), checkpoint_activations=is_long)
+        outputs = [_pass_output(accumulator) for accumulator in accumulators]
+        # Nothing after this line can fail, so either all passes take effect or none.
+        for accumulator in accumulators:
+            _accumulate_gradient(accumulator)
         return outputs
 
-    def _run_batch(
-        self,
-        accumulators: Sequence[_PassAccumulator],
-        batch: Sequence[ExampleRef],
-        *,
-        checkpoint_activations: bool,
-    ) -> None:
-        host = self._get_hosted_model()
-        device = host.device
-        packed = pack_examples([accumulators[p].work.examples[e] for p, e in batch])
-        segments = _lora_segments(accumulators, batch)
-        this = ForwardContext(segments, PackedAttention(packed.lengths))
-        is_trained = any(accumulators[p].gradient is not None for p, _ in batch)
+    def _run_batch(self, parts: Sequence[_BatchPart], *, checkpoint_activations: bool) -> None:
+        hosted_model = self._get_hosted_model()
+        device = hosted_model.device
+        packed = pack_examples([example for part in parts for example in part.examples])
+        segments = _lora_segments(parts)
+        is_trained = any(part.accumulator.gradient is not None for part in parts)
         with torch.set_grad_enabled(is_trained):
-            hidden_TD = host.hidden_states(
+            hidden_TD = hosted_model.hidden_states(
                 torch.from_numpy(packed.tokens_T).to(device),
                 torch.from_numpy(packed.positions_T).to(device),
-                this,
+                ForwardContext(segments, PackedAttention(packed.lengths)),
                 checkpoint_activations=checkpoint_activations,
             )
         scorer = TargetLogprobs(
-            host.lm_head,
+            hosted_model.lm_head,
             hidden_TD.detach(),
             segments,
             packed.rows_P,
@@ -165,7 +175,7 @@ class Trainer:
             max_logits_bytes=MAX_LOGITS_BYTES,
             save_logprobs=is_trained,
         )
-        dhidden_TD = _score_batch(scorer, accumulators, batch, packed)
+        dhidden_TD = _score_batch(scorer, parts, packed)
         if hidden_TD.requires_grad:
             hidden_TD.backward(dhidden_TD)
 
@@ -177,89 +187,68 @@ def _new_accumulator(work: PassWork) -> _PassAccumulator:
     )
 
 
-def _group_by_pass(batch: Sequence[ExampleRef]) -> Iterator[_PassExamples]:
-    """The passes of a micro-batch in the order of their rows, each with its examples."""
-    found: dict[int, list[int]] = {}
-    for pass_index, example_index in batch:
-        found.setdefault(pass_index, []).append(example_index)
-    yield from found.items()
-
-
-def _lora_segments(
+def _group_by_pass(
     accumulators: Sequence[_PassAccumulator], batch: Sequence[ExampleRef]
-) -> SegmentedLora:
+) -> list[_BatchPart]:
+    """The passes of a micro-batch with their examples, in the order of the packed tokens."""
+    indices: dict[int, list[int]] = {}
+    for pass_index, example_index in batch:
+        indices.setdefault(pass_index, []).append(example_index)
+    return [_BatchPart(accumulators[p], examples) for p, examples in indices.items()]
+
+
+def _lora_segments(parts: Sequence[_BatchPart]) -> SegmentedLora:
     segments, start = [], 0
-    for pass_index, indices in _group_by_pass(batch):
-        sheet = accumulators[pass_index]
-        adapter, examples = sheet.work.adapter, sheet.work.examples
-        stop = start + sum(len(examples[index].tokens) for index in indices)
-        gradient = None if sheet.gradient is None else adapter.layout.views(sheet.gradient)
-        segments.append(LoraSegment(start, stop, adapter.scale, adapter.weight_views, gradient))
+    for part in parts:
+        adapter, gradient = part.accumulator.work.adapter, part.accumulator.gradient
+        stop = start + sum(len(example.tokens) for example in part.examples)
+        grad_views = None if gradient is None else adapter.layout.views(gradient)
+        segments.append(LoraSegment(start, stop, adapter.scale, adapter.weight_views, grad_views))
         start = stop
     return SegmentedLora(segments)
 
 
 def _score_batch(
-    scorer: TargetLogprobs,
-    accumulators: Sequence[_PassAccumulator],
-    batch: Sequence[ExampleRef],
-    packed: PackedBatch,
+    scorer: TargetLogprobs, parts: Sequence[_BatchPart], packed: PackedBatch
 ) -> Tensor | None:
-    """Note log-probabilities and losses; returns the pull on the hidden states, if any."""
-    passes = list(_group_by_pass(batch))
-    if all(accumulators[p].gradient is None for p, _ in passes):
-        _record_losses(
-            accumulators, passes, packed.split_by_example(scorer.logprobs().cpu().numpy())
-        )
-        return None
-    if all(get_loss(accumulators[p].work.request.loss_fn).is_linear for p, _ in passes):
-        # The slopes do not depend on what the log-probabilities are: one visit does it all.
-        slope_P = _loss_grads(
-            accumulators, passes, packed.split_by_example(np.zeros(len(packed.rows_P)))
-        )
-        logprobs_P, dhidden_TD = scorer.logprobs_and_grad(slope_P)
-        _record_losses(accumulators, passes, packed.split_by_example(logprobs_P.cpu().numpy()))
+    """Record log-probabilities and losses; return the gradient of the hidden states, if any."""
+    is_trained = any(part.accumulator.gradient is not None for part in parts)
+    loss_names = {part.accumulator.work.request.loss_fn for part in parts}
+    if is_trained and all(get_loss(name).is_linear for name in loss_names):
+        # The gradient does not depend on the log-probabilities: one visit of the logits is enough.
+        zeros = packed.split_by_example(np.zeros(len(packed.rows_P)))
+        grad_P = _loss_grads(_compute_losses(parts, zeros))
+        logprobs_P, dhidden_TD = scorer.logprobs_and_grad(grad_P)
+        _record_losses(_compute_losses(parts, packed.split_by_example(logprobs_P.cpu().numpy())))
         return dhidden_TD
-    logprobs = packed.split_by_example(scorer.logprobs().cpu().numpy())
-    _record_losses(accumulators, passes, logprobs)
-    return scorer.backward(_loss_grads(accumulators, passes, logprobs))
+    losses = _compute_losses(parts, packed.split_by_example(scorer.logprobs().cpu().numpy()))
+    _record_losses(losses)
+    return scorer.backward(_loss_grads(losses)) if is_trained else None
 
 
-def _batch_losses(
-    accumulators: Sequence[_PassAccumulator],
-    passes: Sequence[_PassExamples],
-    logprobs: Iterable[Floats],
-) -> Iterator[tuple[_PassAccumulator, LossValue, dict[int, Floats]]]:
-    """Each pass's loss in a micro-batch, with the log-probabilities of its examples."""
-    parts = iter(logprobs)
-    for pass_index, indices in passes:
-        sheet = accumulators[pass_index]
-        own = dict(zip(indices, islice(parts, len(indices)), strict=True))
-        examples = [sheet.work.examples[index] for index in indices]
-        yield sheet, compute_loss(sheet.work.request, examples, list(own.values())), own
+def _compute_losses(parts: Iterable[_BatchPart], logprobs: Iterable[Floats]) -> list[_PartLoss]:
+    """The loss of each pass, from the log-probabilities of all examples in packed order."""
+    remaining, losses = iter(logprobs), []
+    for part in parts:
+        own = list(islice(remaining, len(part.example_indices)))
+        loss = compute_loss(part.accumulator.work.request, part.examples, own)
+        losses.append(_PartLoss(part, loss, own))
+    return losses
 
 
-def _record_losses(
-    accumulators: Sequence[_PassAccumulator],
-    passes: Sequence[_PassExamples],
-    logprobs: Iterable[Floats],
-) -> None:
-    for sheet, loss, own in _batch_losses(accumulators, passes, logprobs):
-        sheet.logprobs |= own
-        sheet.losses.append(loss)
+def _record_losses(losses: Iterable[_PartLoss]) -> None:
+    for part, loss, logprobs in losses:
+        part.accumulator.logprobs |= dict(zip(part.example_indices, logprobs, strict=True))
+        part.accumulator.losses.append(loss)
 
 
-def _loss_grads(
-    accumulators: Sequence[_PassAccumulator],
-    passes: Sequence[_PassExamples],
-    logprobs: Iterable[Floats],
-) -> Tensor:
-    """How the losses change with each log-probability; not at all where nothing is trained."""
-    slopes = [
-        np.zeros_like(loss.grad_P) if sheet.gradient is None else loss.grad_P
-        for sheet, loss, _ in _batch_losses(accumulators, passes, logprobs)
+def _loss_grads(losses: Iterable[_PartLoss]) -> Tensor:
+    """The gradient of the losses by each log-probability; zero for forward-only passes."""
+    grads = [
+        np.zeros_like(loss.grad_P) if part.accumulator.gradient is None else loss.grad_P
+        for part, loss, _ in losses
     ]
-    return torch.from_numpy(np.concatenate(slopes).astype(np.float32))
+    return torch.from_numpy(np.concatenate(grads).astype(np.float32))
 
 
 def _accumulate_gradient(accumulator: _PassAccumulator) -> None:
@@ -288,6 +277,6 @@ def _pass_metrics(accumulator: _PassAccumulator) -> dict[str, float]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left, as the CPU and the GPU say it."""
+    """Whether an error means that CPU or GPU memory is exhausted."""
     is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     return is_full or "can't allocate memory" in str(error)

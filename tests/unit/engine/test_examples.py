@@ -111,7 +111,7 @@ def test_an_answer_has_the_shape_of_the_targets_in_float32() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ([], "there is no data"),
+        ([], "data is empty"),
         ([Datum(ModelInput.from_ints([1]))], "example 0 has no loss_fn_inputs"),
         ([datum([], [])], "example 0 has no input tokens"),
         ([datum([1, 2], [3])], r"example 0 has 2 input tokens.*shape \[1\]; expected \[2\], or"),
@@ -162,7 +162,7 @@ def test_an_input_that_a_loss_needs_is_asked_for(loss_fn: str, name: str) -> Non
     ("loss_fn", "config", "reason"),
     [
         ("mse", None, "loss_fn 'mse' is not one of"),
-        ("custom", None, "loss_fn 'custom' is not computed"),
+        ("custom", None, "loss_fn 'custom' is not supported"),
         ("ppo", {"beta": 0.1}, "has 'beta', but ppo takes"),
         ("dro", {"beta": float("inf")}, "must be a finite number"),
     ],
@@ -175,7 +175,7 @@ def test_a_loss_and_its_settings_are_checked(loss_fn: str, config: Any, reason: 
 def test_a_small_sparse_tensor_cannot_ask_for_all_memory() -> None:
     width = examples.MAX_TARGETS
     huge = TensorData([], "int64", [2, width], [0, 0, 0], [])
-    with pytest.raises(InvalidInput, match=f"the request has {2 * width} targets in all; send at"):
+    with pytest.raises(InvalidInput, match=f"the request has {2 * width} targets; send at"):
         read([datum([1, 2], huge)])
 
 

@@ -186,8 +186,8 @@ def test_log_probabilities_may_have_the_shape_of_their_targets() -> None:
     ("name", "reason"),
     [
         ("mse", "'mse' is not one of cross_entropy, importance_sampling, ppo, cispo, dro, gspo"),
-        ("custom", "'custom' is not computed by this model; use forward_backward_custom"),
-        ("stable_reinforce", "'stable_reinforce' is not computed.*use importance_sampling or ppo"),
+        ("custom", "'custom' is not supported by this model; use forward_backward_custom"),
+        ("stable_reinforce", "'stable_reinforce' is not supported.*use importance_sampling or ppo"),
     ],
 )
 def test_a_loss_that_is_not_computed_is_refused(name: str, reason: str) -> None:
@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_computed_is_refused(name: str, reason: str) -> None:
     ("loss_fn", "config", "reason"),
     [
         ("ppo", {"beta": 1.0}, "has 'beta', but ppo takes clip_low_threshold, clip_high_thresh"),
-        ("cross_entropy", {"beta": 1.0}, "'beta', but cross_entropy takes no settings at all"),
+        ("cross_entropy", {"beta": 1.0}, "'beta', but cross_entropy takes no settings"),
         ("dro", {"beta": "big"}, r"\['beta'\] must be a finite number, got 'big'"),
         ("dro", {"beta": float("nan")}, "must be a finite number, got nan"),
         ("cispo", {"clip_high_threshold": float("inf")}, "must be a finite number, got inf"),
