@@ -1,1 +1,1 @@
-"""Samples of one base model: all that run, of all adapters and tenants, take each step together."""
+"""Sampling with continuous batching: sequences of all adapters and tenants share each step."""

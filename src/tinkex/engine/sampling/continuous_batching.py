@@ -1,14 +1,15 @@
-"""Continuous batching: samples enter, take steps together, and leave, each in its own time.
+"""Continuous batching: sequences join and leave the batch at every step.
 
-admit what can be read -> give larger places to those that need them -> one pass over the next token
-of every sample and some tokens of prompts -> choose a token for each -> hand out what is over
+One iteration: admit requests -> grow the KV slots of long sequences -> run one forward pass over
+the next token of every sequence and over chunks of prompts -> sample a token for each sequence ->
+collect finished requests.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,28 +41,26 @@ from tinkex.types import SampleRequest
 
 LOG = get_logger(__name__)
 
-__all__ = ["ContinuousBatcher", "SamplerAdapter", "TextDecoder"]
-
-#: How long one step goes on before the caller has its turn, if nothing is over sooner.
+#: How long `step` runs if no request finishes earlier.
 STEP_SECONDS = 0.01
 
 _SERVER_FAULT = RequestErrorCategory.Server
 _NON_FINITE_LOGITS = EngineFailure(
-    "the model's output is not a number: the weights have become too large or are not finite"
+    "the model's output is NaN or infinite: the weights are too large or not finite"
 )
 _OUT_OF_MEMORY = EngineFailure(
-    "there is no memory left to go on with this sample; try again later, or ask for fewer tokens",
+    "there is not enough memory to continue this sample; try again later, or request fewer tokens",
     _SERVER_FAULT,
 )
 _COMPUTE_FAILED = EngineFailure(
-    "the sample could not be computed; the server's log says why, and it may be tried again",
+    "the sample could not be computed; the reason is in the server's log; you may try again",
     _SERVER_FAULT,
 )
 
 
 @dataclass(slots=True)
 class _PreparedBatch:
-    """Sequences that take a step together, as of a version of the cache."""
+    """The decode batch of a version of the KV cache."""
 
     version: int
     batch: DecodeBatch
@@ -69,7 +68,7 @@ class _PreparedBatch:
 
 
 class ContinuousBatcher:
-    """All samples of one base model and its adapters."""
+    """Runs all sample requests of one base model and its adapters."""
 
     def __init__(
         self,
@@ -99,12 +98,12 @@ class ContinuousBatcher:
 
     @property
     def max_requests(self) -> int:
-        """How many requests can run at once."""
+        """The maximum number of concurrent requests."""
         return 1 if self._config.is_deterministic else self._config.max_sequences
 
     @property
     def used_bytes(self) -> int:
-        """How much memory keys and values take, those kept for later included."""
+        """The memory of the KV cache, including cached prefixes."""
         return self._kv_manager.used_bytes
 
     def __len__(self) -> int:
@@ -118,72 +117,72 @@ class ContinuousBatcher:
         *,
         tenant_id: str = "",
     ) -> None:
-        """Let a request in; a bad one is reported by `step`, and a ticket that runs starts anew."""
+        """Add a request, replacing one with the same job id; `step` reports an invalid one."""
         self.cancel(job_id)
         try:
-            ask = parse_sample_request(request, self._limits)
-            self._check_memory(ask)
+            spec = parse_sample_request(request, self._limits)
+            self._check_memory(spec)
         except InvalidInput as error:
             self._finished.append(
                 FinishedSample(job_id, EngineFailure(error.message, error.category))
             )
             return
         self._num_added += 1
-        case = self._queue[job_id] = RequestState(
-            job_id, self._num_added, adapter, ask, tenant_id=tenant_id
-        )
-        case.create_sequences(self._decoder)
+        state = RequestState(job_id, self._num_added, adapter, spec, tenant_id=tenant_id)
+        state.create_sequences(self._decoder)
+        self._queue[job_id] = state
 
     @torch.inference_mode()
     def cancel(self, job_id: str) -> None:
-        """Free a request's memory at once; one that is not there is no error."""
-        case = self._queue.get(job_id)
-        if case is not None:
-            self._admission.remove_request(case)
-        self._finished = [over for over in self._finished if over.job_id != job_id]
+        """Remove a request and free its memory; unknown ids are ignored."""
+        request = self._queue.get(job_id)
+        if request is not None:
+            self._admission.remove_request(request)
+        self._finished = [sample for sample in self._finished if sample.job_id != job_id]
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Forget all requests, and all that is kept for later ones."""
-        for ticket in list(self._queue):
-            self.cancel(ticket)
+        """Remove all requests and cached prefixes."""
+        for job_id in list(self._queue):
+            self.cancel(job_id)
         self._finished.clear()
         self._kv_manager.clear()
         self._batches.clear()
 
     @torch.inference_mode()
     def step(self) -> list[FinishedSample]:
-        """Go a short way with all requests, and hand out those that are over."""
+        """Advance all requests for a short time; return the finished ones."""
         deadline = time.monotonic() + STEP_SECONDS
         while self._queue and not self._finished:
             self._try_iteration()
             if time.monotonic() >= deadline:
                 break
-        over, self._finished = self._finished, []
-        return over
+        finished, self._finished = self._finished, []
+        return finished
 
-    # --- trouble ---------------------------------------------------------------------------------
+    # --- failures --------------------------------------------------------------------------------
     def _try_iteration(self) -> None:
-        """One turn; if it fails, those who may be to blame fail, and the others start over."""
+        """Run one iteration; if it fails, fail the possible causes and restart the others."""
         try:
             self._iterate()
-        except Exception as error:  # one bad pass must not end the worker
+        except Exception as error:  # a failed pass must not stop the worker
             is_full = is_out_of_memory(error)
             if not is_full:
                 LOG.exception("a pass of samples failed")
         else:
             return
-        # Out of the handler: its traceback holds the tensors that were in the way.
-        cases = list(self._queue.values())
-        active = [case for case in cases if case.is_active] or cases
+        # Outside the handler: the traceback references the tensors of the failed attempt.
+        requests = list(self._queue.values())
+        active = [request for request in requests if request.is_active] or requests
         self._reset_memory()
-        for case in cases:
-            case.reset()
-        for case in active[-1:] if is_full else active:
-            self._fail_request(case, _OUT_OF_MEMORY if is_full else _COMPUTE_FAILED)
+        for request in requests:
+            request.reset()
+        # Any active request may have caused an error; for memory, the newest one is enough.
+        for request in active[-1:] if is_full else active:
+            self._fail_request(request, _OUT_OF_MEMORY if is_full else _COMPUTE_FAILED)
 
     def _reset_memory(self) -> None:
-        """Have nothing in memory; what was there may be in disorder, so it is not asked to go."""
+        """Replace the KV cache, which may be inconsistent after an error, by an empty one."""
         config = self._config
         self._kv_manager = KVCacheManager(
             self._kv_spec, config.cache_bytes, enable_prefix_caching=not config.is_deterministic
@@ -195,9 +194,9 @@ class ContinuousBatcher:
             is_sequential=config.is_deterministic,
         )
         self._batches: dict[bool, _PreparedBatch] = {}
-        """The sequences of the next step: of all tenants, and of those with few alone."""
+        """The decode batches by `is_light`: of all tenants, and of light tenants only."""
 
-    # --- one turn --------------------------------------------------------------------------------
+    # --- one iteration ---------------------------------------------------------------------------
     def _iterate(self) -> None:
         self._admit()
         self._grow_slots()
@@ -211,79 +210,89 @@ class ContinuousBatcher:
 
     def _run_step(self, *, is_light: bool) -> None:
         prepared = self._prepare_batch(is_light=is_light)
-        crew = prepared.batch
-        chunks = self._prefill_chunks(has_decodes=len(crew) > 0, is_light=is_light)
+        batch = prepared.batch
+        chunks = self._prefill_chunks(has_decodes=len(batch) > 0, is_light=is_light)
         hidden_TD = None
-        if len(crew) or chunks:
-            hidden_TD = self._model_runner.run(crew, chunks)
-            for room in crew.slot_groups:
-                room.advance_lengths()
-            self._process_prefill(chunks, hidden_TD[len(crew) :])
-        begun = self._admission.start_decoding(is_light=is_light)
-        if len(crew) or begun:
-            self._sample_next_tokens(prepared, hidden_TD, begun)
+        if len(batch) or chunks:
+            hidden_TD = self._model_runner.run(batch, chunks)
+            for group in batch.slot_groups:
+                group.advance_lengths()
+            self._process_prefill(chunks, hidden_TD[len(batch) :])
+        started = self._admission.start_decoding(is_light=is_light)
+        if len(batch) or started:
+            self._sample_next_tokens(prepared, hidden_TD, started)
         elif self._queue and not chunks and not is_light:
             self._resolve_deadlock()
 
     def _prepare_batch(self, *, is_light: bool) -> _PreparedBatch:
-        """The sequences that take a step; the same while none comes or goes."""
-        found = self._batches.get(is_light)
-        if found is None or found.version != self._kv_manager.version:
-            rooms = [
-                room for room in self._kv_manager.slot_groups if not (is_light and room.is_bulk)
+        """The decode batch, which is reused while no sequence joins, leaves or moves."""
+        version = self._kv_manager.version
+        prepared = self._batches.get(is_light)
+        if prepared is None or prepared.version != version:
+            groups = [
+                group for group in self._kv_manager.slot_groups if not (is_light and group.is_bulk)
             ]
-            found = _PreparedBatch(
-                self._kv_manager.version, DecodeBatch(rooms, self._hosted_model.device)
-            )
-            self._batches[is_light] = found
-        return found
+            prepared = _PreparedBatch(version, DecodeBatch(groups, self._hosted_model.device))
+            self._batches[is_light] = prepared
+        return prepared
 
     def _admit(self) -> None:
-        while (refused := self._admission.admit()) is not None:
-            message = f"no memory to read the prompt: {refused.reason}"
-            self._fail_request(refused.request, EngineFailure(message, _SERVER_FAULT))
+        while (rejected := self._admission.admit()) is not None:
+            message = f"there is not enough memory for the prompt: {rejected.reason}"
+            self._fail_request(rejected.request, EngineFailure(message, _SERVER_FAULT))
 
     def _prefill_chunks(self, *, has_decodes: bool, is_light: bool) -> list[PrefillChunk]:
-        fills = [
-            fill for fill in self._admission.prefills if not (is_light and fill.request.is_bulk)
+        prefills = [
+            prefill
+            for prefill in self._admission.prefills
+            if not (is_light and prefill.request.is_bulk)
         ]
         shares = split_prefill_tokens(
-            [fill.num_remaining for fill in fills],
+            [prefill.num_remaining for prefill in prefills],
             has_decodes=has_decodes,
             pass_tokens=self._config.pass_tokens,
         )
-        return [PrefillChunk(fill, num) for fill, num in zip(fills, shares, strict=True) if num]
+        return [PrefillChunk(*pair) for pair in zip(prefills, shares, strict=True) if pair[1]]
 
-    def _process_prefill(self, chunks: Many[PrefillChunk], hidden_TD: Tensor) -> None:
-        """Take in what a pass found out about prompts."""
+    def _process_prefill(self, chunks: Sequence[PrefillChunk], hidden_TD: Tensor) -> None:
+        """Record the progress of prompts, and score their tokens if requested."""
         start = 0
-        for fill, num in chunks:
-            hidden_MD = hidden_TD[start : start + num]
-            start += num
-            case = fill.request
-            if case.prompt_logprobs is not None and case.unstarted:
-                logits_of = partial(self._model_runner.logits_for_adapter, case.adapter)
-                case.prompt_logprobs.add_hidden_states(
-                    fill.num_computed, hidden_MD, logits_of, self._limits.vocab_size
+        for prefill, num_tokens in chunks:
+            hidden_MD = hidden_TD[start : start + num_tokens]
+            start += num_tokens
+            request = prefill.request
+            if request.prompt_logprobs is not None and request.unstarted:
+                compute_logits = partial(self._model_runner.logits_for_adapter, request.adapter)
+                request.prompt_logprobs.add_hidden_states(
+                    prefill.num_computed, hidden_MD, compute_logits, self._limits.vocab_size
                 )
-            fill.num_computed += num
-            if not fill.num_remaining:
-                self._admission.finish_prefill(fill, hidden_MD[-1:].clone())
+            prefill.num_computed += num_tokens
+            if not prefill.num_remaining:
+                self._admission.finish_prefill(prefill, hidden_MD[-1:].clone())
 
-    # --- choosing --------------------------------------------------------------------------------
+    # --- sampling --------------------------------------------------------------------------------
     def _sample_next_tokens(
-        self, prepared: _PreparedBatch, hidden_TD: Tensor | None, started: Many[StartedSequences]
+        self,
+        prepared: _PreparedBatch,
+        hidden_TD: Tensor | None,
+        started: Sequence[StartedSequences],
     ) -> None:
-        """Give every sample its next token."""
-        crew = prepared.batch
-        logits_MV = self._logits(crew, hidden_TD, started)
-        runs = crew.sequences + [one for start in started for one in start.sequences]
-        numbers = np.array([run.random_stream.uniform() for run in runs])
-        settings = self._get_settings(runs, None if started else prepared)
-        self._append_tokens(runs, sample_tokens(logits_MV, settings, numbers))
+        """Sample the next token of every sequence."""
+        batch = prepared.batch
+        logits_MV = self._logits(batch, hidden_TD, started)
+        new = [sequence for start in started for sequence in start.sequences]
+        sequences = batch.sequences + new
+        uniforms_M = np.array([sequence.random_stream.uniform() for sequence in sequences])
+        settings = prepared.settings if not started else None
+        if settings is None:
+            specs = [sequence.spec for sequence in sequences]
+            settings = SamplingSettings(specs, self._hosted_model.device)
+        if not started:
+            prepared.settings = settings
+        self._append_tokens(sequences, sample_tokens(logits_MV, settings, uniforms_M))
 
     def _logits(
-        self, batch: DecodeBatch, hidden_TD: Tensor | None, started: Many[StartedSequences]
+        self, batch: DecodeBatch, hidden_TD: Tensor | None, started: Sequence[StartedSequences]
     ) -> Tensor:
         parts = [hidden_TD[: len(batch)]] if hidden_TD is not None else []
         hidden_MD = torch.cat([*parts, *(start.hidden_1D for start in started)])
@@ -294,37 +303,25 @@ class ContinuousBatcher:
             return logits_MV
         return logits_MV.repeat_interleave(torch.tensor(repeats, device=logits_MV.device), dim=0)
 
-    def _get_settings(
-        self, sequences: Many[SequenceState], prepared: _PreparedBatch | None
-    ) -> SamplingSettings:
-        known = prepared.settings if prepared is not None else None
-        if known is not None:
-            return known
-        settings = SamplingSettings([run.spec for run in sequences], self._hosted_model.device)
-        if prepared is not None:
-            prepared.settings = settings
-        return settings
-
-    def _append_tokens(self, sequences: Many[SequenceState], sampled: SampledTokens) -> None:
-        for row, run in enumerate(sequences):
-            case = run.request
-            if run not in case.running:
+    def _append_tokens(self, sequences: Sequence[SequenceState], sampled: SampledTokens) -> None:
+        for row, sequence in enumerate(sequences):
+            request = sequence.request
+            if sequence not in request.running:
                 continue  # its request has failed
             if not math.isfinite(sampled.logprobs[row]):
-                self._fail_request(case, _NON_FINITE_LOGITS)
-            elif self._append_token(run, row, sampled):
-                self._finish_sequence(run)
+                self._fail_request(request, _NON_FINITE_LOGITS)
+            elif self._append_token(sequence, row, sampled):
+                self._finish_sequence(sequence)
 
     def _append_token(self, sequence: SequenceState, row: int, sampled: SampledTokens) -> bool:
-        """Give a sample its token; a tokenizer that cannot read it fails this request alone."""
+        """Append a sampled token; returns whether the sequence is finished."""
         token, topk = sampled.tokens[row], sampled.topk_for_row(row, sequence.spec.num_topk)
         try:
             return sequence.append_token(token, sampled.logprobs[row], topk)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
-            reason = f"the tokenizer cannot turn the token {token} into text: {error!r:.200}"
-        self._fail_request(
-            sequence.request, EngineFailure(f"{reason}; give stop as token ids", _SERVER_FAULT)
-        )
+            reason = f"the tokenizer cannot decode token {token}: {error!r:.200}"
+        failure = EngineFailure(f"{reason}; give stop as token ids", _SERVER_FAULT)
+        self._fail_request(sequence.request, failure)
         return False
 
     def _finish_sequence(self, sequence: SequenceState) -> None:
@@ -337,30 +334,30 @@ class ContinuousBatcher:
 
     # --- memory ----------------------------------------------------------------------------------
     def _grow_slots(self) -> None:
-        """Give larger places to samples that need one; those that came last make room."""
+        """Enlarge the slots of full sequences; preempts the newest requests if memory runs out."""
         while not self._kv_manager.grow():
             self._preempt_newest()
 
     def _preempt_newest(self) -> None:
-        for case in self._queue.newest_first():
-            if self._admission.release_prompt(case):
+        for request in self._queue.newest_first():
+            if self._admission.release_prompt(request):
                 return
-            placed = [one for one in case.running if one in self._kv_manager]
+            placed = [sequence for sequence in request.running if sequence in self._kv_manager]
             if placed:
-                last = max(placed, key=lambda one: one.index)
+                last = max(placed, key=lambda sequence: sequence.index)
                 self._kv_manager.free(last)
-                case.preempt(last)
+                request.preempt(last)
                 return
 
     def _resolve_deadlock(self) -> None:
-        """Nobody could go on: those that came last give up what they hold for the first one."""
+        """No request can continue: release the prompts of later ones in favor of the first."""
         first, *others = self._queue.values()
-        if any(self._admission.release_prompt(case) for case in reversed(others)):
+        if any(self._admission.release_prompt(request) for request in reversed(others)):
             return
         if self._admission.release_prompt(first):
             return
         self._fail_request(
-            first, EngineFailure("there is no memory for this request", _SERVER_FAULT)
+            first, EngineFailure("there is not enough memory for this request", _SERVER_FAULT)
         )
 
     def _check_memory(self, spec: SampleSpec) -> None:
@@ -368,10 +365,9 @@ class ContinuousBatcher:
         num_bytes = num_tokens * self._kv_spec.token_bytes
         if num_bytes > self._config.cache_bytes:
             raise InvalidInput(
-                f"the prompt has {len(spec.prompt)} tokens and max_tokens is {spec.max_tokens}: "
-                "that "
-                f"may take {num_bytes} bytes of memory, and there are {self._config.cache_bytes}; "
-                "ask for fewer tokens, or let the server have more cache_bytes"
+                f"the prompt has {len(spec.prompt)} tokens and max_tokens is {spec.max_tokens}, "
+                f"which may need {num_bytes} bytes of memory, but cache_bytes is "
+                f"{self._config.cache_bytes}; request fewer tokens, or raise the server's limit"
             )
 
     def _fail_request(self, request: RequestState, failure: EngineFailure) -> None:

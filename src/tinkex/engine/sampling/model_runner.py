@@ -1,12 +1,11 @@
-"""One pass of a model over the next token of all samples, and over parts of prompts.
+"""Runs forward passes over the next token of all sequences and over chunks of prompts.
 
-Shape letters: T rows, M rows that need logits, D hidden width, V vocabulary.
+Shape letters: T token positions, M positions that need logits, D hidden width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -40,20 +39,20 @@ class PrefillChunk(NamedTuple):
 
 
 class DecodeBatch:
-    """The samples that take a step together, those of one adapter beside each other."""
+    """The sequences of a decode step, grouped by adapter."""
 
-    def __init__(self, slot_groups: Many[SlotGroup], device: torch.device) -> None:
+    def __init__(self, slot_groups: Sequence[SlotGroup], device: torch.device) -> None:
         self.slot_groups = slot_groups
-        at_home = [one for room in slot_groups for one in room.allocator]
-        numbers: dict[Hashable, int] = {}
-        adapters = [numbers.setdefault(one.request.adapter_key, len(numbers)) for one in at_home]
-        order = np.argsort(np.array(adapters, dtype=np.int64), kind="stable")
-        self.sequences: list[SequenceState] = [at_home[index] for index in order.tolist()]
-        """In the order of their rows."""
-        self.adapters = [one.request.adapter for one in self.sequences]
+        by_slot = [sequence for group in slot_groups for sequence in group.allocator]
+        ids: dict[Hashable, int] = {}
+        adapter_ids = [ids.setdefault(one.request.adapter_key, len(ids)) for one in by_slot]
+        order = np.argsort(np.array(adapter_ids, dtype=np.int64), kind="stable")
+        self.sequences: list[SequenceState] = [by_slot[index] for index in order.tolist()]
+        """In the order of the rows."""
+        self.adapters = [sequence.request.adapter for sequence in self.sequences]
         self._order = order
         self.order: Tensor | None = None
-        """Which of the rooms' slots each row is; None if rows lie as slots do."""
+        """The slot of each row, counted over all groups; None if rows are in slot order."""
         if (order[1:] < order[:-1]).any():
             self.order = torch.from_numpy(order).to(device)
 
@@ -62,15 +61,15 @@ class DecodeBatch:
 
     @property
     def tokens(self) -> Numbers:
-        """Each row's token."""
-        return np.array([one.tokens[-1] for one in self.sequences], dtype=np.int64)
+        """The last token of each row."""
+        return np.array([sequence.tokens[-1] for sequence in self.sequences], dtype=np.int64)
 
     @property
     def positions(self) -> Numbers:
-        """Where each row's token stands."""
+        """The position of each row's token."""
         if not self.slot_groups:
             return np.zeros(0, dtype=np.int64)
-        return np.concatenate([room.positions for room in self.slot_groups])[self._order]
+        return np.concatenate([group.positions for group in self.slot_groups])[self._order]
 
 
 class ModelRunner:
@@ -80,7 +79,7 @@ class ModelRunner:
         self._hosted_model = hosted_model
 
     def probe_kv_spec(self) -> KVCacheSpec:
-        """What the model's layers keep of a token, found by trying."""
+        """Determine the KV shapes of the model's layers with a trial pass."""
         probe = KVShapeProbe()
         zero = torch.zeros(1, dtype=torch.long, device=self._hosted_model.device)
         with torch.inference_mode():
@@ -88,49 +87,50 @@ class ModelRunner:
         layers = [probe.shapes[layer] for layer in sorted(probe.shapes)]
         return KVCacheSpec(layers, self._hosted_model.dtype, self._hosted_model.device)
 
-    def run(self, batch: DecodeBatch, chunks: Many[PrefillChunk]) -> Tensor:
-        """The hidden states of all rows: samples, then prompts, (T, D)."""
+    def run(self, batch: DecodeBatch, chunks: Sequence[PrefillChunk]) -> Tensor:
+        """The hidden states of all rows (T, D): decoding sequences, then prompt chunks."""
         tokens, positions = [batch.tokens], [batch.positions]
         adapters = [(adapter, 1) for adapter in batch.adapters]
-        parts: list[AttentionSegment] = [
-            DecodeRows(room.block, room.lengths, room.shared_prompt) for room in batch.slot_groups
+        segments: list[AttentionSegment] = [
+            DecodeRows(group.block, group.lengths, group.shared_prompt)
+            for group in batch.slot_groups
         ]
-        for fill, num_tokens in chunks:
-            start, stop = fill.num_computed, fill.num_computed + num_tokens
-            tokens.append(fill.tokens[start:stop])
+        for prefill, num_tokens in chunks:
+            start, stop = prefill.num_computed, prefill.num_computed + num_tokens
+            tokens.append(prefill.tokens[start:stop])
             positions.append(np.arange(start, stop))
-            adapters.append((fill.request.adapter, num_tokens))
-            parts.append(PrefillRows(fill.prompt_kv, start, stop))
-        this = ForwardContext(_lora_rows(adapters), CachedAttention(parts, batch.order))
+            adapters.append((prefill.request.adapter, num_tokens))
+            segments.append(PrefillRows(prefill.prompt_kv, start, stop))
+        context = ForwardContext(_lora_rows(adapters), CachedAttention(segments, batch.order))
         return self._hosted_model.hidden_states(
-            self._to_tensor(tokens), self._to_tensor(positions), this
+            self._to_tensor(tokens), self._to_tensor(positions), context
         )
 
     def logits(self, hidden_MD: Tensor, adapters: Iterable[SamplerAdapter | None]) -> Tensor:
-        """The logits of rows, each with its own adapter."""
+        """The logits of rows with one adapter each."""
         rows = _lora_rows([(adapter, 1) for adapter in adapters])
         logits_MV, _ = self._hosted_model.lm_head.logits(hidden_MD, rows)
         return logits_MV
 
     def logits_for_adapter(self, adapter: SamplerAdapter | None, hidden_MD: Tensor) -> Tensor:
-        """The logits of rows that are all of one adapter."""
+        """The logits of rows that share one adapter."""
         logits_MV, _ = self._hosted_model.lm_head.logits(
             hidden_MD, _lora_rows([(adapter, len(hidden_MD))])
         )
         return logits_MV
 
-    def _to_tensor(self, parts: Many[Numbers]) -> Tensor:
+    def _to_tensor(self, parts: Sequence[Numbers]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._hosted_model.device)
 
 
 def _lora_rows(adapters: Iterable[tuple[SamplerAdapter | None, int]]) -> DecodeLora:
-    """Rows by their adapters and how many there are; neighbours of one adapter are one stretch."""
-    stretches, start = [], 0
-    for _, group in groupby(adapters, lambda one: one[0].key if one[0] is not None else None):
-        mine = list(group)
-        stop = start + sum(num for _, num in mine)
-        adapter = mine[0][0]
+    """Merge adjacent rows of the same adapter to spans; takes adapters with numbers of rows."""
+    spans, start = [], 0
+    for _, group in groupby(adapters, lambda pair: pair[0].key if pair[0] is not None else None):
+        members = list(group)
+        stop = start + sum(num_rows for _, num_rows in members)
+        adapter = members[0][0]
         if adapter is not None:
-            stretches.append(AdapterSpan(start, stop, adapter))
+            spans.append(AdapterSpan(start, stop, adapter))
         start = stop
-    return DecodeLora(stretches)
+    return DecodeLora(spans)

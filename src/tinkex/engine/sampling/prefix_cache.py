@@ -1,4 +1,4 @@
-"""Prompts in memory: used by samples that begin with them, and kept for prompts that will."""
+"""Reference-counted KV caches of prompts, and the prefix cache for later prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinkex.nn.kv_cache import KVCacheSpec, PromptKV
 
 
 class PrefixCache:
-    """What was read of prompts; each is there until its last user lets go of it."""
+    """Holds the KV caches of prompts while they are referenced by sequences or by the index."""
 
     def __init__(
         self, spec: KVCacheSpec, budget: MemoryBudget, *, enable_prefix_caching: bool
@@ -26,22 +26,22 @@ class PrefixCache:
         return len(self._ref_counts)
 
     def num_bytes_for(self, num_tokens: int) -> int:
-        """How many bytes a prompt takes."""
+        """The size of a prompt's KV cache."""
         return num_tokens * self._spec.token_bytes
 
     def allocate(self, num_tokens: int) -> PromptKV:
-        """Memory for a prompt, with one user; the budget must have it."""
-        stored = PromptKV(self._spec, num_tokens)
-        self._budget.reserve(stored.num_bytes)
-        self._ref_counts[stored] = 1
-        return stored
+        """Allocate a prompt with one reference; the caller has checked the budget."""
+        prompt_kv = PromptKV(self._spec, num_tokens)
+        self._budget.reserve(prompt_kv.num_bytes)
+        self._ref_counts[prompt_kv] = 1
+        return prompt_kv
 
     def acquire(self, prompt_kv: PromptKV) -> None:
-        """Have one more user."""
+        """Add a reference."""
         self._ref_counts[prompt_kv] += 1
 
     def release(self, prompt_kv: PromptKV) -> None:
-        """Have one user less."""
+        """Remove a reference; the last one frees the memory."""
         self._ref_counts[prompt_kv] -= 1
         if not self._ref_counts[prompt_kv]:
             del self._ref_counts[prompt_kv]
@@ -49,36 +49,36 @@ class PrefixCache:
 
     @property
     def evictable_bytes(self) -> int:
-        """How much is kept for prompts to come alone."""
-        kept = {id(stored) for stored in self._index}
+        """The memory that is referenced only by the index."""
+        indexed = {id(prompt_kv) for prompt_kv in self._index}
         return sum(
-            stored.num_bytes
-            for stored, num in self._ref_counts.items()
-            if num == 1 and id(stored) in kept
+            prompt_kv.num_bytes
+            for prompt_kv, num in self._ref_counts.items()
+            if num == 1 and id(prompt_kv) in indexed
         )
 
-    # --- for prompts to come ---------------------------------------------------------------------
+    # --- prefix caching --------------------------------------------------------------------------
     def find_prefix(self, key: Hashable, tokens: Tokens) -> PrefixMatch[PromptKV] | None:
-        """What is kept of a prompt that begins like this one."""
+        """Find the cached prompt with the longest common prefix."""
         return self._index.find(key, tokens) if self._enable_prefix_caching else None
 
     def insert(self, key: Hashable, tokens: Tokens, prompt_kv: PromptKV) -> None:
-        """Let later prompts begin with this one."""
+        """Make a prompt available to later requests."""
         if not self._enable_prefix_caching:
             return
         self.acquire(prompt_kv)
-        for needless in self._index.add(key, tokens, prompt_kv):
-            self.release(needless)
+        for replaced in self._index.add(key, tokens, prompt_kv):
+            self.release(replaced)
 
     def evict(self) -> bool:
-        """Forget the prompt that was not used for longest; False if all are in use."""
-        dropped = self._index.evict_oldest(lambda stored: self._ref_counts[stored] == 1)
-        if dropped is None:
+        """Evict the least recently used prompt; returns False if all are in use."""
+        evicted = self._index.evict_oldest(lambda prompt_kv: self._ref_counts[prompt_kv] == 1)
+        if evicted is None:
             return False
-        self.release(dropped)
+        self.release(evicted)
         return True
 
     def clear(self) -> None:
-        """Forget all that nobody uses."""
-        for stored in self._index.clear():
-            self.release(stored)
+        """Remove all prompts from the index; those in use stay in memory."""
+        for prompt_kv in self._index.clear():
+            self.release(prompt_kv)

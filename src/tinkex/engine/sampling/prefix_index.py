@@ -1,4 +1,4 @@
-"""Prompts that were read before: a new one that begins the same need not be read from the start."""
+"""Index of cached prompts by prefix: finds the one with the longest common prefix."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int64]
 Value = TypeVar("Value")
 
-#: Prompts are told apart by so many first tokens; fewer in common are not worth a copy.
+#: The prefix length of a bucket; shorter common prefixes are not worth a copy.
 MIN_PREFIX_TOKENS = 16
-#: The most prompts that are kept, and of those that begin the same.
+#: Maximum number of prompts, in total and per bucket.
 _MAX_PROMPTS = 1024
 _MAX_PER_BUCKET = 64
 
 
 class PrefixMatch(NamedTuple, Generic[Value]):
-    """What is kept of the prompt that has most in common, and how many tokens."""
+    """The value of the prompt with the longest common prefix, and the prefix length."""
 
     value: Value
     num_tokens: int
@@ -35,7 +35,7 @@ class _PrefixEntry(Generic[Value]):
 
 
 class PrefixIndex(Generic[Value]):
-    """Prompts by adapter, those not used for longest first."""
+    """Prompts by key, least recently used first."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[int, _PrefixEntry[Value]] = OrderedDict()
@@ -49,59 +49,60 @@ class PrefixIndex(Generic[Value]):
         return (entry.value for entry in self._entries.values())
 
     def find(self, key: Hashable, tokens: Tokens) -> PrefixMatch[Value] | None:
-        """The prompt with most in common with these tokens."""
-        best, best_no = 0, -1
-        for no in self._buckets.get(_bucket_key(key, tokens), ()):
-            num = common_prefix_length(self._entries[no].tokens, tokens)
-            if num > best:
-                best, best_no = num, no
-        if best < MIN_PREFIX_TOKENS:
+        """Find the prompt with the longest common prefix."""
+        best_length, best_id = 0, -1
+        for entry_id in self._buckets.get(_bucket_key(key, tokens), ()):
+            length = common_prefix_length(self._entries[entry_id].tokens, tokens)
+            if length > best_length:
+                best_length, best_id = length, entry_id
+        if best_length < MIN_PREFIX_TOKENS:
             return None
-        self._entries.move_to_end(best_no)
-        return PrefixMatch(self._entries[best_no].value, best)
+        self._entries.move_to_end(best_id)
+        return PrefixMatch(self._entries[best_id].value, best_length)
 
     def add(self, key: Hashable, tokens: Tokens, value: Value) -> list[Value]:
-        """Keep a prompt; returns what it makes needless."""
+        """Add a prompt; returns the values of entries that it replaces or evicts."""
         if len(tokens) < MIN_PREFIX_TOKENS:
             return [value]
         bucket = _bucket_key(key, tokens)
-        alike = self._buckets.setdefault(bucket, {})
-        out = [no for no in alike if _starts_with(tokens, self._entries[no].tokens)]
-        if len(alike) - len(out) >= _MAX_PER_BUCKET:
-            out.append(next(no for no in self._entries if no in alike and no not in out))
-        elif len(self._entries) - len(out) >= _MAX_PROMPTS:
-            out.append(next(no for no in self._entries if no not in out))
-        removed = [self._remove(no) for no in out]
+        similar = self._buckets.setdefault(bucket, {})
+        # A prompt replaces all prompts that are prefixes of it.
+        old_ids = [i for i in similar if _starts_with(tokens, self._entries[i].tokens)]
+        if len(similar) - len(old_ids) >= _MAX_PER_BUCKET:
+            old_ids.append(next(i for i in self._entries if i in similar and i not in old_ids))
+        elif len(self._entries) - len(old_ids) >= _MAX_PROMPTS:
+            old_ids.append(next(i for i in self._entries if i not in old_ids))
+        removed = [self._remove(entry_id) for entry_id in old_ids]
         self._entries[self._next_id] = _PrefixEntry(bucket, tokens, value)
         self._buckets.setdefault(bucket, {})[self._next_id] = None
         self._next_id += 1
         return removed
 
     def evict_oldest(self, is_free: Callable[[Value], bool]) -> Value | None:
-        """Forget the prompt that was not used for longest, of those that are free."""
-        for no, entry in self._entries.items():
+        """Remove the least recently used prompt among those that are free."""
+        for entry_id, entry in self._entries.items():
             if is_free(entry.value):
-                return self._remove(no)
+                return self._remove(entry_id)
         return None
 
     def clear(self) -> list[Value]:
-        """Forget all."""
-        kept = [entry.value for entry in self._entries.values()]
+        """Remove all prompts and return their values."""
+        values = list(self)
         self._entries.clear()
         self._buckets.clear()
-        return kept
+        return values
 
-    def _remove(self, no: int) -> Value:
-        entry = self._entries.pop(no)
-        alike = self._buckets[entry.bucket]
-        del alike[no]
-        if not alike:
+    def _remove(self, entry_id: int) -> Value:
+        entry = self._entries.pop(entry_id)
+        similar = self._buckets[entry.bucket]
+        del similar[entry_id]
+        if not similar:
             del self._buckets[entry.bucket]
         return entry.value
 
 
 def common_prefix_length(one: Tokens, other: Tokens) -> int:
-    """How many first tokens are the same."""
+    """The length of the common prefix."""
     num = min(len(one), len(other))
     differs = one[:num] != other[:num]
     first = int(differs.argmax()) if num else 0

@@ -1,4 +1,4 @@
-"""What a sample request asks for, read and checked before anything is computed."""
+"""Parses and validates sample requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tinkex.types import SampleRequest, SamplingParams, TensorData
 
 Tokens = npt.NDArray[np.int64]
 
-#: How far a sample runs when the request does not say, if the context goes that far.
+#: The value of `max_tokens` if the request has none; limited by the context length.
 DEFAULT_MAX_TOKENS = 1024
-#: The most sequences of one request.
+#: Maximum number of sequences of one request.
 MAX_SAMPLES = 1024
-#: The most likeliest or other tokens of each position.
+#: Maximum number of top-k or alternative tokens per position.
 MAX_TOPK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a model can do."""
+    """The properties of a model that limit requests."""
 
     vocab_size: int
     max_context_tokens: int
@@ -35,25 +35,25 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobsSpec:
-    """What is asked about a prompt; row r of the model says what follows token r."""
+    """The requested scores of a prompt; the model's output at position r predicts token r + 1."""
 
     has_logprobs: bool
     num_topk: int
     first_scored: int
-    """The first token that is scored, for log-probabilities and likeliest tokens."""
+    """The first token to score, for log-probabilities and top-k."""
     num_alternatives: int
     targets: TensorData | None
 
     @property
     def first_position(self) -> int:
-        """The first row whose hidden state is needed."""
-        has_all = self.num_alternatives > 0 or self.targets is not None
-        return 0 if has_all else self.first_scored - 1
+        """The first position whose hidden state is needed."""
+        needs_all = self.num_alternatives > 0 or self.targets is not None
+        return 0 if needs_all else self.first_scored - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSpec:
-    """A request that can be answered."""
+    """A validated request."""
 
     prompt: Tokens
     num_samples: int
@@ -61,7 +61,7 @@ class SampleSpec:
     seed: int
     temperature: float
     top_k: int
-    """0 for no limit."""
+    """0 means no limit."""
     top_p: float
     stops: StopConditions
     num_topk: int
@@ -69,12 +69,12 @@ class SampleSpec:
 
     @property
     def max_length(self) -> int:
-        """How many tokens a sequence may have in the end, prompt included."""
+        """The maximum number of tokens of a sequence, including the prompt."""
         return len(self.prompt) + self.max_tokens
 
 
 def parse_sample_request(request: SampleRequest, limits: ModelLimits) -> SampleSpec:
-    """What is asked for; InvalidInput if it cannot be had."""
+    """Parse a request; raises InvalidInput if it is invalid."""
     params = request.sampling_params
     num_prompt = count_text_tokens("the prompt", request.prompt, limits.max_context_tokens)
     max_tokens = _parse_max_tokens(params.max_tokens, num_prompt, limits.max_context_tokens)
@@ -97,14 +97,14 @@ def parse_sample_request(request: SampleRequest, limits: ModelLimits) -> SampleS
 def _parse_max_tokens(given: int | None, num_prompt: int, max_context_tokens: int) -> int:
     if num_prompt == 0:
         raise InvalidInput("the prompt is empty")
-    left = max_context_tokens - num_prompt
-    wanted = given if given is not None else min(max(left, 1), DEFAULT_MAX_TOKENS)
-    if wanted > left:
+    remaining = max_context_tokens - num_prompt
+    max_tokens = given if given is not None else min(max(remaining, 1), DEFAULT_MAX_TOKENS)
+    if max_tokens > remaining:
         raise InvalidInput(
-            f"the prompt has {num_prompt} tokens and max_tokens is {wanted}; together they "
+            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}; together they "
             f"may be at most {max_context_tokens}"
         )
-    return wanted
+    return max_tokens
 
 
 def _parse_top_k(params: SamplingParams, vocab_size: int) -> int:
@@ -136,16 +136,16 @@ def _parse_prompt_logprobs(
             f"prompt_logprobs_last_n is {last_n}, expected 1 to {num_prompt - 1} here"
         )
     _check_targets(request.target_prompt_logprobs, num_prompt, vocab_size)
-    ask = PromptLogprobsSpec(
+    spec = PromptLogprobsSpec(
         has_logprobs=bool(request.prompt_logprobs),
         num_topk=max(0, request.topk_prompt_logprobs),
-        # The first token has nothing before it and is never scored.
+        # The first token has no context, so it is never scored.
         first_scored=1 if last_n is None else num_prompt - last_n,
         num_alternatives=max(0, request.prompt_alt_tokens_k),
         targets=request.target_prompt_logprobs,
     )
-    is_asked = ask.has_logprobs or ask.num_topk or ask.num_alternatives or ask.targets is not None
-    return ask if is_asked else None
+    has_scores = spec.has_logprobs or spec.num_topk or spec.num_alternatives
+    return spec if has_scores or spec.targets is not None else None
 
 
 def _check_targets(targets: TensorData | None, num_prompt: int, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Weights to sample with, on top of a base model."""
+"""The state of sample requests and their sequences, and the adapters they sample with."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplerAdapter:
-    """An adapter's pairs; they must not change while it is sampled from."""
+    """The LoRA weights of an adapter, which must not change while it is sampled from."""
 
     key: Hashable
-    """Equal keys mean equal weights: what was computed with one holds for the other."""
+    """Adapters with equal keys have equal weights, so they can share cached prefixes."""
     scale: float
-    """What the low-rank part is multiplied by."""
+    """The scale of the low-rank update."""
     weights: Sequence[LoraPair | None] = field(repr=False)
-    """The pairs by site."""
+    """The LoRA pair of each target."""
     dtype: torch.dtype = torch.float32
-    """What the base model computes with."""
+    """The dtype of the base model."""
     pairs: DecodeLoraPairs = field(init=False, repr=False)
-    """The pairs again, ready to be added to rows."""
+    """The pairs in the layout of the decode kernels."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs", build_decode_pairs(self.weights, self.scale, self.dtype))
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the pairs take that are ready, beside the weights themselves."""
+        """The memory of `pairs`, without the weights."""
         return sum(pair.num_bytes for pair in self.pairs if pair is not None)
 
 
@@ -52,7 +52,7 @@ TopkRow = tuple[npt.NDArray[np.int32], Floats]
 
 
 class SequenceState:
-    """One sample of a request."""
+    """One sequence of a request."""
 
     __slots__ = (
         "_stop_matcher",
@@ -67,23 +67,23 @@ class SequenceState:
     )
 
     def __init__(self, request: RequestState, index: int, decoder: TextDecoder | None) -> None:
-        ask = request.spec
+        spec = request.spec
         self.request = request
-        self.spec = ask
+        self.spec = spec
         self.index = index
-        """Which of the request's samples it is."""
-        self.random_stream = RandomStream(ask.seed, index)
+        """Its index among the request's sequences."""
+        self.random_stream = RandomStream(spec.seed, index)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.stop_reason: StopReason | None = None
-        """Why it is over; None while it is not."""
+        """None until the sequence is finished."""
         self._topk: list[TopkRow] = []
         self._stop_matcher = (
-            StopTextMatcher(decoder, ask.stops.texts) if decoder and ask.stops.texts else None
+            StopTextMatcher(decoder, spec.stops.texts) if decoder and spec.stops.texts else None
         )
 
     def append_token(self, token: int, logprob: float, topk: TopkRow | None = None) -> bool:
-        """Add a token that was drawn; whether the sequence is over."""
+        """Append a sampled token; returns whether the sequence is finished."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if topk is not None:
@@ -98,16 +98,16 @@ class SequenceState:
 
     @property
     def arrival_order(self) -> tuple[int, int]:
-        """Lower came first."""
+        """Lower values arrived earlier."""
         return self.request.arrival, self.index
 
     @property
     def all_tokens(self) -> npt.NDArray[np.int64]:
-        """The prompt and all that was drawn."""
+        """The prompt and all sampled tokens."""
         return np.concatenate([self.spec.prompt, np.array(self.tokens, dtype=np.int64)])
 
     def result(self) -> SampledSequence:
-        """What is answered."""
+        """The finished sequence for the response."""
         assert self.stop_reason is not None
         return SampledSequence(
             self.stop_reason,
@@ -119,7 +119,7 @@ class SequenceState:
 
 
 class PrefillProgress:
-    """Tokens that are being read, so that samples can go on from there."""
+    """A prompt, or a preempted sequence, whose KV cache is being computed."""
 
     def __init__(
         self, request: RequestState, tokens: Tokens, prompt_kv: PromptKV, num_computed: int
@@ -131,12 +131,12 @@ class PrefillProgress:
 
     @property
     def num_remaining(self) -> int:
-        """How many tokens are still to be read."""
+        """The number of tokens not computed yet."""
         return len(self.tokens) - self.num_computed
 
 
 class RequestState:
-    """One request: its samples that wait, run and are over."""
+    """One request with its unstarted, preempted, running and finished sequences."""
 
     def __init__(
         self,
@@ -149,99 +149,101 @@ class RequestState:
     ) -> None:
         self.job_id = job_id
         self.arrival = arrival
-        """Lower numbers came first."""
+        """Lower numbers arrived earlier."""
         self.adapter = adapter
         self.spec = spec
         self.tenant_id = tenant_id
-        """Whose prompts may be recognised in this one's."""
+        """The tenant, who shares cached prefixes only with itself."""
         self.is_bulk = False
-        """Whether it runs with those of tenants that have many sequences."""
+        """Whether its tenant had many sequences when it was admitted."""
         self.unstarted: list[SequenceState] = []
-        """Samples that have not begun; they begin where the prompt ends."""
+        """Sequences that have not started; they start at the end of the prompt."""
         self.preempted: list[SequenceState] = []
-        """Samples that had to make room; they go on where they were."""
+        """Sequences whose slots were freed; they resume after another prefill."""
         self.running: set[SequenceState] = set()
-        """Samples that take steps."""
+        """Sequences in the decode batch."""
         self.prefill: PrefillProgress | None = None
-        """What is being read for this request."""
+        """The prefill in progress."""
         self.prompt_kv: PromptKV | None = None
-        """What was read, while samples wait to go on from its end."""
+        """The completed prefill, while sequences wait for slots."""
         self.prompt_logprobs: PromptLogprobs | None = None
-        """What was found out about the prompt."""
+        """The requested scores of the prompt."""
         self.num_cached_tokens = 0
-        """How many tokens of the prompt needed no reading."""
+        """The number of prompt tokens found in the prefix cache."""
         self._results: dict[int, SampledSequence] = {}
 
     @property
     def adapter_key(self) -> Hashable:
-        """Which weights it is sampled with."""
+        """Identifies the adapter's weights; None for the base model."""
         return self.adapter.key if self.adapter is not None else None
 
     @property
     def prefix_key(self) -> Hashable:
-        """With which other requests it may share what is read."""
+        """Requests with equal keys may share cached prefixes."""
         return self.tenant_id, self.adapter_key
 
     @property
     def is_active(self) -> bool:
-        """Whether it has a part in passes now, or holds memory."""
+        """Whether it is computed now, or holds memory."""
         return bool(self.running or self.prefill or self.prompt_kv)
 
     @property
     def num_unfinished(self) -> int:
-        """How many of its samples are not over."""
+        """The number of unfinished sequences."""
         return len(self.unstarted) + len(self.preempted) + len(self.running)
 
     @property
     def next_sequences(self) -> list[SequenceState]:
-        """Samples that go on from what is read now, or was: all that begin, or one paused."""
+        """Sequences that continue from the current prefill: all unstarted, or one preempted."""
         return self.unstarted or self.preempted[:1]
 
     def create_sequences(self, decoder: TextDecoder | None) -> None:
-        """Make its samples."""
+        """Create its sequences."""
         self.unstarted = [
             SequenceState(self, index, decoder) for index in range(self.spec.num_samples)
         ]
 
     def tokens_to_prefill(self) -> Tokens | None:
-        """What has to be read next: the prompt, or all of a paused sample; None if nothing."""
+        """The tokens of the next prefill: the prompt, or a preempted sequence, or None."""
         if self.unstarted:
             return self.spec.prompt
         return self.preempted[0].all_tokens if self.preempted else None
 
     def start_next(self, num_sequences: int) -> list[SequenceState]:
-        """Let some samples run that go on from what was read."""
-        line = self.unstarted or self.preempted
-        started = line[:num_sequences]
-        del line[:num_sequences]
+        """Start up to `num_sequences` sequences that continue from the prefill."""
+        waiting = self.unstarted or self.preempted
+        started = waiting[:num_sequences]
+        del waiting[:num_sequences]
         self.running.update(started)
         return started
 
     def preempt(self, sequence: SequenceState) -> None:
-        """Let a sample wait that was running."""
+        """Move a running sequence to the preempted ones."""
         self.running.remove(sequence)
-        # At the end: what is being read may be the first one's.
+        # At the end: a prefill of the first one may be in progress.
         self.preempted.append(sequence)
 
     def reset(self) -> None:
-        """Let all samples wait, for all that was kept of them is gone."""
+        """Stop all sequences after the KV cache was lost."""
         self.prefill = self.prompt_kv = None
-        stopped = sorted(self.running, key=lambda one: one.index)
+        stopped = sorted(self.running, key=lambda sequence: sequence.index)
         self.running.clear()
-        for one in stopped:
-            # A number may have been thrown for a token that never came.
-            one.random_stream = RandomStream(self.spec.seed, one.index, num_skipped=len(one.tokens))
-        self.unstarted = [one for one in stopped if not one.tokens] + self.unstarted
-        self.preempted += [one for one in stopped if one.tokens]
+        for sequence in stopped:
+            # The failed step may have used a random number without appending a token.
+            sequence.random_stream = RandomStream(
+                self.spec.seed, sequence.index, num_skipped=len(sequence.tokens)
+            )
+        self.unstarted = [sequence for sequence in stopped if not sequence.tokens] + self.unstarted
+        self.preempted += [sequence for sequence in stopped if sequence.tokens]
 
     def finish_sequence(self, sequence: SequenceState) -> bool:
-        """Note that a sample is over; whether all are."""
+        """Record a finished sequence; returns whether the request is finished."""
         self.running.remove(sequence)
         self._results[sequence.index] = sequence.result()
         return len(self._results) == self.spec.num_samples
 
     def build_response(self) -> SampleResponse:
-        """The answer."""
+        """The response with all sequences."""
         sequences = [self._results[index] for index in range(self.spec.num_samples)]
         if self.prompt_logprobs is None:
             return SampleResponse(sequences, prompt_cache_hit_tokens=self.num_cached_tokens)
@@ -249,8 +251,8 @@ class RequestState:
 
 
 def stack_topk(rows: list[TopkRow]) -> TopkLogprobs:
-    """The likeliest tokens of each position, one row each."""
+    """Stack the top-k tokens of each position."""
     ids = np.stack([ids for ids, _ in rows])
     logprobs = np.stack([values for _, values in rows])
-    # No number stands for "impossible" on the wire, and nothing stands below the filler.
+    # The wire format has no minus infinity; the filler is its lowest value.
     return TopkLogprobs(ids, np.maximum(logprobs, np.float32(FILLER_LOGPROB)))

@@ -1,4 +1,4 @@
-"""Who goes next: the order of requests, and how much of each step is spent on reading prompts."""
+"""Scheduling policies: the order of requests, and the prefill tokens of each step."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-#: The most prompt tokens that one pass reads; more are no faster, and all others wait for them.
+#: Maximum prefill tokens of one pass; more are not faster, and delay the other requests.
 PREFILL_TOKENS = 512
-#: The same while samples are running, which every pass keeps waiting.
+#: The same while sequences are decoding, because prefill delays their next token.
 PREFILL_TOKENS_WITH_DECODE = 128
-#: So many samples of one prompt share what was read of it, if the prompt is long enough.
+#: The minimum number of sequences, and length of the prompt, to share its KV cache.
 MIN_SHARED_GROUP = 4
 MIN_SHARED_TOKENS = 64
 
-
-#: A tenant with more sequences than this has the others' turns taken without them.
+#: A tenant with at most this many sequences is light; others are bulk.
 MAX_LIGHT_SEQUENCES = 4
-#: How much time those with few sequences get for themselves, per time of a step of all.
+#: The time of steps of light tenants alone, relative to steps of all.
 LIGHT_TIME_RATIO = 4.0
-#: Of the places for sequences, the share that others are given beyond the limit to begin at once.
+#: One in so many sequences is added beyond the limit, for tenants without any.
 RESERVE_DIVISOR = 8
 
 
 class SchedulableRequest(Protocol):
-    """A request, as far as fairness goes."""
+    """The properties of a request that `fair_order` needs."""
 
     @property
     def tenant_id(self) -> str:
@@ -33,12 +32,12 @@ class SchedulableRequest(Protocol):
 
     @property
     def arrival(self) -> int:
-        """Lower came first."""
+        """Lower values arrived earlier."""
         ...
 
     @property
     def running(self) -> Collection[object]:
-        """Its sequences that run."""
+        """Its running sequences."""
         ...
 
 
@@ -46,25 +45,24 @@ SchedulableT = TypeVar("SchedulableT", bound=SchedulableRequest)
 
 
 def fair_order(requests: Iterable[SchedulableT]) -> list[SchedulableT]:
-    """Requests of all tenants in turn: first those of tenants that have few sequences running."""
+    """Order requests round-robin by tenant; tenants with few running sequences come first."""
     waiting = list(requests)
     ranks: Counter[str] = Counter()
-    for one in waiting:
-        ranks[one.tenant_id] += len(one.running)
+    for request in waiting:
+        ranks[request.tenant_id] += len(request.running)
     if len(ranks) <= 1:
         return waiting
     keys: dict[int, int] = {}
-    for one in waiting:
-        keys[one.arrival] = ranks[one.tenant_id]
-        ranks[one.tenant_id] += 1
-    return sorted(waiting, key=lambda one: (keys[one.arrival], one.arrival))
+    for request in waiting:
+        keys[request.arrival] = ranks[request.tenant_id]
+        ranks[request.tenant_id] += 1
+    return sorted(waiting, key=lambda request: (keys[request.arrival], request.arrival))
 
 
 def num_free_sequences(max_sequences: int, num_active: int, num_own: int) -> int:
-    """How many more sequences of a tenant may run, of which some run already.
+    """The number of sequences that a tenant with `num_own` active ones may start.
 
-    Beyond the limit a tenant that has none may begin one, so that it need not wait until others
-    are done.
+    A tenant without any may start one beyond the limit, so that it need not wait for others.
     """
     reserve = (
         0 if num_own else min(1, max_sequences + max_sequences // RESERVE_DIVISOR - num_active)
@@ -73,10 +71,10 @@ def num_free_sequences(max_sequences: int, num_active: int, num_own: int) -> int
 
 
 class LightStepPolicy:
-    """Shares time between tenants with few sequences and those with many.
+    """Shares time between light tenants, with few sequences, and bulk tenants.
 
     A step takes longer the more sequences it has. Steps of all tenants alternate with steps of
-    the light ones alone, which get LIGHT_SHARE times as much time.
+    light tenants alone, which get LIGHT_TIME_RATIO times as much time.
     """
 
     def __init__(self) -> None:
@@ -84,11 +82,11 @@ class LightStepPolicy:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step is for the few alone."""
+        """Whether the next step is for light tenants only."""
         return self._owed_seconds > 0.0
 
     def record_step(self, seconds: float, *, is_light: bool, is_mixed: bool) -> None:
-        """Count a step; with sequences of one kind only, the next few to arrive begin at once."""
+        """Record a step; if it was not mixed, light tenants that arrive next get the next step."""
         if not is_mixed:
             self._owed_seconds = LIGHT_TIME_RATIO * seconds
         elif is_light:
@@ -98,16 +96,16 @@ class LightStepPolicy:
 
 
 class QueuedRequest(Protocol):
-    """Something that came before or after others."""
+    """The properties of a request that `ArrivalQueue` needs."""
 
     @property
     def arrival(self) -> int:
-        """Lower came first."""
+        """Lower values arrived earlier."""
         ...
 
     @property
     def job_id(self) -> str:
-        """Its name."""
+        """The key in the queue."""
         ...
 
 
@@ -115,42 +113,42 @@ QueuedT = TypeVar("QueuedT", bound=QueuedRequest)
 
 
 class ArrivalQueue(dict[str, QueuedT]):
-    """All requests that are not over, by ticket, in the order of arrival."""
+    """All unfinished requests by job id, in order of arrival."""
 
     def newest_first(self) -> Iterator[QueuedT]:
-        """All of them, last come first."""
+        """All requests, newest first."""
         return reversed(list(self.values()))
 
 
 def split_prefill_tokens(
     wanted: Sequence[int], *, has_decodes: bool, pass_tokens: int
 ) -> list[int]:
-    """How many tokens of each prompt a pass reads: first come, first served."""
-    left = min(pass_tokens, PREFILL_TOKENS_WITH_DECODE if has_decodes else PREFILL_TOKENS)
+    """Distribute the prefill tokens of a pass over prompts: first come, first served."""
+    remaining = min(pass_tokens, PREFILL_TOKENS_WITH_DECODE if has_decodes else PREFILL_TOKENS)
     shares = []
     for num in wanted:
-        share = min(num, left)
+        share = min(num, remaining)
         shares.append(share)
-        left -= share
+        remaining -= share
     return shares
 
 
 def can_share_prompt(num_samples: int, num_tokens: int) -> bool:
-    """Whether samples that begin together share their prompt, or each have a copy."""
+    """Whether sequences that start together share the KV cache of their prompt."""
     return num_samples >= MIN_SHARED_GROUP and num_tokens >= MIN_SHARED_TOKENS
 
 
 def shared_group_sizes(num_samples: int, num_tokens: int) -> Iterator[int]:
-    """How many samples might share their prompt, from all of them down to the fewest."""
+    """Yield the possible sizes of a group that shares a prompt, largest first."""
     while can_share_prompt(num_samples, num_tokens):
         yield num_samples
         num_samples = max(num_samples // 2, min(num_samples - 1, MIN_SHARED_GROUP))
 
 
 def num_to_start(num_waiting: int, num_free: int, num_tokens: int, max_samples: int) -> int:
-    """How many samples of a prompt begin now.
+    """The number of sequences of a prompt to start now.
 
-    A few more free places are awaited where that lets samples share a long prompt.
+    Returns 0 to wait for more free sequences, if these could then share a long prompt.
     """
     wanted = min(MIN_SHARED_GROUP, max_samples)
     if can_share_prompt(num_waiting, num_tokens) and num_free < wanted:
@@ -159,9 +157,9 @@ def num_to_start(num_waiting: int, num_free: int, num_tokens: int, max_samples: 
 
 
 def max_kv_tokens(max_length: int, capacity: int, max_tokens: int) -> int:
-    """How many tokens' memory a sequence may need at the most, all alone.
+    """The maximum number of KV tokens that a sequence needs on its own.
 
-    What is read and the place where it goes on exist beside each other for a moment; one that draws
-    a single token goes nowhere.
+    The prefill and the slot for decoding exist at the same time; a sequence of a single token needs
+    no slot.
     """
     return max_length if max_tokens == 1 else max_length + capacity

@@ -1,4 +1,4 @@
-"""Where sequences live: how large a place is, who has which slot, and how much memory is left."""
+"""Slot allocation: capacities, the assignment of slots to sequences, and a memory budget."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-#: The smallest place, in tokens; each larger one is twice the size.
+#: The smallest slot capacity in tokens; capacities double.
 MIN_CAPACITY = 64
-#: How many more tokens than it has a newcomer should have room for.
+#: Free tokens that a new sequence should have in its slot.
 _HEADROOM_TOKENS = 32
 
 Item = TypeVar("Item")
 
 
 def capacity_for(num_tokens: int) -> int:
-    """The smallest capacity that holds so many tokens."""
+    """The smallest capacity for a number of tokens."""
     capacity = MIN_CAPACITY
     while capacity < num_tokens:
         capacity *= 2
@@ -23,24 +23,24 @@ def capacity_for(num_tokens: int) -> int:
 
 
 def initial_capacity(num_tokens: int, max_tokens: int) -> int:
-    """Where a sequence of some tokens that may become longer begins."""
+    """The first capacity of a sequence that has `num_tokens` and may grow to `max_tokens`."""
     return capacity_for(min(num_tokens + _HEADROOM_TOKENS, max_tokens))
 
 
 def grown_num_slots(num_now: int, num_wanted: int) -> int:
-    """How many slots to make when more are wanted: twice as many, so that it is seldom done."""
+    """The new number of slots when more are needed: doubled, so that resizing is rare."""
     return max(num_wanted, 2 * num_now)
 
 
 class SlotMove(NamedTuple):
-    """What lies in one slot goes to another."""
+    """Copy the contents of one slot to another."""
 
     source: int
     target: int
 
 
 class SlotAllocator(Generic[Item]):
-    """Who has which slot; the slots in use are always the first ones."""
+    """Assigns slots to items; the used slots are always the first ones."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -56,17 +56,17 @@ class SlotAllocator(Generic[Item]):
         return self._items[slot]
 
     def slot_of(self, item: Item) -> int:
-        """Which slot it has."""
+        """The slot of an item."""
         return self._slot_by_id[id(item)]
 
     def allocate(self, item: Item) -> int:
-        """Take the first free slot."""
+        """Assign the first free slot."""
         slot = self._slot_by_id[id(item)] = len(self._items)
         self._items.append(item)
         return slot
 
     def free(self, item: Item) -> SlotMove | None:
-        """Give a slot back; the last one moves into the gap, if it is another."""
+        """Free a slot; returns the move of the last item into the gap, if needed."""
         slot = self._slot_by_id.pop(id(item))
         last = self._items.pop()
         if last is item:
@@ -78,16 +78,16 @@ class SlotAllocator(Generic[Item]):
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """Memory that is given out up to a limit."""
+    """Counts reserved memory up to a limit."""
 
     max_bytes: int
     used_bytes: int = 0
 
     def can_reserve(self, num_bytes: int) -> bool:
-        """Whether so much is left."""
+        """Whether this much memory is free."""
         return self.used_bytes + num_bytes <= self.max_bytes
 
     def reserve(self, num_bytes: int) -> None:
-        """Give out memory; a negative number takes it back."""
+        """Reserve memory; a negative number frees it."""
         self.used_bytes += num_bytes
         assert 0 <= self.used_bytes <= self.max_bytes

@@ -1,4 +1,4 @@
-"""Where a sample ends: at a token, or where its text first holds one of some texts."""
+"""Stop conditions of a sequence: stop tokens and stop strings."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import NamedTuple, Protocol
 from tinkex.errors import InvalidInput
 from tinkex.types import SamplingParams
 
-#: What a tokenizer writes for bytes that are not yet a character.
+#: What a tokenizer returns for incomplete UTF-8 bytes.
 _REPLACEMENT_CHAR = "\ufffd"
-#: No character has more bytes than this, so no more tokens than this can be parts of one.
+#: The maximum number of bytes, and so of tokens, of one character.
 _MAX_PENDING = 4
-#: Tokens before the new ones that are decoded with them: some decoders join what they neighbour.
+#: Earlier tokens that are decoded with new ones, because some decoders depend on the context.
 _NUM_CONTEXT_TOKENS = 4
 
 
 class TextDecoder(Protocol):
-    """Turns tokens into text."""
+    """Decodes tokens to text."""
 
     def decode(self, token_ids: Sequence[int], /) -> str:
-        """The text of some tokens."""
+        """The text of tokens."""
         ...
 
 
 class StopConditions(NamedTuple):
-    """What ends a sample."""
+    """Tokens and strings that end a sequence."""
 
     tokens: frozenset[int] = frozenset()
     texts: tuple[str, ...] = ()
@@ -34,25 +34,25 @@ class StopConditions(NamedTuple):
 def parse_stop(
     params: SamplingParams, eos_tokens: frozenset[int], *, has_tokenizer: bool
 ) -> StopConditions:
-    """Where a sample ends; a stop that is given replaces the end tokens."""
+    """Parse the stop parameter, which replaces the EOS tokens if given."""
     stop = params.stop
     if stop is None:
         return StopConditions(eos_tokens)
     given = [stop] if isinstance(stop, str) else list(stop)
     texts = tuple(text for text in given if isinstance(text, str))
     if "" in texts:
-        raise InvalidInput(f"stop has an empty text, which ends nothing: {stop!r:.80}")
+        raise InvalidInput(f"stop has an empty string: {stop!r:.80}")
     if texts and not has_tokenizer:
         raise InvalidInput(
-            "stop has texts, but this model has no tokenizer here; give token ids instead"
+            "stop has strings, but this model has no tokenizer; give token ids instead"
         )
     return StopConditions(frozenset(token for token in given if isinstance(token, int)), texts)
 
 
 class StopTextMatcher:
-    """Reads a sample's text token by token, and says when it holds a text that ends it.
+    """Decodes a sequence token by token and detects stop strings.
 
-    Only the last few tokens are decoded each time, however long the sample is.
+    Decodes only the last few tokens each time, independent of the length of the sequence.
     """
 
     def __init__(self, decoder: TextDecoder, stops: Sequence[str]) -> None:
@@ -60,35 +60,35 @@ class StopTextMatcher:
         self._stops = stops
         self._tail_length = max(map(len, stops)) - 1
         self._tokens: list[int] = []
-        """Some tokens whose text is known, then those that are pending."""
+        """The last tokens with known text, then pending tokens."""
         self._num_known = 0
         self._known_text = ""
-        """The text of the known ones among these tokens."""
+        """The text of the known tokens in `_tokens`."""
         self._tail = ""
-        """The end of the text so far, one character short of the longest stop."""
+        """The end of the text so far, one character shorter than the longest stop string."""
 
     def matches_after(self, token: int) -> bool:
-        """Take the next token; whether the text now holds a stop."""
+        """Add the next token; returns whether the text now contains a stop string."""
         self._tokens.append(token)
         text = self._decoder.decode(self._tokens)
-        new = text[_common_prefix_length(text, self._known_text) :]
-        found = any(stop in self._tail + new for stop in self._stops)
+        new_text = text[_common_prefix_length(text, self._known_text) :]
+        is_match = any(stop in self._tail + new_text for stop in self._stops)
         is_pending = text.endswith(_REPLACEMENT_CHAR)
         if not is_pending or len(self._tokens) - self._num_known >= _MAX_PENDING:
-            self._commit_text(new)
-        return found
+            self._commit_text(new_text)
+        return is_match
 
     def _commit_text(self, new_text: str) -> None:
-        """Count all pending tokens as known, but for a character that may still be finished."""
-        whole = self._tail + new_text.rstrip(_REPLACEMENT_CHAR)
-        self._tail = whole[-self._tail_length :] if self._tail_length else ""
+        """Mark all pending tokens as known, except for an incomplete last character."""
+        complete = self._tail + new_text.rstrip(_REPLACEMENT_CHAR)
+        self._tail = complete[-self._tail_length :] if self._tail_length else ""
         self._tokens = self._tokens[-_NUM_CONTEXT_TOKENS:]
         self._num_known = len(self._tokens)
         self._known_text = self._decoder.decode(self._tokens).rstrip(_REPLACEMENT_CHAR)
 
 
 def _common_prefix_length(one: str, other: str) -> int:
-    """How many first characters are the same."""
+    """The length of the common prefix."""
     if one.startswith(other):
         return len(other)
     pairs = zip(one, other, strict=False)

@@ -1,8 +1,11 @@
-"""Random numbers that depend on a seed and a stream alone, whatever else is drawn."""
+"""Samples tokens from logits with temperature, top-k and top-p, and reproducible random numbers.
+
+Shape letters: M rows, V vocabulary, B blocks of a row, K candidates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,17 +16,14 @@ from torch import Tensor
 from tinkex.engine.sampling.request import SampleSpec
 
 _UINT64_MASK = (1 << 64) - 1
-#: The stream of what is drawn along a prompt; no sample has this number.
+#: The stream of alternative prompt tokens; no sequence has this index.
 PROMPT_STREAM = _UINT64_MASK
-#: How many numbers are drawn at once.
+#: The number of random numbers generated at once.
 _BUFFER_SIZE = 64
 
 
 class RandomStream:
-    """The random numbers of one stream of a seed: the t-th is always the same.
-
-    They depend on the seed and the stream alone, whatever else is drawn at the same time.
-    """
+    """Random numbers that depend only on a seed, a stream and their index in it."""
 
     def __init__(self, seed: int, stream: int, *, num_skipped: int = 0) -> None:
         key = np.array([seed & _UINT64_MASK, stream & _UINT64_MASK], dtype=np.uint64)
@@ -32,42 +32,42 @@ class RandomStream:
         self._buffer: list[float] = []
 
     def uniform(self) -> float:
-        """The next number, from 0 up to but not including 1."""
+        """The next number in [0, 1)."""
         if not self._buffer:
             self._buffer = self._generator.random(_BUFFER_SIZE).tolist()
             self._buffer.reverse()
         return self._buffer.pop()
 
     def uniform_array(self, *shape: int) -> npt.NDArray[np.float64]:
-        """Many numbers at once."""
+        """An array of numbers in [0, 1)."""
         return self._generator.random(shape)
 
 
 _BLOCK_SIZE = 128
-#: How many candidates top-p looks at first; few rows need more, and sorting all is slow.
+#: The numbers of candidates that top-p tries first; few rows need more, and sorting all is slow.
 _FIRST_CANDIDATES = (64, 1024)
-#: Sharper than this is as good as greedy, and float32 can still divide by it.
+#: Lower temperatures are practically greedy; float32 can still divide by this one.
 _MIN_TEMPERATURE = 1e-30
-#: Below this, logits are brought near zero before they are divided.
+#: Below this, logits are shifted to a maximum of 0 before the division.
 _LOW_TEMPERATURE = 1e-3
 
 
 class SampledTokens(NamedTuple):
-    """What was chosen for each row."""
+    """The sampled token of each row."""
 
     tokens: list[int]
     logprobs: list[float]
-    """Of the tempered distribution, before top-k and top-p cut it; of the model's own if greedy."""
+    """After temperature and before top-k and top-p; the model's own for greedy rows."""
     topk_ids: npt.NDArray[np.int32] | None
     topk_logprobs: npt.NDArray[np.float32] | None
-    """The likeliest tokens; as many columns as any row wants."""
+    """The most likely tokens, with the largest `num_topk` of all rows as columns."""
 
     def topk_for_row(
         self, row: int, k: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
-        """A row's likeliest tokens; None if it wants none.
+        """A row's top-k tokens; None if k is 0.
 
-        They are copies: a view would keep the rows of all others in memory.
+        Returns copies, because views would keep all rows in memory.
         """
         if not k or self.topk_ids is None or self.topk_logprobs is None:
             return None
@@ -75,10 +75,10 @@ class SampledTokens(NamedTuple):
 
 
 class SamplingSettings:
-    """How the rows of a batch are to be chosen from; they stay while the rows do."""
+    """The sampling parameters of the rows of a batch, as tensors."""
 
-    def __init__(self, specs: Many[SampleSpec], device: torch.device) -> None:
-        temperatures = np.array([ask.temperature for ask in specs])
+    def __init__(self, specs: Sequence[SampleSpec], device: torch.device) -> None:
+        temperatures = np.array([spec.temperature for spec in specs])
         is_greedy = temperatures == 0.0
         divisors = np.where(is_greedy, 1.0, np.maximum(temperatures, _MIN_TEMPERATURE))
         self.divisors_M1 = None
@@ -88,33 +88,33 @@ class SamplingSettings:
         self.has_greedy = bool(is_greedy.any())
         self.has_random = not is_greedy.all()
         self.is_greedy_M = torch.tensor(is_greedy, device=device)
-        cut = [
+        truncated = [
             row
-            for row, ask in enumerate(specs)
-            if ask.temperature > 0.0 and (ask.top_k or ask.top_p < 1.0)
+            for row, spec in enumerate(specs)
+            if spec.temperature > 0.0 and (spec.top_k or spec.top_p < 1.0)
         ]
-        self.truncated_rows = torch.tensor(cut, dtype=torch.long, device=device)
-        self.truncations = [(specs[row].top_k, specs[row].top_p) for row in cut]
-        self.num_topk = max(ask.num_topk for ask in specs)
+        self.truncated_rows = torch.tensor(truncated, dtype=torch.long, device=device)
+        self.truncations = [(specs[row].top_k, specs[row].top_p) for row in truncated]
+        self.num_topk = max(spec.num_topk for spec in specs)
 
 
 def sample_tokens(
     logits_MV: Tensor, settings: SamplingSettings, uniforms_M: npt.NDArray[np.float64]
 ) -> SampledTokens:
-    """One token for each row; the logits are used up."""
+    """Sample one token for each row; modifies the logits."""
     logits_MV = logits_MV.float()
     _apply_temperature(logits_MV, settings)
-    chances_MV = torch.softmax(logits_MV, dim=-1)
-    tokens_M = _select_tokens(logits_MV, chances_MV, settings, uniforms_M)
-    picked_M1 = tokens_M.unsqueeze(1)
-    chance_M = chances_MV.gather(1, picked_M1).squeeze(1).double()
-    logprobs_M = chance_M.log()
+    probs_MV = torch.softmax(logits_MV, dim=-1)
+    tokens_M = _select_tokens(logits_MV, probs_MV, settings, uniforms_M)
+    tokens_M1 = tokens_M.unsqueeze(1)
+    prob_M = probs_MV.gather(1, tokens_M1).squeeze(1).double()
+    logprobs_M = prob_M.log()
     ids, values = None, None
     if settings.num_topk:
-        total_M1 = logits_MV.gather(1, picked_M1).double() - logprobs_M.unsqueeze(1)
-        found = logits_MV.topk(settings.num_topk, dim=-1)
-        ids = found.indices.cpu().numpy().astype(np.int32)
-        values = (found.values.double() - total_M1).cpu().numpy().astype(np.float32)
+        logsumexp_M1 = logits_MV.gather(1, tokens_M1).double() - logprobs_M.unsqueeze(1)
+        topk = logits_MV.topk(settings.num_topk, dim=-1)
+        ids = topk.indices.cpu().numpy().astype(np.int32)
+        values = (topk.values.double() - logsumexp_M1).cpu().numpy().astype(np.float32)
     return SampledTokens(tokens_M.tolist(), logprobs_M.tolist(), ids, values)
 
 
@@ -133,19 +133,19 @@ def _select_tokens(
 ) -> Tensor:
     if not settings.has_random:
         return greedy(logits_MV)
-    numbers = torch.from_numpy(uniforms_M).to(logits_MV.device)
-    tokens_M = draw_tokens(probs_MV, numbers)
+    uniforms = torch.from_numpy(uniforms_M).to(logits_MV.device)
+    tokens_M = draw_tokens(probs_MV, uniforms)
     if settings.truncations:
         rows = settings.truncated_rows
-        tokens_M[rows] = draw_truncated(probs_MV[rows], settings.truncations, numbers[rows])
+        tokens_M[rows] = draw_truncated(probs_MV[rows], settings.truncations, uniforms[rows])
     if settings.has_greedy:
         tokens_M = torch.where(settings.is_greedy_M, greedy(logits_MV), tokens_M)
     return tokens_M
 
 
 def greedy(logits_MV: Tensor) -> Tensor:
-    """Each row's likeliest token; of equals, the lowest id."""
-    # The largest of each block is found much faster than where it is.
+    """The most likely token of each row; the lowest id among equals."""
+    # `amax` over blocks is much faster than `argmax` over the row.
     best_MB = _reduce_blocks(logits_MV, "amax")
     block_M = best_MB.argmax(dim=-1)
     ids, inside = _gather_block(logits_MV, block_M, float("-inf"))
@@ -154,86 +154,88 @@ def greedy(logits_MV: Tensor) -> Tensor:
 
 
 def draw_tokens(weights_MV: Tensor, uniforms_M: Tensor) -> Tensor:
-    """A token for each row, as likely as its weight, decided by a number from 0 to 1."""
+    """Draw a token for each row in proportion to its weight, with a number in [0, 1) per row."""
     totals_MB = _reduce_blocks(weights_MV, "sum").double().cumsum(dim=-1)
     target_M = uniforms_M * totals_MB[:, -1]
     block_M = _first_above(totals_MB, target_M)
     before_MB = torch.nn.functional.pad(totals_MB, (1, 0))
     target_M = target_M - before_MB.gather(1, block_M.unsqueeze(1)).squeeze(1)
     ids, inside = _gather_block(weights_MV, block_M, 0.0)
-    place_M = _first_above(inside.double().cumsum(dim=-1), target_M)
-    tokens_M = ids.gather(1, place_M.unsqueeze(1)).squeeze(1)
-    # Weights that are no numbers lead anywhere; it is for the caller to notice.
+    index_M = _first_above(inside.double().cumsum(dim=-1), target_M)
+    tokens_M = ids.gather(1, index_M.unsqueeze(1)).squeeze(1)
+    # NaN weights give an arbitrary index; the caller checks the log-probabilities.
     return tokens_M.clamp_(max=weights_MV.shape[1] - 1)
 
 
 def draw_truncated(
-    probs_MV: Tensor, truncations: Many[tuple[int, float]], uniforms_M: Tensor
+    probs_MV: Tensor, truncations: Sequence[tuple[int, float]], uniforms_M: Tensor
 ) -> Tensor:
-    """The same from the likeliest tokens alone: top-k, then top-p of those."""
+    """Draw a token for each row after top-k, then top-p."""
     tokens_M = torch.empty(len(truncations), dtype=torch.long, device=probs_MV.device)
-    left = list(range(len(truncations)))
+    remaining = list(range(len(truncations)))
     for num in (*_FIRST_CANDIDATES, probs_MV.shape[1]):
-        if not left:
+        if not remaining:
             break
-        rows = torch.tensor(left, device=probs_MV.device)
+        rows = torch.tensor(remaining, device=probs_MV.device)
         ids_MK, weights_MK, is_enough_M = _truncated_candidates(
-            probs_MV[rows], [truncations[row] for row in left], num
+            probs_MV[rows], [truncations[row] for row in remaining], num
         )
-        place_M1 = _first_above(
+        index_M1 = _first_above(
             weights_MK.cumsum(dim=-1), uniforms_M[rows] * weights_MK.sum(dim=-1)
         ).unsqueeze(1)
-        tokens_M[rows] = ids_MK.gather(1, place_M1).squeeze(1)
-        left = [
-            row for row, is_enough in zip(left, is_enough_M.tolist(), strict=True) if not is_enough
+        tokens_M[rows] = ids_MK.gather(1, index_M1).squeeze(1)
+        remaining = [
+            row
+            for row, is_enough in zip(remaining, is_enough_M.tolist(), strict=True)
+            if not is_enough
         ]
     return tokens_M
 
 
 def _truncated_candidates(
-    probs_MV: Tensor, truncations: Many[tuple[int, float]], num: int
+    probs_MV: Tensor, truncations: Sequence[tuple[int, float]], num: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Some likeliest tokens by id, what is left of their chances, and whether they are all."""
+    """The `num` most likely tokens by id, their truncated weights, and whether they suffice."""
     num_all = probs_MV.shape[1]
     num = min(num, num_all)
-    found = probs_MV.topk(num, dim=-1)
-    chances_MK = found.values.double()
+    topk = probs_MV.topk(num, dim=-1)
+    probs_MK = topk.values.double()
     ks = torch.tensor([k or num_all for k, _ in truncations], device=probs_MV.device)[:, None]
     ps = torch.tensor([p for _, p in truncations], dtype=torch.float64, device=probs_MV.device)[
         :, None
     ]
     order = torch.arange(num, device=probs_MV.device)
-    kept_MK = torch.where(order < ks, chances_MK, 0.0)
-    # Of all tokens if there is no top-k; else the k must be among those found, or more are needed.
-    whole_M1 = torch.where(
+    kept_MK = torch.where(order < ks, probs_MK, 0.0)
+    # The total of all tokens without top-k, or of the top k.
+    total_M1 = torch.where(
         ks < num_all,
         kept_MK.sum(-1, keepdim=True),
         probs_MV.sum(-1, dtype=torch.float64)[:, None],
     )
-    running_MK = kept_MK.cumsum(dim=-1)
-    # A token is kept if those before it do not reach top_p, so the first always is.
-    is_in_MK = (running_MK - kept_MK) < ps * whole_M1
-    is_enough_M = ((ks <= num) | ((ks == num_all) & (running_MK[:, -1:] >= ps * whole_M1))).squeeze(
-        1
-    )
+    cumulative_MK = kept_MK.cumsum(dim=-1)
+    # A token is kept if those before it do not reach top_p, so the first is always kept.
+    is_in_MK = (cumulative_MK - kept_MK) < ps * total_M1
+    is_enough_M = (
+        (ks <= num) | ((ks == num_all) & (cumulative_MK[:, -1:] >= ps * total_M1))
+    ).squeeze(1)
     if num == num_all:
         is_enough_M.fill_(True)
     weights_MK = torch.where(is_in_MK, kept_MK, 0.0)
-    # In the order of ids, so that two that are as good as equal may change places unnoticed.
-    ids_MK, order_MK = found.indices.sort(dim=-1)
+    # Ordered by id, so that tiny differences between nearly equal tokens do not change the draw.
+    ids_MK, order_MK = topk.indices.sort(dim=-1)
     return ids_MK, weights_MK.gather(1, order_MK), is_enough_M
 
 
 def _first_above(totals_MK: Tensor, target_M: Tensor) -> Tensor:
-    """Where a running total first exceeds the target; rounding never leads beyond the last."""
+    """The index where a cumulative sum first exceeds the target; never beyond the last."""
     highest_M1 = totals_MK[:, -1:]
     target_M1 = torch.minimum(target_M.unsqueeze(1), highest_M1 * (1.0 - 1e-12))
-    place_M1 = torch.searchsorted(totals_MK, target_M1, right=True)
-    return place_M1.squeeze(1).clamp_(max=totals_MK.shape[1] - 1)
+    index_M1 = torch.searchsorted(totals_MK, target_M1, right=True)
+    return index_M1.squeeze(1).clamp_(max=totals_MK.shape[1] - 1)
 
 
 def _reduce_blocks(values_MV: Tensor, reduction: str) -> Tensor:
-    """The sums, or the largest, of blocks of a row; the last block may be short."""
+    """Reduce each block of a row with "sum" or "amax"; the last block may be shorter."""
     num_all = values_MV.shape[1]
     num_whole = num_all // _BLOCK_SIZE * _BLOCK_SIZE
     whole = values_MV[:, :num_whole].unflatten(1, (-1, _BLOCK_SIZE))

@@ -167,7 +167,7 @@ def test_the_request_whose_scores_find_no_memory_is_the_one_that_fails(
     for ticket in order:
         runner.add(ticket, None, request(prompt_of(20), prompt_logprobs=ticket == "x"))
     found = drain(runner)
-    assert "no memory to read the prompt" in _failed(found.pop("x")).message
+    assert "not enough memory for the prompt" in _failed(found.pop("x")).message
     assert sorted(found) == sorted(set(order) - {"x"})
     assert all(answered(one) for one in found.values())
     runner.clear()
@@ -182,7 +182,7 @@ def test_memory_that_was_not_there_is_not_counted(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError(FULL)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=FULL):
-        patch.setattr(kv_manager, "Block", refuse)
+        patch.setattr(kv_manager, "KVBlock", refuse)
         memory._resize_arena(64, 2, is_bulk=False)
     assert memory.used_bytes == 0
     room = memory._resize_arena(64, 2, is_bulk=False)
