@@ -1,1 +1,1 @@
-"""Who holds the weights: the verbs an engine knows, and the engines that know them."""
+"""Engines hold model weights: the protocol, the PyTorch engine and a fake for tests."""

@@ -1,4 +1,4 @@
-"""Settings of the engine that runs on PyTorch."""
+"""Settings of the PyTorch engine."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How the engine computes; the defaults suit a machine without a GPU."""
+    """How the engine computes; the defaults are for a machine without a GPU."""
 
     device: str = "auto"
-    """Where to compute: cpu, cuda, cuda:1; auto takes a GPU if there is one."""
+    """Where to compute: cpu, cuda, cuda:1; auto uses a GPU if there is one."""
     dtype: str = "float32"
-    """What base models compute with; adapters and their optimizer are always float32."""
+    """The dtype of base models; adapters and their optimizer are always float32."""
     threads: int = 0
-    """Threads to compute with; 0 takes one per core."""
+    """Number of compute threads; 0 uses one per core."""
     is_deterministic: bool = False
-    """Give every request a pass of its own, so that its bits never depend on its company."""
+    """Compute every request alone, so that results never depend on what else is in the batch."""
     pass_tokens: int = 4096
-    """The most tokens that one forward and backward pass holds; more run one after the other."""
+    """Maximum tokens of one forward and backward pass; more are split."""
     step_tokens: int = 1024
-    """The most tokens of a micro-batch of training; other work runs between two of them."""
+    """Maximum tokens of a training micro-batch; other work runs between micro-batches."""
     cache_bytes: int = 1 << 30
-    """Memory for keys and values of running samples, per base model."""
+    """Memory for the KV cache, per base model."""
     packed_bytes: int = 1 << 30
-    """Memory for second copies of weights, laid out so that passes are faster on a
-    CPU, per base model; 0 keeps none."""
+    """Memory for copies of weights in a packed layout that is faster on CPUs, per base model;
+    0 disables it."""
     max_sequences: int = 64
-    """The most sequences that are sampled at once, per base model; an eighth more for tenants that
-    have none."""
+    """Maximum number of concurrent sequences, per base model; an eighth more are reserved for
+    tenants without any."""
     memory_bytes: int = 0
-    """Memory for base models; those idle for longest make room. 0 keeps all."""
+    """Memory for base models; the least recently used are unloaded. 0 means no limit."""
     adapter_bytes: int = 0
-    """Memory for models in training; those idle for longest go to disk until they are used again.
-    0 takes a quarter of the memory of the machine, or of the GPU."""
+    """Memory for models in training; the least recently used are moved to disk. 0 uses a quarter of
+    the memory of the machine, or of the GPU."""
     sampler_bytes: int = 1 << 30
-    """Memory for saved weights that samples are drawn from; those idle for longest are dropped."""
+    """Memory for checkpoints that are sampled from; the least recently used are dropped."""
     is_nonfinite_applied: bool = False
-    """Let an optimizer step apply a gradient that has NaN or infinity, which else is refused."""
+    """Apply gradients with NaN or infinity instead of refusing the optimizer step."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -64,5 +64,5 @@ class EngineConfig:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """How many tokens of shorter examples are computed together."""
+        """Maximum tokens of a micro-batch of short examples."""
         return min(self.pass_tokens, self.step_tokens)

@@ -1,9 +1,9 @@
-"""What the worker may ask of whoever holds the weights.
+"""The interface between the worker and the engine that holds the weights.
 
-An engine knows values, never HTTP, SQL or promises. All verbs are called from one thread. A verb
-either takes effect whole or raises and changes nothing; `InvalidInput` is the user's fault,
-anything else the engine's. Verbs on many requests at once report each request's own failure as a
-value, so that one tenant's mistake never touches another's work.
+An engine works on values, never on HTTP, SQL or futures. All methods are called from one thread. A
+method either takes full effect or raises and changes nothing; `InvalidInput` is the user's fault,
+any other error the engine's. Methods on several requests return each request's failure as a value,
+so that one tenant's mistake does not affect another's work.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ class BaseModel:
     """A base model that an engine serves."""
 
     name: str
-    """What clients call it."""
+    """The name that clients use."""
     max_context_tokens: int
-    """The most tokens it can read and write together."""
+    """Context length for prompt and generated tokens."""
     arch: str = ""
     """The architecture's name."""
     vocab_size: int = 0
-    """How many tokens it knows; 0 if that is known only once it is loaded."""
+    """0 if unknown before the model is loaded."""
     tokenizer_id: str | None = None
-    """What clients load the tokenizer by; None is the model's name."""
+    """The Hub id of the tokenizer; None means the model's name."""
     tokenizer_folder: str | None = None
-    """Where the tokenizer's files are on the server; never sent to clients."""
+    """The folder of the tokenizer files on the server; never sent to clients."""
     is_trainable: bool = True
     is_sampleable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSpec:
-    """Everything that decides an adapter's first weights and how it is trained."""
+    """Everything that determines an adapter's initial weights and training."""
 
     base_model: str
     rank: int
     seed: int
-    """Decides the first weights; chosen before the adapter is promised, so it never changes."""
+    """Determines the initial weights; chosen when the adapter is requested, so it never changes."""
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"type": "adamw"})
-    """The optimizer's type and settings, as `create_model` names them."""
+    """The optimizer's type and settings, named as in `create_model`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,32 +64,32 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSource:
-    """What to sample from: a base model, with the adapter in a checkpoint directory or alone."""
+    """What to sample from: a base model, with or without the adapter of a checkpoint."""
 
     base_model: str
     directory: Path | None = None
     tenant_id: str = ""
-    """Whose prompts may be recognised in this request's; they are never shared between scopes."""
+    """The owner of the request; cached prompts are never shared between tenants."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFailure:
-    """Why one request of several failed, and whose fault it was."""
+    """Why one of several requests failed, and whether the user or the server caused it."""
 
     message: str
     category: RequestErrorCategory = RequestErrorCategory.User
 
 
 class AdapterTooLarge(InvalidInput):
-    """Training the adapter takes more memory than the budget of all adapters."""
+    """Training the adapter needs more memory than the budget of all adapters."""
 
 
 class StepRefused(InvalidInput):
-    """A step's gradient is not finite: it was dropped, which is a change, and nothing else was."""
+    """The gradient of a step is not finite; it was dropped, and nothing else changed."""
 
 
 class FinishedSample(NamedTuple):
-    """A sample request that is over."""
+    """A finished sample request."""
 
     job_id: str
     outcome: SampleResponse | EngineFailure
@@ -100,43 +100,48 @@ WriteSnapshot: TypeAlias = Callable[[Path], None]
 
 
 def check_adapter_size(engine: Engine, spec: AdapterSpec) -> None:
-    """Refuse an adapter that could never be in memory; raises as `training_bytes` does."""
+    """Raise AdapterTooLarge if an adapter can never fit into memory."""
     needed, budget = engine.training_bytes(spec), engine.max_adapter_bytes
     if needed > budget:
         raise AdapterTooLarge(
-            f"training an adapter of rank {spec.rank} on {spec.base_model} takes {needed:,} bytes "
-            f"of memory, and this server has {budget:,} bytes for adapters; use a lower rank, or "
+            f"training an adapter of rank {spec.rank} on {spec.base_model} needs {needed:,} bytes "
+            f"of memory, but this server has {budget:,} bytes for adapters; use a lower rank, or "
             "ask the operator to raise adapter_bytes"
         )
 
 
+def not_in_memory_message(adapter_id: str) -> str:
+    """The error for an adapter that the engine does not hold."""
+    return f"adapter {adapter_id!r} is not in memory"
+
+
 class PassRun(Protocol):
-    """Passes in progress; none of them takes effect before `step` returns the outcomes."""
+    """Passes in progress; they take effect when `step` returns the outcomes."""
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the steps so far have computed, without the last step."""
+        """The number of tokens computed by all steps except the last."""
         ...
 
     def step(self) -> Sequence[ForwardBackwardOutput | EngineFailure] | None:
-        """Compute one micro-batch; returns one outcome per pass after the last, None before."""
+        """Compute one micro-batch; returns None, or after the last one an outcome per pass."""
         ...
 
     def cancel(self) -> None:
-        """Stop here; no pass of this run takes effect."""
+        """Stop; no pass of this run takes effect."""
         ...
 
 
 class Engine(Protocol):
-    """The verbs. An adapter is named by its model id."""
+    """Trains adapters and samples from them. Adapter ids are model ids."""
 
     def base_models(self) -> Sequence[BaseModel]:
-        """What is served."""
+        """The served base models."""
         ...
 
     # --- adapters ---------------------------------------------------------------------------
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
-        """Make a new adapter that changes no log-probability yet."""
+        """Create an adapter with a zero update: log-probabilities are the base model's."""
         ...
 
     def has_adapter(self, adapter_id: str) -> bool:
@@ -144,12 +149,12 @@ class Engine(Protocol):
         ...
 
     def drop(self, adapter_id: str) -> None:
-        """Forget an adapter's memory; one that is not there is no error."""
+        """Remove an adapter from memory; unknown ids are ignored."""
         ...
 
     # --- memory of adapters -----------------------------------------------------------------
     def training_bytes(self, spec: AdapterSpec) -> int:
-        """The most memory that training such an adapter takes; raises for an unknown model."""
+        """The maximum memory for training such an adapter; raises for an unknown base model."""
         ...
 
     @property
@@ -159,65 +164,65 @@ class Engine(Protocol):
 
     # --- training ---------------------------------------------------------------------------
     def start_passes(self, passes: Sequence[Pass]) -> PassRun:
-        """Begin passes; each step of the result computes a micro-batch of them.
+        """Begin passes; each step of the result computes one micro-batch.
 
-        A backward pass adds to its adapter's gradient when the run ends, and not before. Until
-        then no other verb may be called for the same adapters, except `snapshot`.
+        A backward pass adds to its adapter's gradient when the run ends. Until then only
+        `snapshot` may be called for the same adapters.
         """
         ...
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
-        """Apply the gathered gradient, clear it, and report metrics.
+        """Apply the accumulated gradient, clear it, and return metrics.
 
-        `StepRefused` is the one error that leaves a change behind.
+        `StepRefused` is the only error that changes state: it drops the gradient.
         """
         ...
 
-    # --- what is kept on disk ----------------------------------------------------------------
+    # --- checkpoints and snapshots -----------------------------------------------------------
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
-        """Write a PEFT adapter, and what an optimizer needs to go on, into an empty directory."""
+        """Write a PEFT adapter, and optionally the optimizer state, to an empty directory."""
         ...
 
     def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
-        """Go on from saved weights; a shape that does not fit is the user's fault.
+        """Load saved weights; raises InvalidInput if their shape does not match.
 
-        Without the optimizer, its memory starts afresh; a gathered gradient is dropped.
+        Without the optimizer, its state is reset. The accumulated gradient is dropped.
         """
         ...
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
-        """Copy the whole state now, gradient included; the result writes it later."""
+        """Copy the complete state, including the gradient; the result writes it later."""
         ...
 
     def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
-        """Bring an adapter back as it was when its snapshot was taken."""
+        """Restore an adapter from its snapshot."""
         ...
 
     # --- sampling ---------------------------------------------------------------------------
     def start_sample(self, job_id: str, source: SamplerSource, request: SampleRequest) -> None:
-        """Take a sample request into the running batch; a bad one is reported by `step_samples`."""
+        """Add a sample request to the batch; `step_samples` reports an invalid one."""
         ...
 
     def step_samples(self) -> Sequence[FinishedSample]:
-        """Go a short way with all running samples, and hand out those that are over."""
+        """Advance all running samples for a short time; return the finished ones."""
         ...
 
     def cancel_sample(self, job_id: str) -> None:
-        """Free a sample's place at once; one that is over or unknown is no error."""
+        """Cancel a sample request immediately; finished and unknown ids are ignored."""
         ...
 
     @property
     def num_samples(self) -> int:
-        """How many sample requests are running."""
+        """The number of running sample requests."""
         ...
 
     @property
     def max_samples(self) -> int:
-        """How many sample requests can run at once; more wait outside, where tenants take turns."""
+        """The maximum number of running sample requests; the worker queues the others fairly."""
         ...
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release all memory."""
         ...
 
 
@@ -235,7 +240,7 @@ class GeneratorPassRun:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the steps so far have computed, without the last step."""
+        """The number of tokens computed by all steps except the last."""
         return self._num_tokens
 
     def step(self) -> Sequence[PassOutcome] | None:
@@ -248,11 +253,11 @@ class GeneratorPassRun:
         return None
 
     def cancel(self) -> None:
-        """Stop here; no pass of this run takes effect."""
+        """Stop; no pass of this run takes effect."""
         self._steps.close()
 
     def finish(self) -> Sequence[PassOutcome]:
-        """Compute all that is left."""
+        """Compute all remaining micro-batches."""
         while (outcomes := self.step()) is None:
             pass
         return outcomes

@@ -1,4 +1,4 @@
-"""The engine that trains and samples on PyTorch, in this process."""
+"""The engine that trains and samples with PyTorch in this process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tinkex.engine.adapters import (
+    LORA_ALPHA,
     AdapterState,
     TrainableAdapter,
     build_layout,
@@ -37,20 +38,23 @@ from tinkex.engine.protocol import (
     StepRefused,
     WriteSnapshot,
     check_adapter_size,
+    not_in_memory_message,
 )
-from tinkex.engine.sampler_cache import SamplerAdapterCache
+from tinkex.engine.sampler_cache import CacheKey, SamplerCache
 from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
+from tinkex.engine.sampling.request_state import SamplerAdapter
 from tinkex.engine.trainer import PassWork, Trainer
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.nn.adamw import NonFiniteGradient, adamw_step
+from tinkex.nn.hosted_model import HostedModel
 from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import OptimParams
 
 
 class TorchEngine:
-    """Serves the base models of some folders, and trains adapters on them.
+    """Serves base models, trains adapters on them, and samples from both.
 
-    `sources` says where each model is by its name.
+    `sources` has the location of each base model, by name.
     """
 
     def __init__(self, sources: Mapping[str, str], config: EngineConfig | None = None) -> None:
@@ -60,23 +64,25 @@ class TorchEngine:
         self._adapters: dict[str, TrainableAdapter] = {}
         self._batchers: dict[str, ContinuousBatcher] = {}
         self._sample_seconds: dict[str, float] = {}
-        """How long the samples of each busy base model have run."""
+        """The time spent on the samples of each busy base model."""
         self._rejected_samples: list[FinishedSample] = []
         self._registry = ModelRegistry(sources, self._config, self._is_busy, self._drop_batcher)
-        self._sampler_adapters = SamplerAdapterCache(self._config.sampler_bytes)
+        self._sampler_adapters: SamplerCache[SamplerAdapter] = SamplerCache(
+            self._config.sampler_bytes
+        )
 
     def base_models(self) -> Sequence[BaseModel]:
-        """What is served."""
+        """The served base models."""
         return self._registry.base_models()
 
     def replace_models(self, sources: Mapping[str, str]) -> None:
-        """Serve these base models from now on; one that adapters or samples use stays loaded."""
+        """Serve these base models from now on; those in use by adapters or samples stay loaded."""
         in_use = {adapter.spec.base_model for adapter in self._adapters.values()}
         self._registry.replace_sources(sources, in_use | set(filter(self._is_busy, self._batchers)))
 
     # --- adapters ---------------------------------------------------------------------------
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
-        """Make a new adapter that changes no log-probability yet."""
+        """Create an adapter with a zero update: log-probabilities are the base model's."""
         check_adapter_size(self, spec)
         self._adapters[adapter_id] = create_adapter(
             self._registry.get(spec.base_model).hosted_model, spec
@@ -87,12 +93,12 @@ class TorchEngine:
         return adapter_id in self._adapters
 
     def drop(self, adapter_id: str) -> None:
-        """Forget an adapter's memory; one that is not there is no error."""
+        """Remove an adapter from memory; unknown ids are ignored."""
         self._adapters.pop(adapter_id, None)
 
     # --- memory of adapters -----------------------------------------------------------------
     def training_bytes(self, spec: AdapterSpec) -> int:
-        """The most memory that training such an adapter takes."""
+        """The maximum memory for training such an adapter."""
         check_spec(spec)
         return training_bytes(build_layout(self._registry.get(spec.base_model).hosted_model, spec))
 
@@ -107,36 +113,34 @@ class TorchEngine:
         return GeneratorPassRun(self._run_passes(passes))
 
     def run_passes(self, passes: Sequence[Pass]) -> Sequence[PassOutcome]:
-        """Run passes to their end."""
+        """Run passes to completion."""
         return self.start_passes(passes).finish()
 
     def _run_passes(self, passes: Sequence[Pass]) -> PassSteps:
         outcomes: dict[int, PassOutcome] = {}
         by_model: dict[str, list[int]] = {}
-        for place, each in enumerate(passes):
-            adapter = self._adapters.get(each.adapter_id)
+        for index, request_pass in enumerate(passes):
+            adapter = self._adapters.get(request_pass.adapter_id)
             if adapter is None:
-                reason = _not_in_memory_message(each.adapter_id)
-                outcomes[place] = EngineFailure(reason, RequestErrorCategory.Server)
+                reason = not_in_memory_message(request_pass.adapter_id)
+                outcomes[index] = EngineFailure(reason, RequestErrorCategory.Server)
             else:
-                by_model.setdefault(adapter.spec.base_model, []).append(place)
-        for base_model, places in by_model.items():
-            on_model = yield from self._run_on_model(
-                base_model, [passes[place] for place in places]
-            )
-            outcomes.update(zip(places, on_model, strict=True))
-        return [outcomes[place] for place in range(len(passes))]
+                by_model.setdefault(adapter.spec.base_model, []).append(index)
+        for base_model, indices in by_model.items():
+            on_model = yield from self._run_on_model(base_model, [passes[i] for i in indices])
+            outcomes.update(zip(indices, on_model, strict=True))
+        return [outcomes[index] for index in range(len(passes))]
 
     def _run_on_model(self, base_model: str, passes: Sequence[Pass]) -> PassSteps:
         try:
-            read = [self._parse_pass(each, self._registry.get(base_model)) for each in passes]
+            parsed = [self._parse_pass(each, self._registry.get(base_model)) for each in passes]
         except TinkexError as error:
             return [EngineFailure(error.message, error.category)] * len(passes)
-        works = [one for one in read if isinstance(one, PassWork)]
-        # Between two micro-batches the model may make room for another, and come back.
+        works = [work for work in parsed if isinstance(work, PassWork)]
+        # Between two micro-batches the model may be evicted, so it is looked up every time.
         trainer = Trainer(lambda: self._registry.get(base_model).hosted_model, self._config)
-        ran = iter((yield from trainer.run(works)))
-        return [next(ran) if isinstance(one, PassWork) else one for one in read]
+        outcomes = iter((yield from trainer.run(works)))
+        return [next(outcomes) if isinstance(work, PassWork) else work for work in parsed]
 
     def _parse_pass(self, request_pass: Pass, model: LoadedModel) -> PassWork | EngineFailure:
         try:
@@ -151,11 +155,11 @@ class TorchEngine:
         return PassWork(adapter, request_pass.request, examples, request_pass.is_forward_only)
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
-        """Apply the gathered gradient, clear it, and report metrics."""
+        """Apply the accumulated gradient, clear it, and return metrics."""
         state = self._get_adapter(adapter_id).state
         if not isinstance(params, AdamParams):
             raise InvalidInput(
-                f"optimizer_params of type {params.type!r} are not read here; send adam_params"
+                f"optimizer_params of type {params.type!r} are not supported; send adam_params"
             )
         gradient = state.gradient
         first, second = state.ensure_moments()
@@ -177,16 +181,16 @@ class TorchEngine:
             state.num_steps += 1
         return metrics
 
-    # --- what is kept on disk ----------------------------------------------------------------
+    # --- checkpoints and snapshots -----------------------------------------------------------
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
-        """Write a PEFT adapter, and what an optimizer needs to go on, into an empty directory."""
+        """Write a PEFT adapter, and optionally the optimizer state, to an empty directory."""
         adapter = self._get_adapter(adapter_id)
         adapter_files.write_checkpoint(
             directory, adapter.spec, adapter.layout, adapter.state, with_optimizer=with_optimizer
         )
 
     def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
-        """Go on from saved weights, if they fit; the gathered gradient is dropped."""
+        """Load saved weights, if they match; the accumulated gradient is dropped."""
         adapter = self._get_adapter(adapter_id)
         device = adapter.state.weights.device
         spec, layout = adapter.spec, adapter.layout
@@ -195,14 +199,14 @@ class TorchEngine:
                 adapter_files.read_adapter_weights(directory, spec, layout)
             )
             if with_optimizer:
-                memory = adapter_files.read_optimizer(directory, spec, layout)
-                state.first, state.second, state.num_steps = memory
+                optimizer = adapter_files.read_optimizer(directory, spec, layout)
+                state.first, state.second, state.num_steps = optimizer
         except CheckpointError as error:
             raise InvalidInput(f"the checkpoint cannot be loaded: {error.message}") from error
         adapter.replace_state(state.to(device))
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
-        """Copy the whole state now, gradient included; the result writes it later."""
+        """Copy the complete state, including the gradient; the result writes it later."""
         adapter = self._get_adapter(adapter_id)
         return partial(
             write_snapshot,
@@ -212,18 +216,18 @@ class TorchEngine:
         )
 
     def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
-        """Bring an adapter back as it was when its snapshot was taken."""
-        host = self._registry.get(spec.base_model).hosted_model
-        layout = build_layout(host, spec)
-        state = read_snapshot(directory, spec, layout).to(host.device)
+        """Restore an adapter from its snapshot."""
+        hosted_model = self._registry.get(spec.base_model).hosted_model
+        layout = build_layout(hosted_model, spec)
+        state = read_snapshot(directory, spec, layout).to(hosted_model.device)
         self._adapters[adapter_id] = TrainableAdapter(spec, layout, state)
 
     # --- sampling ---------------------------------------------------------------------------
     def start_sample(self, job_id: str, source: SamplerSource, request: SampleRequest) -> None:
-        """Take a sample request into the running batch; a bad one is reported by `step_samples`."""
+        """Add a sample request to the batch; `step_samples` reports an invalid one."""
         try:
             model = self._registry.get(source.base_model)
-            adapter = self._sampler_adapters.get_or_load(source, model.hosted_model)
+            adapter = self._load_sampler_adapter(source, model.hosted_model)
         except TinkexError as error:
             self._rejected_samples.append(
                 FinishedSample(job_id, EngineFailure(error.message, error.category))
@@ -232,16 +236,16 @@ class TorchEngine:
         self._get_batcher(model).add(job_id, adapter, request, tenant_id=source.tenant_id)
 
     def step_samples(self) -> Sequence[FinishedSample]:
-        """Go a short way with the samples of one base model, and hand out those that are over.
+        """Advance the samples of one base model for a short time; return the finished ones.
 
-        The base model whose samples had the least time goes first.
+        Chooses the base model whose samples have had the least time.
         """
         finished, self._rejected_samples = self._rejected_samples, []
-        busy = [name for name, runner in self._batchers.items() if len(runner)]
+        busy = [name for name, batcher in self._batchers.items() if len(batcher)]
         if finished or not busy:
             return finished
         known = [self._sample_seconds[name] for name in busy if name in self._sample_seconds]
-        # One that was idle begins level with the one that had the least.
+        # A model that was idle starts with the least time of the others, not with zero.
         self._sample_seconds = {
             name: self._sample_seconds.get(name, min(known, default=0.0)) for name in busy
         }
@@ -252,54 +256,76 @@ class TorchEngine:
         return finished
 
     def cancel_sample(self, job_id: str) -> None:
-        """Free a sample's place at once; one that is over or unknown is no error."""
-        for runner in self._batchers.values():
-            runner.cancel(job_id)
-        self._rejected_samples = [one for one in self._rejected_samples if one.job_id != job_id]
+        """Cancel a sample request immediately; finished and unknown ids are ignored."""
+        for batcher in self._batchers.values():
+            batcher.cancel(job_id)
+        self._rejected_samples = [
+            sample for sample in self._rejected_samples if sample.job_id != job_id
+        ]
 
     @property
     def num_samples(self) -> int:
-        """How many sample requests are running."""
+        """The number of running sample requests."""
         return len(self._rejected_samples) + sum(map(len, self._batchers.values()))
 
     @property
     def max_samples(self) -> int:
-        """As many as there can be sequences: a request has at least one."""
+        """The maximum number of sequences, because a request has at least one."""
         return self._config.max_sequences
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release all memory."""
         self._adapters.clear()
         self._batchers.clear()
         self._sampler_adapters.clear()
         self._registry.close()
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------
     def _get_adapter(self, adapter_id: str) -> TrainableAdapter:
         adapter = self._adapters.get(adapter_id)
         if adapter is None:
-            raise LookupError(_not_in_memory_message(adapter_id))
+            raise LookupError(not_in_memory_message(adapter_id))
         return adapter
 
+    def _load_sampler_adapter(
+        self, source: SamplerSource, hosted_model: HostedModel
+    ) -> SamplerAdapter | None:
+        """Return the adapter of a checkpoint, or None to sample from the base model alone."""
+        if source.directory is None:
+            return None
+
+        def load(key: CacheKey) -> tuple[SamplerAdapter, int]:
+            saved = adapter_files.read_adapter(key[0], source.base_model, hosted_model.lora_targets)
+            weights = saved.weights.to(hosted_model.device)
+            adapter = SamplerAdapter(
+                key=key,
+                scale=LORA_ALPHA / saved.layout.rank,
+                weights=saved.layout.views(weights),
+                dtype=hosted_model.dtype,
+            )
+            return adapter, weights.nbytes + adapter.num_bytes
+
+        return self._sampler_adapters.get_or_load(source.directory, load)
+
     def _get_batcher(self, model: LoadedModel) -> ContinuousBatcher:
-        runner = self._batchers.get(model.name)
-        if runner is None:
-            runner = ContinuousBatcher(
+        batcher = self._batchers.get(model.name)
+        if batcher is None:
+            batcher = ContinuousBatcher(
                 model.hosted_model,
                 decoder=model.tokenizer,
                 eos_tokens=model.eos_tokens,
                 max_context_tokens=model.max_context_tokens,
                 config=self._config,
             )
-            self._batchers[model.name] = runner
-        return runner
+            self._batchers[model.name] = batcher
+        return batcher
 
     def _drop_batcher(self, base_model: str) -> None:
         self._batchers.pop(base_model, None)
 
     def _is_busy(self, base_model: str) -> bool:
-        runner = self._batchers.get(base_model)
-        return runner is not None and len(runner) > 0
+        batcher = self._batchers.get(base_model)
+        return batcher is not None and len(batcher) > 0
 
 
 def _device_memory_bytes(config: EngineConfig) -> int:
@@ -307,7 +333,3 @@ def _device_memory_bytes(config: EngineConfig) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return machine_memory_bytes()
-
-
-def _not_in_memory_message(adapter_id: str) -> str:
-    return f"adapter {adapter_id!r} is not in memory"

@@ -361,7 +361,7 @@ def test_an_untrained_adapter_is_saved_with_an_optimizer_of_zeros(
 def test_an_adapter_larger_than_the_budget_is_refused(make_engine: MakeEngine) -> None:
     needed = make_engine().training_bytes(spec())
     tight = make_engine(adapter_bytes=needed - 1)
-    with pytest.raises(InvalidInput, match=f"takes {needed:,} bytes.*raise adapter_bytes"):
+    with pytest.raises(InvalidInput, match=f"needs {needed:,} bytes.*raise adapter_bytes"):
         tight.create("a", spec())
     make_engine(adapter_bytes=needed).create("a", spec())
 
@@ -375,6 +375,6 @@ def test_weights_to_sample_from_stay_within_their_budget(
     host = engine._registry.get(spec().base_model).hosted_model
     for place in (places[0], *places):
         source = SamplerSource(base_model=spec().base_model, directory=place)
-        engine._sampler_adapters.get_or_load(source, host)
-        assert engine._sampler_adapters.num_bytes <= 5 * size
+        engine._load_sampler_adapter(source, host)
+        assert engine._sampler_adapters.size <= 5 * size
     assert 1 <= len(engine._sampler_adapters) < 4

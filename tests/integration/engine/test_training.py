@@ -255,7 +255,7 @@ def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
             raise torch.OutOfMemoryError("the card is full")
         return plain(tokens_T, *args, **options)
 
-    monkeypatch.setattr(host, "hidden", crowded)
+    monkeypatch.setattr(host, "hidden_states", crowded)
     passes = [Pass(adapter_id=name, request=work(*batch(1), *batch(2))) for name in ("a", "b")]
     passes.append(Pass(adapter_id="b", request=work(datum(9, 50), datum(10, 4))))
     *good, bad = tight.run_passes(passes)
@@ -286,7 +286,7 @@ def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
             raise ValueError("a kernel has a bug")
         return plain(tokens_T, *args, **options)
 
-    monkeypatch.setattr(host, "hidden", shaky)
+    monkeypatch.setattr(host, "hidden_states", shaky)
     fine = [one for one in batch(1) if 7 not in one.model_input.to_ints()]
     unlucky = Datum(
         model_input=ModelInput.from_ints([7, 8]), loss_fn_inputs={"target_tokens": [8, 9]}

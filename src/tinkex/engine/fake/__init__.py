@@ -1,1 +1,1 @@
-"""An engine whose model is one table of numbers: exact, quick, and the same bits every time."""
+"""A fake engine with a bigram model: exact gradients, fast and bit-reproducible."""

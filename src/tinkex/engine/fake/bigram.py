@@ -1,7 +1,7 @@
-"""A language model small enough for a test: one row of logits per previous token.
+"""A bigram language model for tests: one row of logits per previous token.
 
-Everything a trainer needs is exact and cheap. The log-probabilities of all pairs are one table, and
-the gradient of any loss of them is a scatter into that table minus each row's share of the softmax.
+All computations are exact and cheap. The log-probabilities of all pairs are one table, and the
+gradient of a loss is a scatter into that table minus the softmax of each row.
 
 Shape letters: V vocabulary, P pairs of (previous token, next token).
 """
@@ -24,14 +24,14 @@ from tinkex.errors import InvalidInput
 Floats: TypeAlias = npt.NDArray[np.float64]
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
-#: As good as impossible, and still a number that every format can carry.
+#: Practically impossible, but finite, because not every wire format can represent infinity.
 _LOWEST_LOGIT = -1e6
-#: Weights beyond this have log-probabilities that no float32 can hold.
+#: Log-probabilities of larger weights overflow float32.
 _LARGEST_NORM = 1e30
 
 
 class Bigram:
-    """Weights that never change; training makes a new one, so a checkpoint is a reference."""
+    """Immutable weights; training creates a new object, so a copy is just a reference."""
 
     def __init__(self, logits_VV: Floats) -> None:
         logits_VV.setflags(write=False)
@@ -39,7 +39,7 @@ class Bigram:
 
     @classmethod
     def base(cls, name: str, vocab_size: int = VOCAB_SIZE) -> Bigram:
-        """The base model of this name: mild random preferences, the same in every process."""
+        """The base model of this name: random logits that are the same in every process."""
         return cls(_base_logits(name, vocab_size))
 
     @cached_property
@@ -59,12 +59,12 @@ class Bigram:
 
     @cached_property
     def entropy_V(self) -> Floats:
-        """How uncertain the next token is after each token, in nats."""
+        """The entropy of the next token after each token, in nats."""
         entropies_V: Floats = -(self.probs_VV * self.logprobs_VV).sum(axis=1)
         return entropies_V
 
     def with_temperature(self, temperature: float) -> Bigram:
-        """The model with its distributions flattened or sharpened; never below the float range."""
+        """The model at another temperature; logits are limited to stay finite."""
         top_V1 = self.logits_VV.max(axis=1, keepdims=True)
         with np.errstate(over="ignore"):
             scaled_VV = (self.logits_VV - top_V1) / temperature
@@ -72,11 +72,11 @@ class Bigram:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return len(self.logits_VV)
 
     def gradient(self, previous_P: Tokens, next_P: Tokens, grad_P: Floats) -> Floats:
-        """The gradient by the logits of a loss whose slope by each pair's log-prob is given."""
+        """The gradient by the logits, given the gradient by each pair's log-probability."""
         size = self.vocab_size
         cells = np.bincount(previous_P * size + next_P, weights=grad_P, minlength=size * size)
         rows_V = np.bincount(previous_P, weights=grad_P, minlength=size)
@@ -86,12 +86,12 @@ class Bigram:
 
 @lru_cache(maxsize=8)
 def _base_logits(name: str, vocab_size: int) -> Floats:
-    dice = np.random.default_rng(zlib.crc32(name.encode()))
-    return dice.normal(scale=0.5, size=(vocab_size, vocab_size))
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    return rng.normal(scale=0.5, size=(vocab_size, vocab_size))
 
 
 class Moments(NamedTuple):
-    """What an optimizer remembers between steps."""
+    """The optimizer's state between steps."""
 
     num_steps: int = 0
     first_VV: Floats | None = None
@@ -100,7 +100,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimStepParams:
-    """The numbers of one optimizer step."""
+    """The hyperparameters of one optimizer step."""
 
     learning_rate: float
     beta1: float = 0.9
@@ -112,35 +112,35 @@ class OptimStepParams:
 
 @dataclass(slots=True)
 class BigramTrainer:
-    """A model in training: weights, the gradient gathered so far, and the optimizer's memory."""
+    """A model in training: weights, accumulated gradient and optimizer state."""
 
     model: Bigram
     moments: Moments = field(default_factory=Moments)
     gradient_VV: Floats | None = None
 
     def accumulate(self, gradient_VV: Floats) -> None:
-        """Add to the gradient of the next step, unless the sum would be of no use."""
-        seen_VV = self.gradient_VV
+        """Add to the gradient of the next step; raises InvalidInput if the sum is not finite."""
+        old_VV = self.gradient_VV
         with np.errstate(over="ignore", invalid="ignore"):
-            total_VV = gradient_VV if seen_VV is None else seen_VV + gradient_VV
+            total_VV = gradient_VV if old_VV is None else old_VV + gradient_VV
         if not math.isfinite(_norm(total_VV)):
             raise InvalidInput("the gradient is not finite; scale the loss inputs down")
         self.gradient_VV = total_VV
 
     def load(self, model: Bigram, moments: Moments | None) -> None:
-        """Go on from other weights; without their moments the optimizer starts afresh."""
+        """Replace the weights; without moments the optimizer state is reset."""
         self.model, self.moments, self.gradient_VV = model, moments or Moments(), None
 
     def adamw_step(self, params: OptimStepParams) -> dict[str, float]:
-        """One AdamW step with decoupled weight decay; the gradient is used up."""
+        """Take an AdamW step with decoupled weight decay, and clear the gradient."""
         return self._step(_adamw_update, params)
 
     def momentum_step(self, params: OptimStepParams) -> dict[str, float]:
-        """One step along the normalized momentum, for optimizers other than AdamW."""
+        """Take a step along the normalized momentum, for optimizers other than AdamW."""
         return self._step(_momentum_update, params)
 
     def _step(self, update_rule: _UpdateRule, params: OptimStepParams) -> dict[str, float]:
-        """Take a step whole, or refuse it and change nothing."""
+        """Take a step, or raise InvalidInput and change nothing."""
         old_VV, gradient_VV = self.model.logits_VV, self.gradient_VV
         has_gradient = gradient_VV is not None
         if gradient_VV is None:
@@ -178,18 +178,20 @@ def _adamw_update(
     second_VV = _moving_average(old.second_VV, gradient_VV**2, params.beta2)
     mean_VV = first_VV / (1.0 - params.beta1**step)
     scale_VV = np.sqrt(second_VV / (1.0 - params.beta2**step)) + params.eps
-    kept_VV = logits_VV * (1.0 - params.learning_rate * params.weight_decay)
-    return kept_VV - params.learning_rate * mean_VV / scale_VV, Moments(step, first_VV, second_VV)
+    decayed_VV = logits_VV * (1.0 - params.learning_rate * params.weight_decay)
+    return decayed_VV - params.learning_rate * mean_VV / scale_VV, Moments(
+        step, first_VV, second_VV
+    )
 
 
 def _momentum_update(
     logits_VV: Floats, old: Moments, gradient_VV: Floats, params: OptimStepParams
 ) -> tuple[Floats, Moments]:
     first_VV = _moving_average(old.first_VV, gradient_VV, params.beta1)
-    length = float(np.sqrt((first_VV**2).mean()))
+    rms = float(np.sqrt((first_VV**2).mean()))
     moved_VV = logits_VV
-    if length > 0.0:
-        moved_VV = logits_VV - params.learning_rate * first_VV / length
+    if rms > 0.0:
+        moved_VV = logits_VV - params.learning_rate * first_VV / rms
     return moved_VV, Moments(old.num_steps + 1, first_VV)
 
 
@@ -199,7 +201,7 @@ def _moving_average(old_VV: Floats | None, new_VV: Floats, decay: float) -> Floa
 
 
 def _norm(table_VV: Floats) -> float:
-    # Not BLAS: its sums depend on the number of threads, and the last bits count here.
+    # Not BLAS: its sums depend on the number of threads, and results must be bit-identical.
     with np.errstate(over="ignore", invalid="ignore"):
         return math.sqrt(float(np.square(table_VV).sum()))
 
@@ -210,5 +212,5 @@ def _check_step(metrics: Mapping[str, float], moments: Moments) -> None:
     if not is_small or not all(math.isfinite(_norm(table_VV)) for table_VV in tables):
         raise InvalidInput(
             f"a step of learning_rate {metrics['learning_rate']:g} along a gradient of norm "
-            f"{metrics['grad_norm']:g} leads to numbers that are too large; nothing was changed"
+            f"{metrics['grad_norm']:g} overflows; nothing was changed"
         )

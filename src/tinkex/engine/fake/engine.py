@@ -1,4 +1,4 @@
-"""The fake engine: every verb of the protocol, with a table of numbers in place of a model."""
+"""The fake engine: implements the whole engine protocol with a bigram table as the model."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tinkex.engine.protocol import (
     SamplerSource,
     WriteSnapshot,
     check_adapter_size,
+    not_in_memory_message,
 )
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
 from tinkex.types import AdamParams, SampleRequest
@@ -39,20 +40,20 @@ class _FakeAdapter(NamedTuple):
 
 
 DEFAULT_MODELS = ("tinkex/bigram",)
-#: Sample requests inside the engine at once.
+#: Maximum number of concurrent sample requests.
 MAX_SAMPLES = 4
-#: Memory for adapters: many, because each is one small table.
+#: Memory for adapters, which are small tables.
 MAX_ADAPTER_BYTES = 1 << 30
-#: An adapter's table, its gradient and two moments.
+#: Weights, gradient and two moments.
 _NUM_TABLES = 4
 
 
 class FakeEngine:
-    """Serves bigram models: exact gradients, real files, the same bits on every run.
+    """Serves bigram models: exact gradients, real files, bit-identical on every run.
 
-    A model is named NAME, or NAME=SIZE with the size of its vocabulary, whose square each
-    operation costs. `seconds_per_op` makes every pass, step and sample request take that much
-    longer, as a busy engine would; a pass takes it once per `step_tokens` tokens.
+    A model is given as NAME or NAME=VOCABULARY_SIZE; operations cost the square of that size.
+    `seconds_per_op` delays every pass, step and sample request, like a busy engine; a pass is
+    delayed once per `step_tokens` tokens.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FakeEngine:
         self._sample_queue = FakeSampleQueue(self._sampler_cache, seconds_per_op)
 
     def base_models(self) -> Sequence[BaseModel]:
-        """What is served."""
+        """The served base models."""
         return [
             BaseModel(
                 name=name,
@@ -85,7 +86,7 @@ class FakeEngine:
 
     # --- adapters ---------------------------------------------------------------------------
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
-        """Make a new adapter, which is its base model; one of the same id is made anew."""
+        """Create an adapter equal to its base model; replaces one with the same id."""
         check_spec(spec)
         check_adapter_size(self, spec)
         self._adapters[adapter_id] = _FakeAdapter(
@@ -97,7 +98,7 @@ class FakeEngine:
         return adapter_id in self._adapters
 
     def drop(self, adapter_id: str) -> None:
-        """Forget an adapter's memory; one that is not there is no error."""
+        """Remove an adapter from memory; unknown ids are ignored."""
         self._adapters.pop(adapter_id, None)
 
     # --- memory of adapters -----------------------------------------------------------------
@@ -112,15 +113,15 @@ class FakeEngine:
 
     # --- training ---------------------------------------------------------------------------
     def start_passes(self, passes: Sequence[Pass]) -> GeneratorPassRun:
-        """Begin passes; a refused one adds nothing to its adapter's gradient."""
+        """Begin passes; a rejected one adds nothing to its adapter's gradient."""
         return GeneratorPassRun(self._run_passes(passes))
 
     def run_passes(self, passes: Sequence[Pass]) -> Sequence[PassOutcome]:
-        """Run passes to their end."""
+        """Run passes to completion."""
         return self.start_passes(passes).finish()
 
     def _run_passes(self, passes: Sequence[Pass]) -> PassSteps:
-        """Take the time of every micro-batch, and compute all passes in the last step."""
+        """Sleep once per micro-batch, and compute all passes in the last step."""
         *earlier, _ = _micro_batch_tokens(passes, self._step_tokens)
         for num_tokens in earlier:
             self._sleep_per_op()
@@ -132,7 +133,7 @@ class FakeEngine:
         adapter = self._adapters.get(request_pass.adapter_id)
         if adapter is None:
             return EngineFailure(
-                _not_in_memory_message(request_pass.adapter_id), RequestErrorCategory.Server
+                not_in_memory_message(request_pass.adapter_id), RequestErrorCategory.Server
             )
         try:
             return run_pass(
@@ -145,21 +146,21 @@ class FakeEngine:
             return EngineFailure(error.message)
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
-        """Apply the gathered gradient, clear it, and report metrics."""
+        """Apply the accumulated gradient, clear it, and return metrics."""
         spec, trainer = self._get_adapter(adapter_id)
-        size = parse_step_params(spec.optimizer, params)
+        step_params = parse_step_params(spec.optimizer, params)
         self._sleep_per_op()
         is_adamw = isinstance(params, AdamParams)
-        return trainer.adamw_step(size) if is_adamw else trainer.momentum_step(size)
+        return trainer.adamw_step(step_params) if is_adamw else trainer.momentum_step(step_params)
 
-    # --- what is kept on disk ----------------------------------------------------------------
+    # --- checkpoints and snapshots -----------------------------------------------------------
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
-        """Write a PEFT-like adapter, and what an optimizer needs to go on."""
+        """Write a PEFT-like adapter, and optionally the optimizer state."""
         spec, trainer = self._get_adapter(adapter_id)
         storage.write_checkpoint(directory, spec, trainer, with_optimizer=with_optimizer)
 
     def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
-        """Go on from saved weights, if they fit; the gathered gradient is dropped."""
+        """Load saved weights, if they match; the accumulated gradient is dropped."""
         spec, trainer = self._get_adapter(adapter_id)
         try:
             check_compatible(read_metadata(directory), spec)
@@ -171,47 +172,47 @@ class FakeEngine:
         trainer.load(model, moments)
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
-        """Copy the whole state; tables are never changed in place, so the copy is references."""
+        """Copy the complete state; tables are never modified in place, so references are enough."""
         spec, trainer = self._get_adapter(adapter_id)
         copy = BigramTrainer(trainer.model, trainer.moments, trainer.gradient_VV)
         return partial(storage.write_snapshot, spec=spec, trainer=copy)
 
     def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
-        """Bring an adapter back as it was when its snapshot was taken."""
+        """Restore an adapter from its snapshot."""
         size = self._get_base(spec.base_model).vocab_size
         trainer = storage.read_snapshot(directory, spec, size)
         self._adapters[adapter_id] = _FakeAdapter(spec, trainer)
 
     # --- sampling ---------------------------------------------------------------------------
     def start_sample(self, job_id: str, source: SamplerSource, request: SampleRequest) -> None:
-        """Let a sample request wait for its turn; a bad one is reported by `step_samples`."""
+        """Queue a sample request; `step_samples` reports an invalid one."""
         self._sample_queue.add(job_id, source, request)
 
     def step_samples(self) -> Sequence[FinishedSample]:
-        """Go a short way with the oldest samples, and hand out those that are over."""
+        """Advance the oldest samples for a short time; return the finished ones."""
         return self._sample_queue.step()
 
     def cancel_sample(self, job_id: str) -> None:
-        """Forget a sample request; one that is over or unknown is no error."""
+        """Cancel a sample request; finished and unknown ids are ignored."""
         self._sample_queue.cancel(job_id)
 
     @property
     def num_samples(self) -> int:
-        """How many sample requests are not over."""
+        """The number of unfinished sample requests."""
         return len(self._sample_queue)
 
     @property
     def max_samples(self) -> int:
-        """Few: they run one after the other, so those inside keep others from their turn."""
+        """Small, because samples run one after another and the worker queues the rest fairly."""
         return MAX_SAMPLES
 
     def close(self) -> None:
-        """Forget everything."""
+        """Release all memory."""
         self._adapters.clear()
         self._sample_queue.clear()
         self._sampler_cache.clear()
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------
     def _get_base(self, name: str) -> Bigram:
         base = self._bases.get(name)
         if base is None:
@@ -221,7 +222,7 @@ class FakeEngine:
     def _get_adapter(self, adapter_id: str) -> _FakeAdapter:
         adapter = self._adapters.get(adapter_id)
         if adapter is None:
-            raise LookupError(_not_in_memory_message(adapter_id))
+            raise LookupError(not_in_memory_message(adapter_id))
         return adapter
 
     def _sleep_per_op(self) -> None:
@@ -230,7 +231,7 @@ class FakeEngine:
 
 
 def _micro_batch_tokens(passes: Sequence[Pass], step_tokens: int) -> list[int]:
-    """How many tokens the steps of some passes have; a pass takes at least one."""
+    """The number of tokens of each step; a pass has at least one step."""
     lengths = [sum(datum.model_input.length for datum in each.request.data) for each in passes]
     return [
         min(step_tokens, num_tokens - start)
@@ -244,7 +245,3 @@ def _parse_model_name(text: str) -> tuple[str, Bigram]:
     if not name or (has_size and not (size.isdecimal() and int(size) > 1)):
         raise ConfigError(f"model is {text!r}; the fake engine takes NAME or NAME=VOCABULARY_SIZE")
     return name, Bigram.base(name, int(size) if size else VOCAB_SIZE)
-
-
-def _not_in_memory_message(adapter_id: str) -> str:
-    return f"adapter {adapter_id!r} is not in memory"

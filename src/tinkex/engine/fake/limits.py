@@ -1,4 +1,4 @@
-"""What the fake engine's model cannot do, said before it tries."""
+"""The limits of the fake engine, and checks of requests against them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tinkex.errors import InvalidInput
 from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import DimuonParams, OptimParams
 
-#: The most tokens that are read and written together.
+#: Context length for prompt and generated tokens.
 MAX_CONTEXT_TOKENS = 32768
-#: The most sequences of one request.
+#: Maximum number of sequences of one request.
 MAX_SAMPLES = 1024
 OPTIMIZERS = ("adamw", "dimuon")
 
 
 def check_spec(spec: AdapterSpec) -> None:
-    """Refuse an adapter that cannot be made."""
+    """Raise InvalidInput if the engine cannot create such an adapter."""
     if spec.rank < 1:
         raise InvalidInput(f"rank is {spec.rank}, expected at least 1")
     if not (spec.train_unembed or spec.train_mlp or spec.train_attn):
@@ -35,7 +35,7 @@ def check_spec(spec: AdapterSpec) -> None:
 
 
 def parse_step_params(optimizer: Mapping[str, Any], params: OptimParams) -> OptimStepParams:
-    """The numbers of a step, which must be those of the adapter's optimizer."""
+    """Convert the parameters of a step, which must be of the adapter's optimizer type."""
     given = "adamw" if isinstance(params, AdamParams) else params.type
     wanted = optimizer.get("type")
     if given != wanted:
@@ -57,11 +57,11 @@ def parse_step_params(optimizer: Mapping[str, Any], params: OptimParams) -> Opti
             beta1=params.beta1,
             grad_clip_norm=params.grad_clip_norm,
         )
-    raise InvalidInput(f"optimizer_params of type {given!r} are not read; send adam_params")
+    raise InvalidInput(f"optimizer_params of type {given!r} are not supported; send adam_params")
 
 
 def check_sample(request: SampleRequest) -> None:
-    """Refuse a prompt that is too long or not text, and more answers than are given."""
+    """Raise InvalidInput for a prompt that is too long or not text, or for too many results."""
     num_prompt = count_text_tokens("the prompt", request.prompt, MAX_CONTEXT_TOKENS)
     num_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
     if num_prompt + num_tokens > MAX_CONTEXT_TOKENS:

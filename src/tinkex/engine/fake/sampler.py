@@ -1,15 +1,15 @@
-"""Draws text from a bigram model, and answers what a sampling request asks about its prompt.
+"""Samples from a bigram model, and scores prompts.
 
-Log-probabilities of what is drawn are those of the tempered distribution, before top-k and top-p
-cut it; those of the prompt, and of greedy draws, are the model's own. Sample j of seed s depends on
-the weights, the last prompt token, s and j, and on nothing else.
+Log-probabilities of sampled tokens are those of the distribution after temperature and before top-k
+and top-p; those of prompts and of greedy samples are the model's own. Sample j of seed s depends
+only on the weights, the last prompt token, s and j.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from tinkex.engine.fake.bigram import Bigram, Tokens
 from tinkex.engine.fake.scoring import flatten_tokens, score_tokens
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
 from tinkex.engine.fake.transitions import TransitionParams, TransitionTable, find_topk
+from tinkex.engine.sampling.stop_conditions import StopConditions, StopTextMatcher, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     PromptAltTokens,
@@ -31,39 +32,36 @@ from tinkex.types import (
 )
 from tinkex.types.sampling import FILLER_LOGPROB, StopReason, TopkLogprobs
 
-#: How far a sample runs when the request does not say.
+#: The value of `max_tokens` if the request has none.
 DEFAULT_MAX_TOKENS = 128
 _MAX_TABLES = 8
 
 
-class ByteStopConditions(NamedTuple):
-    """What ends a sample: a token, or a text at the end of what was drawn."""
+class _ByteDecoder:
+    """Decodes tokens for stop strings; EOS and tokens that are not bytes have no text."""
 
-    tokens: frozenset[int]
-    texts: tuple[bytes, ...] = ()
-
-
-_STOP_AT_EOS = ByteStopConditions(frozenset({EOS_TOKEN}))
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        return b"".join(map(token_bytes, token_ids)).decode(errors="replace")
 
 
 class GenerationSpec(NamedTuple):
     """How the sequences of a request are drawn."""
 
     transitions: TransitionTable
-    stops: ByteStopConditions
+    stops: StopConditions
     max_tokens: int
     num_topk: int
 
 
 class BigramSampler:
-    """One model, ready to be sampled from many times."""
+    """Samples from one model; keeps the transition tables of recent settings."""
 
     def __init__(self, model: Bigram) -> None:
         self.model = model
         self._tables: dict[TransitionParams, TransitionTable] = {}
 
     def sample(self, request: SampleRequest, rng: random.Random) -> SampleResponse:
-        """Everything the request asks for; `dice` give a seed to a request that has none."""
+        """Answer a request; `rng` chooses the seed if the request has none."""
         steps = self.start(request, rng)
         while True:
             try:
@@ -75,20 +73,20 @@ class BigramSampler:
     def start(
         self, request: SampleRequest, rng: random.Random
     ) -> Generator[None, None, SampleResponse]:
-        """Answer a request in steps of one sequence; InvalidInput if it asks for what cannot be."""
+        """Answer a request in steps of one sequence; raises InvalidInput for a bad request."""
         params = request.sampling_params
         prompt = flatten_tokens(request.prompt)
         self._check_request(request, prompt)
         seed = params.seed if params.seed is not None else rng.getrandbits(64)
-        draw = GenerationSpec(
+        spec = GenerationSpec(
             self._get_table(params),
-            parse_stop(params),
+            parse_stop(params, frozenset({EOS_TOKEN}), has_tokenizer=True),
             params.max_tokens or DEFAULT_MAX_TOKENS,
             request.topk_sample_logprobs,
         )
         sequences = []
         for index in range(request.num_samples):
-            sequences.append(generate_sequence(prompt[-1], draw, seeded_rng(seed, index)))
+            sequences.append(generate_sequence(prompt[-1], spec, seeded_rng(seed, index)))
             yield
         if not _has_prompt_queries(request):
             return SampleResponse(sequences)
@@ -117,7 +115,7 @@ class BigramSampler:
         rng: random.Random,
     ) -> SampleResponse:
         last_n, k = request.prompt_logprobs_last_n, request.topk_prompt_logprobs
-        # The first position has nothing before it and is never scored.
+        # The first token has no context, so it is never scored.
         first = 1 if last_n is None else len(tokens) - last_n
         return SampleResponse(
             sequences,
@@ -128,13 +126,13 @@ class BigramSampler:
         )
 
     def _get_table(self, params: SamplingParams) -> TransitionTable:
-        setting = TransitionParams(params.temperature, params.top_k, params.top_p)
-        rows = self._tables.get(setting)
-        if rows is None:
+        table_params = TransitionParams(params.temperature, params.top_k, params.top_p)
+        transitions = self._tables.get(table_params)
+        if transitions is None:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
-            rows = self._tables[setting] = TransitionTable(self.model, setting)
-        return rows
+            transitions = self._tables[table_params] = TransitionTable(self.model, table_params)
+        return transitions
 
     def _prompt_logprobs(self, tokens: Tokens, first: int) -> npt.NDArray[np.float32]:
         scores = np.full(len(tokens), np.nan, dtype=np.float32)
@@ -171,63 +169,42 @@ class BigramSampler:
         k = request.prompt_alt_tokens_k
         if k <= 0:
             return None
-        setting = TransitionParams(request.sampling_params.temperature, -1, 1.0)
-        rows = TransitionTable(self.model, setting)
+        table_params = TransitionParams(request.sampling_params.temperature, -1, 1.0)
+        transitions = TransitionTable(self.model, table_params)
         previous = tokens[:-1]
         drawn = [
-            [candidates[bisect_right(totals, rng.random())] for _ in range(k)]
-            for candidates, totals in (rows[token] for token in previous.tolist())
+            [candidates[bisect_right(cumulative, rng.random())] for _ in range(k)]
+            for candidates, cumulative in (transitions[token] for token in previous.tolist())
         ]
         ids = np.array(drawn, dtype=np.int64).reshape(len(previous), k)
-        logprobs = rows.scoring_model.logprobs_VV[previous[:, None], ids].astype(np.float32)
+        logprobs = transitions.scoring_model.logprobs_VV[previous[:, None], ids].astype(np.float32)
         return PromptAltTokens(TensorData.from_numpy(ids), TensorData.from_numpy(logprobs))
 
 
 def seeded_rng(seed: int, index: int | str) -> random.Random:
-    """The dice of one sample of a seed; neighbours in either number have nothing in common."""
+    """The random generator of one sample; different seeds or indices give unrelated streams."""
     return random.Random(f"{seed}/{index}")
 
 
 def generate_sequence(previous: int, spec: GenerationSpec, rng: random.Random) -> SampledSequence:
-    """Draw tokens after `previous` until one of the stops, or the most there may be."""
-    # Local names: this loop is most of what a sample costs.
-    rows, (stop_tokens, stop_texts), max_tokens, num_topk = spec
-    throw = rng.random
+    """Draw tokens after `previous` until a stop condition or `max_tokens`."""
+    # Local names: this loop is most of the cost of a sample.
+    transitions, (stop_tokens, stop_texts), max_tokens, num_topk = spec
+    stop_matcher = StopTextMatcher(_ByteDecoder(), stop_texts) if stop_texts else None
+    uniform = rng.random
     path = [previous]
-    text = bytearray()
     reason: StopReason = "length"
     for _ in range(max_tokens):
-        candidates, totals = rows[previous]
-        previous = candidates[bisect_right(totals, throw())]
+        candidates, cumulative = transitions[previous]
+        previous = candidates[bisect_right(cumulative, uniform())]
         path.append(previous)
-        if previous in stop_tokens or (stop_texts and matches_after(text, previous, stop_texts)):
+        if previous in stop_tokens or (stop_matcher and stop_matcher.matches_after(previous)):
             reason = "stop"
             break
     tokens = np.array(path)
-    logprobs = score_tokens(rows.scoring_model, tokens).astype(np.float32)
-    topk = find_topk(rows.scoring_model, tokens[:-1], num_topk) if num_topk > 0 else None
+    logprobs = score_tokens(transitions.scoring_model, tokens).astype(np.float32)
+    topk = find_topk(transitions.scoring_model, tokens[:-1], num_topk) if num_topk > 0 else None
     return SampledSequence(reason, "", tokens[1:].astype(np.int32), logprobs, topk)
-
-
-def parse_stop(params: SamplingParams) -> ByteStopConditions:
-    """Where a sample ends; a stop that is given replaces the end token."""
-    stop = params.stop
-    if stop is None:
-        return _STOP_AT_EOS
-    given = [stop] if isinstance(stop, str) else list(stop)
-    if "" in given:
-        raise InvalidInput(f"stop has an empty text, which ends nothing: {stop!r:.80}")
-    return ByteStopConditions(
-        frozenset(token for token in given if isinstance(token, int)),
-        tuple(text.encode() for text in given if isinstance(text, str)),
-    )
-
-
-def matches_after(text: bytearray, token: int, stops: tuple[bytes, ...]) -> bool:
-    """Add a token to the text, and say whether it completes one of the stops."""
-    added = token_bytes(token)
-    text += added
-    return bool(added) and text.endswith(stops)
 
 
 def _has_prompt_queries(request: SampleRequest) -> bool:

@@ -1,4 +1,4 @@
-"""Training examples and prompts, scored by a bigram model.
+"""Scores training examples and prompts with a bigram model.
 
 Shape letters: P pairs of (previous token, next token) of all examples.
 """
@@ -20,12 +20,12 @@ from tinkex.types import (
     ModelInput,
 )
 
-#: Stands for every position of an image or a sound.
+#: The token for every position of an image or audio chunk.
 PLACEHOLDER_TOKEN = 511
 
 
 def flatten_tokens(model_input: ModelInput) -> list[int]:
-    """The token at every position of a prompt; what is not text counts as placeholders."""
+    """The tokens of a prompt, with placeholders for chunks that are not text."""
     chunks = model_input.chunks
     if len(chunks) == 1 and isinstance(chunks[0], EncodedTextChunk):
         return list(chunks[0].tokens)
@@ -45,9 +45,9 @@ def run_pass(
     forward_only: bool,
     max_context_tokens: int = sys.maxsize,
 ) -> ForwardBackwardOutput:
-    """Score the examples; unless `forward_only`, add their gradient to the next step's.
+    """Score the examples and, unless `forward_only`, accumulate their gradient.
 
-    What cannot be scored raises InvalidInput, and then nothing is added.
+    Raises InvalidInput if an example cannot be scored; then nothing is accumulated.
     """
     model = trainer.model
     examples = parse_examples(
@@ -59,7 +59,7 @@ def run_pass(
     loss = compute_loss(request, examples, parts)
     check_loss(request.loss_fn, loss)
     if not forward_only:
-        # What is not finite is found in the sum, and told without a warning on the way.
+        # `accumulate` reports non-finite values, so NumPy need not warn about them.
         with np.errstate(all="ignore"):
             trainer.accumulate(model.gradient(previous_P, packed.targets_P, loss.grad_P))
     metrics = {
@@ -72,6 +72,6 @@ def run_pass(
 
 
 def score_tokens(model: Bigram, tokens: Tokens) -> Floats:
-    """The log-probability of every token but the first, given the one before it."""
+    """The log-probability of every token but the first, given its predecessor."""
     scores: Floats = model.logprobs_VV[tokens[:-1], tokens[1:]]
     return scores

@@ -1,6 +1,6 @@
-"""An adapter of the fake engine as files: a PEFT-like checkpoint, or a snapshot of everything.
+"""Reads and writes checkpoints (PEFT-like) and snapshots of the fake engine.
 
-Tables stay float64, so that what goes on from files is equal to the last bit to what never stopped.
+Tables stay float64, so that a restored adapter is bit-identical to the saved one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST, _SECOND, _GRADIENT = "first_moment", "second_moment", "gradient"
 def write_checkpoint(
     directory: Path, spec: AdapterSpec, trainer: BigramTrainer, *, with_optimizer: bool
 ) -> None:
-    """Write weights, what they fit, and the optimizer's memory if asked for."""
+    """Write weights, metadata and optionally the optimizer state."""
     write_json(directory / CONFIG_NAME, _adapter_config(spec))
     write_json(directory / METADATA_NAME, AdapterMetadata.from_spec(spec))
     save_file({_LOGITS: trainer.model.logits_VV}, directory / WEIGHTS_NAME)
@@ -53,13 +53,13 @@ def write_checkpoint(
 
 
 def read_model(directory: Path, vocab_size: int) -> Bigram:
-    """Saved weights."""
+    """Read saved weights."""
     tables = _read_tables(directory / WEIGHTS_NAME, vocab_size)
     return Bigram(_require_table(tables, _LOGITS, directory / WEIGHTS_NAME))
 
 
 def read_moments(directory: Path, spec: AdapterSpec, vocab_size: int) -> Moments:
-    """The saved memory of an optimizer, which must be of the spec's type."""
+    """Read a saved optimizer state, which must be of the spec's type."""
     state = read_trainer_state(directory, spec)
     tables = _read_tables(directory / OPTIMIZER_NAME, vocab_size)
     return Moments(state.num_steps, tables.get(_FIRST), tables.get(_SECOND))
@@ -69,7 +69,7 @@ def read_moments(directory: Path, spec: AdapterSpec, vocab_size: int) -> Moments
 
 
 def write_snapshot(directory: Path, spec: AdapterSpec, trainer: BigramTrainer) -> None:
-    """Write everything that decides what an adapter does next, the gathered gradient included."""
+    """Write the complete state of an adapter, including the accumulated gradient."""
     tables = {_LOGITS: trainer.model.logits_VV, **_moment_tables(trainer.moments)}
     if trainer.gradient_VV is not None:
         tables[_GRADIENT] = trainer.gradient_VV
@@ -79,10 +79,12 @@ def write_snapshot(directory: Path, spec: AdapterSpec, trainer: BigramTrainer) -
 
 
 def read_snapshot(directory: Path, spec: AdapterSpec, vocab_size: int) -> BigramTrainer:
-    """The trainer as it was; CheckpointError if the files are not those of such an adapter."""
-    found, wanted = read_metadata(directory), AdapterMetadata.from_spec(spec)
-    if found != wanted:
-        raise CheckpointError(f"the snapshot in {directory.name} is of {found}, expected {wanted}")
+    """Read a snapshot; raises CheckpointError if it is not of such an adapter."""
+    metadata, expected = read_metadata(directory), AdapterMetadata.from_spec(spec)
+    if metadata != expected:
+        raise CheckpointError(
+            f"the snapshot in {directory.name} is of {metadata}, expected {expected}"
+        )
     state = read_struct(directory / STATE_NAME, TrainerState)
     path = directory / SNAPSHOT_NAME
     tables = _read_tables(path, vocab_size)
@@ -92,7 +94,7 @@ def read_snapshot(directory: Path, spec: AdapterSpec, vocab_size: int) -> Bigram
     )
 
 
-# --- single files --------------------------------------------------------------------------------
+# --- tables --------------------------------------------------------------------------------------
 
 
 def _adapter_config(spec: AdapterSpec) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def _read_tables(path: Path, vocab_size: int) -> Mapping[str, Floats]:
     except OSError as error:
         raise CheckpointError(f"{short_path(path)} cannot be read: {error}") from error
     except (SafetensorError, KeyError, TypeError) as error:
-        # The latter two: a number format that NumPy does not know.
+        # KeyError and TypeError: a dtype that NumPy does not support.
         reason = describe_header_problem(path) or error
         raise CheckpointError(f"{short_path(path)} cannot be read: {reason}") from None
     shape = (vocab_size, vocab_size)
@@ -130,7 +132,7 @@ def _read_tables(path: Path, vocab_size: int) -> Mapping[str, Floats]:
                 f"expected float64 of shape {shape}"
             )
         if not np.isfinite(table_VV).all():
-            raise CheckpointError(f"{short_path(path)}: {name} has numbers that are not finite")
+            raise CheckpointError(f"{short_path(path)}: {name} has non-finite values")
     return tables
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer that needs no files: a token is a byte, and 256 ends a text."""
+"""A tokenizer without files: each byte is a token, and 256 is EOS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOCAB_SIZE = 512
 
 
 class ToyTokenizer:
-    """UTF-8 bytes as token ids; ids from 257 to 511 exist in the model and mean nothing."""
+    """UTF-8 bytes as token ids; ids 257 to 511 exist in the model but have no text."""
 
     name_or_path = "tinkex/toy-bytes"
     eos_token_id = EOS_TOKEN
@@ -19,14 +19,14 @@ class ToyTokenizer:
     vocab_size = VOCAB_SIZE
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The bytes of the text, followed by the end token if asked for."""
+        """Encode text as bytes, followed by EOS with `add_special_tokens`."""
         if not isinstance(text, str):
             raise InvalidInput(f"encode takes a string, got {text!r:.80}")
         tokens = list(text.encode())
         return [*tokens, EOS_TOKEN] if add_special_tokens else tokens
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of the tokens; bytes that are no UTF-8 become the replacement character."""
+        """Decode tokens; invalid UTF-8 becomes the replacement character."""
         eos = b"" if skip_special_tokens else self.eos_token.encode()
         parts = (eos if token == EOS_TOKEN else token_bytes(token) for token in tokens)
         return b"".join(parts).decode(errors="replace")
@@ -36,7 +36,7 @@ class ToyTokenizer:
 
 
 def token_bytes(token: int) -> bytes:
-    """The byte a token stands for; nothing for ids that are no byte."""
+    """The byte of a token; empty for ids that are not bytes."""
     return bytes((token,)) if 0 <= token < 256 else b""
 
 

@@ -1,7 +1,7 @@
-"""Where a token of a bigram model may lead, under a setting of temperature, top-k and top-p.
+"""Next-token distributions of a bigram model with temperature, top-k and top-p.
 
-A row is worked out once per setting and kept, so that a token costs one dice throw and one search
-in a sorted list.
+Each row is computed once per setting and cached, so that drawing a token costs one random number
+and one binary search.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinkex.types.sampling import TopkLogprobs
 
 
 class TransitionParams(NamedTuple):
-    """What shapes a distribution."""
+    """The settings of a distribution."""
 
     temperature: float
     top_k: int
@@ -25,22 +25,22 @@ class TransitionParams(NamedTuple):
 
 
 class TransitionRow(NamedTuple):
-    """Where a token may lead: candidates, and their running total of probability, up to 1."""
+    """Candidates for the next token and their cumulative probabilities, up to 1."""
 
     tokens: Sequence[int]
     cumulative_probs: array[float]
 
 
 class TransitionTable(dict[int, TransitionRow]):
-    """Rows by previous token, worked out when first asked for."""
+    """Rows by previous token, computed on first access."""
 
     def __init__(self, model: Bigram, params: TransitionParams) -> None:
         super().__init__()
         self._model = model
         self._params = params
-        is_as_it_is = params.temperature in {0.0, 1.0}
-        #: Whose log-probabilities are reported.
-        self.scoring_model = model if is_as_it_is else model.with_temperature(params.temperature)
+        is_unscaled = params.temperature in {0.0, 1.0}
+        #: The model whose log-probabilities are reported.
+        self.scoring_model = model if is_unscaled else model.with_temperature(params.temperature)
 
     def __missing__(self, previous: int) -> TransitionRow:
         row = self[previous] = build_transition_row(self._model.logprobs_VV[previous], self._params)
@@ -59,25 +59,25 @@ def build_transition_row(logprobs: Floats, params: TransitionParams) -> Transiti
     order = np.argsort(-weights, kind="stable")
     if params.top_k >= 1:
         order = order[: params.top_k]
-    kept = weights[order] / weights[order].sum()
-    # A token is kept if those before it do not reach top_p, so the first always is.
-    order = order[kept.cumsum() - kept < params.top_p]
+    probs = weights[order] / weights[order].sum()
+    # A token is kept if those before it do not reach top_p, so the first is always kept.
+    order = order[probs.cumsum() - probs < params.top_p]
     return TransitionRow(order.tolist(), _cumulative_probs(weights[order]))
 
 
 def _cumulative_probs(weights: Floats) -> array[float]:
-    # An array is half as slow to search as a list, whose numbers lie all over the memory.
+    # Searching an array is twice as fast as a list, whose floats are scattered in memory.
     totals = array("d", (weights.cumsum() / weights.sum()).tolist())
-    # Rounding must leave no gap above the last one, for a throw may come close to 1.
+    # Rounding must not leave a gap at the end, because a random number may be close to 1.
     totals[-1] = 1.0
     return totals
 
 
 def find_topk(model: Bigram, previous: Tokens, k: int) -> TopkLogprobs:
-    """The k likeliest tokens after each of these, the likeliest first."""
-    # Every row is sorted once, however often its token occurs.
-    seen, places = np.unique(previous, return_inverse=True)
-    logprobs = model.logprobs_VV[seen]
+    """The k most likely tokens after each of these, most likely first."""
+    # Sort each row only once, even if its token occurs several times.
+    unique, inverse = np.unique(previous, return_inverse=True)
+    logprobs = model.logprobs_VV[unique]
     ids = np.argsort(-logprobs, axis=1, kind="stable")[:, :k]
     values = np.take_along_axis(logprobs, ids, axis=1)
-    return TopkLogprobs(ids.astype(np.int32)[places], values.astype(np.float32)[places])
+    return TopkLogprobs(ids.astype(np.int32)[inverse], values.astype(np.float32)[inverse])

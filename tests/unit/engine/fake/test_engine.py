@@ -131,10 +131,10 @@ def picture() -> Datum:
     ("data", "loss_fn", "reason"),
     [
         (None, "mse", "loss_fn 'mse' is not one of"),
-        (None, "custom", "loss_fn 'custom' is not computed by this model"),
-        (None, "stable_reinforce", "loss_fn 'stable_reinforce' is not computed by this model"),
+        (None, "custom", "loss_fn 'custom' is not supported by this model"),
+        (None, "stable_reinforce", "loss_fn 'stable_reinforce' is not supported by this model"),
         (None, "ppo", "example 0 needs logprobs of shape"),
-        ([], "cross_entropy", "there is no data"),
+        ([], "cross_entropy", "data is empty"),
         ([datum([1], [512])], "cross_entropy", "target_tokens of example 0 has token 512"),
         ([datum([1], [2]), datum([513], [2])], "cross_entropy", "input of example 1 has token 513"),
         ([datum([1], [2], weights=[1.0, 2.0])], "cross_entropy", "got shape [2]"),
@@ -247,7 +247,11 @@ def test_dimuon_steps_move_the_weights(engine: FakeEngine) -> None:
         ("adamw", DimuonParams(learning_rate=0.1), "parameters of 'dimuon', but .* with 'adamw'"),
         ("dimuon", AdamParams(), "parameters of 'adamw', but .* with 'dimuon'"),
         ("adamw", OptimParamsBase(type="lion"), "parameters of 'lion', but .* with 'adamw'"),
-        ("adamw", OptimParamsBase(type="adamw"), "type 'adamw' are not read; send adam_params"),
+        (
+            "adamw",
+            OptimParamsBase(type="adamw"),
+            "type 'adamw' are not supported; send adam_params",
+        ),
     ],
 )
 def test_a_step_of_another_optimizer_is_refused(

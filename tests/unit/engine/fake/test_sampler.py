@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tinkex.engine.fake.bigram import Bigram
-from tinkex.engine.fake.sampler import BigramSampler, matches_after, parse_stop
+from tinkex.engine.fake.sampler import BigramSampler
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN
 from tinkex.engine.fake.transitions import TransitionParams, build_transition_row
 from tinkex.errors import InvalidInput
@@ -155,16 +155,11 @@ def test_stops(stop: Any, tokens: list[int], reason: str) -> None:
     assert (sequence.tokens, sequence.stop_reason) == (tokens, reason)
 
 
-def test_tokens_that_are_no_bytes_do_not_take_part_in_a_stop_text() -> None:
-    text = bytearray()
-    assert [matches_after(text, token, (b"ab",)) for token in (97, 300, 98, 300, 98)] == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert parse_stop(SamplingParams(stop=["a", "b"])).texts == (b"a", b"b")
+@pytest.mark.parametrize("between", [300, EOS_TOKEN])
+def test_stop_string_ignores_tokens_without_text(between: int) -> None:
+    model = chain(120, 97, between, 98, 99)
+    [sequence] = sample(model, [120], temperature=0.0, stop="ab").sequences
+    assert (sequence.tokens, sequence.stop_reason) == ([97, between, 98], "stop")
 
 
 def test_a_stop_text_of_many_bytes_is_found_across_tokens() -> None:

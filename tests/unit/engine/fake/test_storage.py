@@ -160,7 +160,7 @@ def poison(path: Path) -> None:
         (WEIGHTS, reshape, r"float64 of shape \(7, 512\), expected float64 of shape \(512, 512\)"),
         (WEIGHTS, narrow, "is float32 of shape"),
         (WEIGHTS, rename, "has no table 'bigram.logits'"),
-        (WEIGHTS, poison, "bigram.logits has numbers that are not finite"),
+        (WEIGHTS, poison, "bigram.logits has non-finite values"),
         ("tinkex.json", Path.unlink, "saved/tinkex.json is missing"),
         ("tinkex.json", cut, "saved/tinkex.json cannot be read"),
         ("tinkex.json", garble, "saved/tinkex.json cannot be read"),
