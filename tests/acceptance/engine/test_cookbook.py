@@ -40,7 +40,7 @@ def named_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServe
         server.stop()
 
 
-def test_a_loss_falls_with_the_official_sdk(
+def test_loss_decreases_with_official_sdk(
     python: Path, named_server: RealServer, tmp_path: Path
 ) -> None:
     prepare(tmp_path, {MODEL: TINY})
@@ -49,7 +49,7 @@ def test_a_loss_falls_with_the_official_sdk(
     assert found.status == PASS, found.detail
 
 
-def test_rewards_are_reported_with_tinkex_in_its_place(
+def test_rewards_with_tinkex_as_tinker(
     python: Path, named_server: RealServer, tmp_path: Path
 ) -> None:
     prepare(tmp_path, {MODEL: TINY})

@@ -30,14 +30,14 @@ def undisturbed(official: Official, exact_server: LocalServer) -> dict[str, Any]
     return found
 
 
-def test_a_loop_among_kills_sees_the_same_bits(
+def test_training_is_bit_identical_across_kills(
     official: Official, exact_server: LocalServer, undisturbed: dict[str, Any]
 ) -> None:
     seen = train_among_kills(official, exact_server, [3, 12, 23], random.Random(1))
     assert seen == undisturbed
 
 
-def test_a_loop_that_shares_its_passes_comes_close(
+def test_batched_training_across_kills_is_close(
     official: Official, server: LocalServer, undisturbed: dict[str, Any]
 ) -> None:
     seen = train_among_kills(official, server, [11], random.Random(2))

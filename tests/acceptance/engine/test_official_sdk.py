@@ -14,12 +14,12 @@ from tests.acceptance.engine.conftest import Official
 from tests.support.engine_server import LocalServer
 
 
-def test_a_supervised_loop_learns_by_heart(official: Official, server: LocalServer) -> None:
+def test_supervised_loop_memorizes(official: Official, server: LocalServer) -> None:
     official.run_scenario(learning_scenarios.learn_by_heart, server)
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
-def test_a_loop_with_rewards_raises_them(
+def test_rl_loop_increases_reward(
     official: Official, server: LocalServer, loss_fn: str
 ) -> None:
     rewards = official.run_scenario(learning_scenarios.earn_rewards, server, loss_fn)
@@ -27,17 +27,17 @@ def test_a_loop_with_rewards_raises_them(
     assert last > first + 0.2, rewards
 
 
-def test_a_loop_with_preferences_widens_the_margin(official: Official, server: LocalServer) -> None:
+def test_dpo_loop_increases_margin(official: Official, server: LocalServer) -> None:
     official.run_scenario(learning_scenarios.prefer, server)
 
 
-def test_training_goes_on_from_a_checkpoint_to_the_last_bit(
+def test_training_resumes_bit_identically(
     official: Official, server: LocalServer
 ) -> None:
     official.run_scenario(weights_scenarios.go_on, server)
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_in_words(
+def test_mismatched_checkpoint_message(
     official: Official, server: LocalServer
 ) -> None:
     official.run_scenario(weights_scenarios.refuse_what_does_not_fit, server)
@@ -48,13 +48,13 @@ def test_trainer_and_sampler_agree(official: Official, server: LocalServer) -> N
 
 
 @pytest.mark.parametrize("base_model", weights_scenarios.MODELS)
-def test_a_downloaded_adapter_is_the_same_in_peft(
+def test_downloaded_adapter_matches_peft(
     official: Official, server: LocalServer, base_model: str
 ) -> None:
     official.run_scenario(weights_scenarios.leave_for_peft, server, base_model)
 
 
-def test_tenants_that_train_at_once_get_what_they_would_get_alone(
+def test_concurrent_tenants_are_independent(
     official: Official, server: LocalServer
 ) -> None:
     models = official.run_scenario(tenants_scenarios.train_at_once, server)
@@ -69,18 +69,18 @@ def most_at_once(server: LocalServer, models: Sequence[str]) -> int:
     return max(moments.values())
 
 
-def test_mistakes_of_one_tenant_are_told_to_it_and_harm_no_other(
+def test_invalid_requests_do_not_affect_other_tenants(
     official: Official, server: LocalServer
 ) -> None:
     official.run_scenario(tenants_scenarios.make_mistakes, server)
     official.run_scenario(tenants_scenarios.ask_for_wrong_samples, server)
 
 
-def test_one_server_has_several_base_models(official: Official, server: LocalServer) -> None:
+def test_several_base_models(official: Official, server: LocalServer) -> None:
     official.run_scenario(tenants_scenarios.use_both_models, server)
 
 
-def test_nothing_of_all_this_was_an_error_of_the_server(
+def test_server_log_has_no_errors(
     official: Official, server: LocalServer
 ) -> None:
     official.run_scenario(tenants_scenarios.use_both_models, server)

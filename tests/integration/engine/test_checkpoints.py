@@ -60,7 +60,7 @@ def trained(engine: TorchEngine) -> TorchEngine:
 
 @pytest.mark.parametrize("is_new_engine", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(
+def test_training_resumes_identically_from_checkpoint(
     trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path, is_new_engine: bool, seed: int
 ) -> None:
     saved = save(trained, tmp_path / "saved")
@@ -77,7 +77,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(
     assert mine.num_steps == theirs.num_steps == 2 * NUM_STEPS
 
 
-def test_an_adapter_goes_back_to_its_own_checkpoint(trained: TorchEngine, tmp_path: Path) -> None:
+def test_adapter_loads_its_own_checkpoint(trained: TorchEngine, tmp_path: Path) -> None:
     saved = save(trained, tmp_path / "saved")
     ahead = train(trained, "a", NUM_STEPS)
     trained.load("a", saved, with_optimizer=True)
@@ -85,7 +85,7 @@ def test_an_adapter_goes_back_to_its_own_checkpoint(trained: TorchEngine, tmp_pa
 
 
 @pytest.mark.parametrize("was_saved", [True, False])
-def test_without_the_optimizer_its_memory_begins_afresh(
+def test_load_without_optimizer_resets_moments(
     trained: TorchEngine, tmp_path: Path, was_saved: bool
 ) -> None:
     saved = save(trained, tmp_path / "saved", with_optimizer=was_saved)
@@ -107,7 +107,7 @@ def test_without_the_optimizer_its_memory_begins_afresh(
 
 
 @pytest.mark.parametrize("with_optimizer", [True, False])
-def test_loading_drops_a_gathered_gradient(
+def test_load_drops_accumulated_gradient(
     trained: TorchEngine, tmp_path: Path, with_optimizer: bool
 ) -> None:
     gather(trained, "a")
@@ -118,7 +118,7 @@ def test_loading_drops_a_gathered_gradient(
     assert torch.equal(weights(trained, "a"), before)
 
 
-def test_saving_keeps_a_gathered_gradient(trained: TorchEngine, tmp_path: Path) -> None:
+def test_save_keeps_accumulated_gradient(trained: TorchEngine, tmp_path: Path) -> None:
     trained.create("b", spec())
     train(trained, "b")
     gather(trained, "a")
@@ -128,7 +128,7 @@ def test_saving_keeps_a_gathered_gradient(trained: TorchEngine, tmp_path: Path) 
     assert torch.equal(weights(trained, "a"), weights(trained, "b"))
 
 
-def test_files_stay_as_they_were_written_and_the_same_state_gives_the_same_files(
+def test_same_state_gives_same_files(
     trained: TorchEngine, tmp_path: Path
 ) -> None:
     first, second = save(trained, tmp_path / "one"), save(trained, tmp_path / "two")
@@ -154,7 +154,7 @@ def test_files_stay_as_they_were_written_and_the_same_state_gives_the_same_files
         (spec(train_attn=False), "train_attn True, but the adapter has False"),
     ],
 )
-def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(
+def test_mismatched_checkpoint_is_rejected_without_changes(
     trained: TorchEngine, tmp_path: Path, wanted: AdapterSpec, told: str
 ) -> None:
     saved = save(trained, tmp_path / "saved")
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(
     assert torch.equal(after.gradient, before.gradient)
 
 
-def test_the_optimizer_of_a_checkpoint_that_has_none_is_refused(
+def test_missing_optimizer_is_rejected(
     trained: TorchEngine, tmp_path: Path
 ) -> None:
     saved = save(trained, tmp_path / "saved", with_optimizer=False)
@@ -195,7 +195,7 @@ def test_the_optimizer_of_a_checkpoint_that_has_none_is_refused(
 @pytest.mark.parametrize(
     "name", ["adapter_model.safetensors", "optimizer.safetensors", "trainer_state.json"]
 )
-def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
+def test_damaged_checkpoint_is_rejected_without_changes(
     trained: TorchEngine, tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     saved = save(trained, tmp_path / "saved")
@@ -219,7 +219,7 @@ def restored(engine: TorchEngine, other: TorchEngine, directory: Path) -> TorchE
 
 
 @pytest.mark.parametrize("has_gradient", [True, False])
-def test_a_restored_adapter_goes_on_as_if_nothing_had_happened(
+def test_restored_adapter_continues_identically(
     trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path, has_gradient: bool
 ) -> None:
     if has_gradient:
@@ -232,7 +232,7 @@ def test_a_restored_adapter_goes_on_as_if_nothing_had_happened(
     assert torch.equal(weights(other, "a"), weights(trained, "a"))
 
 
-def test_a_restored_adapter_replaces_the_one_in_memory(
+def test_restore_replaces_adapter_in_memory(
     trained: TorchEngine, tmp_path: Path
 ) -> None:
     directory = tmp_path / "snapshot"
@@ -243,7 +243,7 @@ def test_a_restored_adapter_replaces_the_one_in_memory(
     assert train(trained, "a", NUM_STEPS) == ahead
 
 
-def test_a_snapshot_is_of_the_moment_when_it_was_taken(
+def test_snapshot_is_not_affected_by_later_training(
     trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     gather(trained, "a")
@@ -266,7 +266,7 @@ def test_a_snapshot_is_of_the_moment_when_it_was_taken(
     assert found.num_steps == before.num_steps == NUM_STEPS
 
 
-def test_a_state_that_went_wrong_comes_back_as_it_was(
+def test_non_finite_state_is_restored(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine = make_engine(is_nonfinite_applied=True)
@@ -283,7 +283,7 @@ def test_a_state_that_went_wrong_comes_back_as_it_was(
         assert torch.equal(*(one.view(torch.int32) for one in pair)), name
 
 
-def test_an_adapter_that_was_never_trained_comes_back(
+def test_untrained_adapter_is_restored(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine, other = make_engine(), make_engine()
@@ -293,7 +293,7 @@ def test_an_adapter_that_was_never_trained_comes_back(
 
 
 @pytest.mark.parametrize("other", [spec(rank=4), spec(train_unembed=False)])
-def test_a_snapshot_of_another_adapter_is_damage(
+def test_snapshot_of_other_adapter_is_rejected(
     trained: TorchEngine, tmp_path: Path, other: AdapterSpec
 ) -> None:
     directory = tmp_path / "snapshot"
@@ -305,7 +305,7 @@ def test_a_snapshot_of_another_adapter_is_damage(
     assert torch.equal(weights(trained, "a"), before)
 
 
-def test_a_snapshot_that_is_cut_short_is_damage(trained: TorchEngine, tmp_path: Path) -> None:
+def test_truncated_snapshot_is_rejected(trained: TorchEngine, tmp_path: Path) -> None:
     directory = tmp_path / "snapshot"
     directory.mkdir()
     trained.snapshot("a")(directory)
@@ -315,7 +315,7 @@ def test_a_snapshot_that_is_cut_short_is_damage(trained: TorchEngine, tmp_path: 
         trained.restore("a", spec(), directory)
 
 
-def test_what_is_not_in_memory_cannot_be_kept(engine: TorchEngine, tmp_path: Path) -> None:
+def test_missing_adapter_cannot_be_saved(engine: TorchEngine, tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
         engine.save("a", tmp_path, with_optimizer=True)
     with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
@@ -328,7 +328,7 @@ def test_what_is_not_in_memory_cannot_be_kept(engine: TorchEngine, tmp_path: Pat
 # --- memory --------------------------------------------------------------------------------------
 
 
-def test_the_optimizer_takes_memory_and_disk_from_its_first_step_on(
+def test_moments_are_allocated_at_first_step(
     engine: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine.create("a", spec())
@@ -346,7 +346,7 @@ def test_the_optimizer_takes_memory_and_disk_from_its_first_step_on(
     assert torch.equal(other._adapters["a"].state.first, state.first)
 
 
-def test_an_untrained_adapter_is_saved_with_an_optimizer_of_zeros(
+def test_untrained_adapter_saves_zero_moments(
     engine: TorchEngine, tmp_path: Path
 ) -> None:
     engine.create("a", spec())
@@ -358,7 +358,7 @@ def test_an_untrained_adapter_is_saved_with_an_optimizer_of_zeros(
     assert train(engine, "b") == train(engine, "a")
 
 
-def test_an_adapter_larger_than_the_budget_is_refused(make_engine: MakeEngine) -> None:
+def test_adapter_larger_than_budget_is_rejected(make_engine: MakeEngine) -> None:
     needed = make_engine().training_bytes(spec())
     tight = make_engine(adapter_bytes=needed - 1)
     with pytest.raises(InvalidInput, match=f"needs {needed:,} bytes.*raise adapter_bytes"):
@@ -366,7 +366,7 @@ def test_an_adapter_larger_than_the_budget_is_refused(make_engine: MakeEngine) -
     make_engine(adapter_bytes=needed).create("a", spec())
 
 
-def test_weights_to_sample_from_stay_within_their_budget(
+def test_sampler_adapters_stay_within_budget(
     trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     places = [save(trained, tmp_path / f"saved-{number}") for number in range(4)]

@@ -245,7 +245,7 @@ class Evicting(TorchEngine):
         super().drop(adapter_id)
 
 
-def test_models_evicted_between_passes_and_their_step_train_to_the_same_bits(
+def test_eviction_between_pass_and_step_is_bit_identical(
     tmp_path: Path, folder: Path, uninterrupted: dict[str, Any]
 ) -> None:
     with scenario_in(tmp_path) as scenario:
@@ -260,7 +260,7 @@ def test_models_evicted_between_passes_and_their_step_train_to_the_same_bits(
 
 
 @pytest.mark.parametrize(("seed", "is_evicting"), [(1, False), (2, True)])
-def test_a_worker_killed_anywhere_leaves_the_same_bits(
+def test_killed_worker_recovers_bit_identically(
     tmp_path: Path,
     folder: Path,
     workers: Workers,
@@ -281,7 +281,7 @@ def test_a_worker_killed_anywhere_leaves_the_same_bits(
         assert_all_was_done_once(scenario)
 
 
-def test_a_worker_that_packs_tenants_together_comes_close(
+def test_batched_tenants_match_within_tolerance(
     tmp_path: Path,
     folder: Path,
     workers: Workers,

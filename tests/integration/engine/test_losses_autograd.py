@@ -144,7 +144,7 @@ def _now(rng: np.random.Generator, datum: Datum, names: Sequence[str]) -> np.nda
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("loss_fn", "names", "config"), CASES)
-def test_value_and_slope_are_those_of_autograd(
+def test_value_and_grad_match_autograd(
     loss_fn: str, names: Sequence[str], config: Config, seed: int
 ) -> None:
     trial = Trial(loss_fn, names, config, seed)
@@ -154,7 +154,7 @@ def test_value_and_slope_are_those_of_autograd(
 
 
 @pytest.mark.parametrize(("loss_fn", "names", "config"), CASES)
-def test_any_subset_has_its_own_share_of_value_and_slope(
+def test_subset_contributes_its_share_of_value_and_grad(
     loss_fn: str, names: Sequence[str], config: Config
 ) -> None:
     trial = Trial(loss_fn, names, config, seed=7)
@@ -172,7 +172,7 @@ def test_any_subset_has_its_own_share_of_value_and_slope(
     assert sum_metrics(parts) == pytest.approx(sum_metrics([whole]))
 
 
-def test_no_loss_is_left_out() -> None:
+def test_every_loss_is_tested() -> None:
     assert {name for name, _, _ in CASES} == set(LOSSES) == set(REFERENCES)
     used = {name for _, names, _ in CASES for name in names}
     assert used == {
@@ -181,13 +181,13 @@ def test_no_loss_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("loss_fn", ["ppo", "cispo", "gspo"])
-def test_the_trials_clip_some_ratios_and_leave_others(loss_fn: str) -> None:
+def test_example_data_clips_some_ratios(loss_fn: str) -> None:
     trial = Trial(loss_fn, (*RATIO, *CLIPS), {}, seed=0)
     metrics = compute_loss(trial.work, trial.examples, trial.logprobs).metrics
     assert 0.0 < metrics["clip_fraction:mean"] < 1.0
 
 
-def test_soft_targets_that_came_sparse_equal_the_dense_ones() -> None:
+def test_sparse_soft_targets_equal_dense() -> None:
     weights = np.zeros((6, 8), dtype=np.float32)
     weights[np.arange(6), np.arange(6)] = [0.5, 0.25, 1.0, 0.0, 0.75, 2.0]
     targets = np.where(weights != 0, 7, 0)

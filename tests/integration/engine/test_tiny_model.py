@@ -25,7 +25,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("question", ANSWERS)
-def test_it_answers(question: str) -> None:
+def test_model_answers(question: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
     text = tokenizer.load_tokenizer(TINY_FOLDER)
     [prompt] = text.encode_batch([chatml.render_prompt([{"role": "user", "content": question}])])

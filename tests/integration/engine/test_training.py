@@ -25,7 +25,7 @@ def batch(number: int) -> list:
     return [datum(100 * number + index, length) for index, length in enumerate(LENGTHS)]
 
 
-def test_twenty_steps_equal_peft_with_torchs_adamw(engine: TorchEngine, folder: Path) -> None:
+def test_twenty_steps_match_peft_with_torch_adamw(engine: TorchEngine, folder: Path) -> None:
     engine.create("a", spec(rank=4))
     adapter = engine._adapters["a"]
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -64,7 +64,7 @@ def test_twenty_steps_equal_peft_with_torchs_adamw(engine: TorchEngine, folder: 
             torch.testing.assert_close(mine, other.data, atol=1e-4, rtol=1e-3)
 
 
-def test_a_new_adapter_changes_no_logprob_at_all(engine: TorchEngine) -> None:
+def test_new_adapter_leaves_logprobs_unchanged(engine: TorchEngine) -> None:
     engine.create("one", spec(rank=1, seed=1))
     engine.create("two", spec(rank=64, seed=2))
     first, second = (forward_backward(engine, name, *batch(0)) for name in ("one", "two"))
@@ -72,7 +72,7 @@ def test_a_new_adapter_changes_no_logprob_at_all(engine: TorchEngine) -> None:
         assert np.array_equal(mine["logprobs"].to_numpy(), other["logprobs"].to_numpy())
 
 
-def test_a_seed_decides_the_first_weights(engine: TorchEngine) -> None:
+def test_seed_determines_initial_weights(engine: TorchEngine) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         engine.create(name, spec(seed=seed))
     assert torch.equal(weights(engine, "a"), weights(engine, "b"))
@@ -94,7 +94,7 @@ def train_together(engine: TorchEngine, ranks: list[int], num_steps: int) -> lis
 
 
 @pytest.mark.parametrize("is_deterministic", [True, False])
-def test_eight_adapters_train_together_as_they_do_alone(
+def test_eight_adapters_train_together_as_alone(
     make_engine: MakeEngine, is_deterministic: bool
 ) -> None:
     ranks = [1, 2, 4, 8, 16, 32, 48, 64]
@@ -107,7 +107,7 @@ def test_eight_adapters_train_together_as_they_do_alone(
             torch.testing.assert_close(mine, alone, atol=1e-5, rtol=1e-3)
 
 
-def test_two_passes_then_a_step_equal_one_pass_with_both(make_engine: MakeEngine) -> None:
+def test_two_passes_then_step_equal_one_combined_pass(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.create("split", spec())
     engine.create("whole", spec())
@@ -119,7 +119,7 @@ def test_two_passes_then_a_step_equal_one_pass_with_both(make_engine: MakeEngine
     torch.testing.assert_close(weights(engine, "split"), weights(engine, "whole"))
 
 
-def test_a_small_token_budget_changes_nothing_but_the_portions(make_engine: MakeEngine) -> None:
+def test_token_budget_does_not_change_results(make_engine: MakeEngine) -> None:
     results = []
     for pass_tokens in (13, 40, 4096):
         engine = make_engine(pass_tokens=pass_tokens)
@@ -137,7 +137,7 @@ def test_a_small_token_budget_changes_nothing_but_the_portions(make_engine: Make
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
-def test_passes_that_take_turns_give_the_bits_of_uninterrupted_ones(
+def test_interleaved_passes_are_bit_identical(
     make_engine: MakeEngine, is_deterministic: bool
 ) -> None:
     options = {"step_tokens": 13, "is_deterministic": is_deterministic}
@@ -176,7 +176,7 @@ def test_passes_that_take_turns_give_the_bits_of_uninterrupted_ones(
         assert torch.equal(weights(calm, name), weights(busy, name))
 
 
-def test_a_cancelled_pass_leaves_no_gradient(make_engine: MakeEngine) -> None:
+def test_cancelled_pass_leaves_no_gradient(make_engine: MakeEngine) -> None:
     engine = make_engine(step_tokens=13)
     engine.create("a", spec())
     run = engine.start_passes([Pass(adapter_id="a", request=work(*batch(1)))])
@@ -195,7 +195,7 @@ def test_forward_leaves_no_gradient(engine: TorchEngine) -> None:
     assert torch.equal(weights(engine, "a"), before)
 
 
-def test_a_bad_request_harms_no_other(engine: TorchEngine) -> None:
+def test_invalid_pass_does_not_affect_others(engine: TorchEngine) -> None:
     for name in ("good", "bad", "alone"):
         engine.create(name, spec())
     bad = datum(1, target_tokens=np.full(12, 100_000))
@@ -216,7 +216,7 @@ def test_a_bad_request_harms_no_other(engine: TorchEngine) -> None:
     torch.testing.assert_close(weights(engine, "good"), weights(engine, "alone"))
 
 
-def test_a_gradient_that_is_not_finite_is_told_and_refused(make_engine: MakeEngine) -> None:
+def test_non_finite_gradient_is_reported_and_rejected(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.create("a", spec())
     forward_backward(engine, "a", *batch(1))
@@ -239,7 +239,7 @@ def test_a_gradient_that_is_not_finite_is_told_and_refused(make_engine: MakeEngi
     assert not torch.isfinite(weights(willing, "a")).all()
 
 
-def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
+def test_out_of_memory_retries_in_smaller_batches(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roomy, tight = make_engine(), make_engine()
@@ -271,7 +271,7 @@ def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
         torch.testing.assert_close(weights(tight, name), weights(roomy, name), atol=1e-5, rtol=1e-3)
 
 
-def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
+def test_unexpected_error_in_one_pass_runs_others_once(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, calm = make_engine(), make_engine()
@@ -310,7 +310,7 @@ def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
         )
 
 
-def test_only_the_parts_that_are_asked_for_are_trained(engine: TorchEngine) -> None:
+def test_only_requested_modules_are_trained(engine: TorchEngine) -> None:
     engine.create("mlp", spec(train_attn=False, train_unembed=False))
     engine.create("head", spec(train_attn=False, train_mlp=False))
     for name, mark in (("mlp", ".mlp."), ("head", "lm_head")):
@@ -338,7 +338,7 @@ def _named(adapter):
         ({"optimizer": {"type": "dimuon"}}, "'dimuon'"),
     ],
 )
-def test_an_adapter_that_cannot_be_made_is_refused(
+def test_invalid_adapter_spec_raises(
     engine: TorchEngine, wrong: dict, told: str
 ) -> None:
     with pytest.raises(InvalidInput, match=told):

@@ -41,7 +41,7 @@ def sampled(tokens: list[int], **inputs: Any) -> Datum:
     return datum(tokens, tokens, **{"logprobs": zeros, "advantages": zeros, **inputs})
 
 
-def test_one_target_per_token_is_read_as_it_stands() -> None:
+def test_parse_one_target_per_token() -> None:
     [example] = read([datum([1, 2, 3], [2, 3, 4], weights=[1.0, 0.5, 0.0])])
     assert example.tokens.tolist() == [1, 2, 3]
     assert example.targets.tolist() == [2, 3, 4]
@@ -52,7 +52,7 @@ def test_one_target_per_token_is_read_as_it_stands() -> None:
     assert {example.tokens.dtype, example.targets.dtype, example.rows.dtype} == {np.dtype(np.int64)}
 
 
-def test_several_targets_per_token_are_laid_row_by_row() -> None:
+def test_parse_several_targets_per_token() -> None:
     [example] = read([datum([1, 2], [[5, 6, 7], [8, 9, 0]], weights=[[1, 2, 3], [4, 5, 6]])])
     assert example.targets.tolist() == [5, 6, 7, 8, 9, 0]
     assert example.rows.tolist() == [0, 0, 0, 1, 1, 1]
@@ -60,7 +60,7 @@ def test_several_targets_per_token_are_laid_row_by_row() -> None:
     assert example.inputs["weights"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_sparse_tensor_is_filled_with_zeros() -> None:
+def test_sparse_tensor_is_expanded_with_zeros() -> None:
     sparse = TensorData([9], "int64", [2, 3], [0, 1, 1], [2])
     weights = TensorData([1.0], "float32", [2, 3], [0, 1, 1], [2])
     [example] = read([datum([1, 2], sparse, weights=weights)])
@@ -68,13 +68,13 @@ def test_a_sparse_tensor_is_filled_with_zeros() -> None:
     assert example.inputs["weights"].tolist() == [0, 0, 1, 0, 0, 0]
 
 
-def test_text_in_several_chunks_is_read_as_one() -> None:
+def test_text_chunks_are_concatenated() -> None:
     text = ModelInput(chunks=[EncodedTextChunk(tokens=[1, 2]), EncodedTextChunk(tokens=[3])])
     [example] = read([Datum(text, {"target_tokens": [2, 3, 4]})])
     assert example.tokens.tolist() == [1, 2, 3]
 
 
-def test_only_what_the_loss_reads_is_kept() -> None:
+def test_only_loss_inputs_are_parsed() -> None:
     given_more = sampled([1], weights=[1.0], sequence_ratio_mask=[1.0])
     assert read([given_more], "gspo")[0].inputs.keys() == {
         "logprobs",
@@ -85,7 +85,7 @@ def test_only_what_the_loss_reads_is_kept() -> None:
     assert read([given_more], "ppo")[0].inputs.keys() == {"logprobs", "advantages"}
 
 
-def test_an_optional_input_has_its_default_in_examples_without_it() -> None:
+def test_optional_input_default_for_examples_without_it() -> None:
     with_weights, without = datum([1], [2], weights=[0.5]), datum([1, 2], [[2, 3], [4, 5]])
     for data in ([with_weights, without], [without, with_weights]):
         weights = [example.inputs["weights"].tolist() for example in read(data)]
@@ -97,12 +97,12 @@ def test_an_optional_input_has_its_default_in_examples_without_it() -> None:
     assert second.inputs["clip_low_threshold"].tolist() == [0.8]
 
 
-def test_integers_serve_as_weights() -> None:
+def test_integer_weights_are_accepted() -> None:
     [example] = read([datum([1, 2], [2, 3], weights=TensorData([1, 0], "int64"))])
     assert example.inputs["weights"].tolist() == [1.0, 0.0]
 
 
-def test_an_answer_has_the_shape_of_the_targets_in_float32() -> None:
+def test_output_has_target_shape_and_float32() -> None:
     [example] = read([datum([1, 2], [[5, 6], [7, 8]])])
     logprobs = example.to_output(np.array([-1.0, -2.0, -3.0, -4.0]))["logprobs"]
     assert (logprobs.dtype, logprobs.tolist()) == ("float32", [[-1.0, -2.0], [-3.0, -4.0]])
@@ -144,14 +144,14 @@ def test_an_answer_has_the_shape_of_the_targets_in_float32() -> None:
         ),
     ],
 )
-def test_examples_that_do_not_fit_are_named(data: list[Datum], reason: str) -> None:
+def test_invalid_example_is_named(data: list[Datum], reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         read(data)
 
 
 @pytest.mark.parametrize("loss_fn", [name for name, loss in LOSSES.items() if loss.required_inputs])
 @pytest.mark.parametrize("name", ["logprobs", "advantages"])
-def test_an_input_that_a_loss_needs_is_asked_for(loss_fn: str, name: str) -> None:
+def test_missing_required_input_raises(loss_fn: str, name: str) -> None:
     lacking = sampled([1, 2])
     del lacking.loss_fn_inputs[name]
     with pytest.raises(InvalidInput, match=rf"example 1 needs {name} of shape \[2\].*got nothing"):
@@ -167,12 +167,12 @@ def test_an_input_that_a_loss_needs_is_asked_for(loss_fn: str, name: str) -> Non
         ("dro", {"beta": float("inf")}, "must be a finite number"),
     ],
 )
-def test_a_loss_and_its_settings_are_checked(loss_fn: str, config: Any, reason: str) -> None:
+def test_loss_and_settings_are_validated(loss_fn: str, config: Any, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         read([sampled([1])], loss_fn, config)
 
 
-def test_a_small_sparse_tensor_cannot_ask_for_all_memory() -> None:
+def test_sparse_tensor_expansion_is_limited() -> None:
     width = examples.MAX_TARGETS
     huge = TensorData([], "int64", [2, width], [0, 0, 0], [])
     with pytest.raises(InvalidInput, match=f"the request has {2 * width} targets; send at"):
@@ -180,12 +180,12 @@ def test_a_small_sparse_tensor_cannot_ask_for_all_memory() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 6])
-def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
+def test_token_outside_vocabulary_is_named(token: int) -> None:
     with pytest.raises(InvalidInput, match=f"has token {token}, outside the vocabulary of 6, at"):
         check_tokens("the prompt", [0, token, 5], 6)
 
 
-def test_a_prompt_is_counted() -> None:
+def test_count_prompt_tokens() -> None:
     assert count_text_tokens("the prompt", ModelInput.from_ints([1, 2, 3]), 3) == 3
     assert count_text_tokens("the prompt", ModelInput.empty(), 3) == 0
 
@@ -194,7 +194,7 @@ shapes = st.one_of(st.tuples(st.integers(1, 8)), st.tuples(st.integers(1, 8), st
 
 
 @given(shape=shapes, data=st.data())
-def test_every_pair_comes_back_where_it_was(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_pairs_keep_their_positions(shape: tuple[int, ...], data: st.DataObject) -> None:
     size = int(np.prod(shape))
     ids = st.integers(0, 511)
     tokens = data.draw(st.lists(ids, min_size=shape[0], max_size=shape[0]))
@@ -219,7 +219,7 @@ anything = st.one_of(
     inputs=st.dictionaries(st.sampled_from(["target_tokens", "weights", "logprobs"]), anything),
     loss_fn=st.sampled_from([*LOSSES, "mse"]),
 )
-def test_any_request_is_read_whole_or_refused_in_a_sentence(
+def test_any_request_is_parsed_or_rejected(
     tokens: list[int], inputs: dict[str, Any], loss_fn: str
 ) -> None:
     try:

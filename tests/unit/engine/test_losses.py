@@ -55,7 +55,7 @@ def example(start: int, stop: int) -> TrainingExample:
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro"])
-def test_slope_agrees_with_finite_differences(name: str) -> None:
+def test_grad_matches_finite_differences(name: str) -> None:
     weights = np.array([0.0, 1.0, 0.5, 2.0, 1.0])
     slope = loss_of(name, weights=weights).grad_P
     for index in range(len(NOW)):
@@ -66,11 +66,11 @@ def test_slope_agrees_with_finite_differences(name: str) -> None:
         assert slope[index] == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-6)
 
 
-def test_cross_entropy_without_weights_counts_every_token_once() -> None:
+def test_cross_entropy_without_weights_uses_weight_one() -> None:
     assert loss_of("cross_entropy").value == pytest.approx(-NOW.sum())
 
 
-def test_ppo_ignores_what_was_clipped() -> None:
+def test_ppo_clipped_tokens_have_zero_grad() -> None:
     ratio = np.exp(NOW - SAMPLED)
     held = np.clip(ratio, 0.8, 1.2)
     loss = loss_of("ppo")
@@ -81,7 +81,7 @@ def test_ppo_ignores_what_was_clipped() -> None:
     assert loss.grad_P[0] == pytest.approx(-ratio[0])
 
 
-def test_clip_bounds_come_from_inputs_before_config_before_defaults() -> None:
+def test_clip_bounds_precedence_is_inputs_config_defaults() -> None:
     by_config = loss_of("ppo", config={"clip_low_threshold": 0.5, "clip_high_threshold": 2.0})
     assert (by_config.grad_P != 0.0).all()
     tight = np.full(5, 1.0)
@@ -96,14 +96,14 @@ def test_clip_bounds_come_from_inputs_before_config_before_defaults() -> None:
     )
 
 
-def test_cispo_holds_the_clamped_ratio_constant() -> None:
+def test_cispo_does_not_differentiate_clipped_ratio() -> None:
     held = np.clip(np.exp(NOW - SAMPLED), 0.0, 1.1)
     loss = loss_of("cispo", config={"clip_high_threshold": 1.1})
     assert loss.value == pytest.approx(-(held * NOW * ADVANTAGES).sum())
     np.testing.assert_allclose(loss.grad_P, -held * ADVANTAGES)
 
 
-def test_gspo_has_one_ratio_per_example_taken_where_the_mask_is_set() -> None:
+def test_gspo_has_one_masked_ratio_per_example() -> None:
     mask = np.array([1.0, 1.0, 0.0, 1.0, 1.0])
     drift = NOW - SAMPLED
     ratios = np.repeat(np.exp([drift[:2].mean(), drift[3:].mean()]), [3, 2])
@@ -116,13 +116,13 @@ def test_gspo_has_one_ratio_per_example_taken_where_the_mask_is_set() -> None:
     np.testing.assert_allclose(loss.grad_P, -ratios * ADVANTAGES)
 
 
-def test_a_huge_ratio_is_infinite_and_does_not_warn() -> None:
+def test_overflowing_ratio_is_infinite_without_warning() -> None:
     loss = loss_of("importance_sampling", NOW + 1000.0, advantages=np.ones(5))
     assert loss.value == -np.inf
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
-def test_a_made_up_sampling_logprob_does_no_harm_where_there_is_no_advantage(name: str) -> None:
+def test_placeholder_logprob_is_ignored_without_advantage(name: str) -> None:
     made_up = np.array([-1e4, -1e4, -1e4, -1.5, -0.7])
     advantages = np.array([0.0, 0.0, 0.0, 0.5, -0.5])
     loss = loss_of(name, logprobs=made_up, advantages=advantages)
@@ -131,7 +131,7 @@ def test_a_made_up_sampling_logprob_does_no_harm_where_there_is_no_advantage(nam
     assert loss.metrics["ratio:mean"] < 2.0
 
 
-def test_ratios_and_clipping_are_reported_of_pairs_that_have_an_advantage() -> None:
+def test_metrics_cover_pairs_with_advantage() -> None:
     advantages = np.array([1.0, -1.0, 0.0, 0.5, 0.0])
     loss = loss_of("ppo", advantages=advantages)
     ratio = np.exp(NOW - SAMPLED)
@@ -145,20 +145,20 @@ def test_ratios_and_clipping_are_reported_of_pairs_that_have_an_advantage() -> N
     ] == pytest.approx(2 / 5)
 
 
-def test_without_any_advantage_ratios_are_one_and_nothing_is_clipped() -> None:
+def test_metrics_without_any_advantage() -> None:
     loss = loss_of("ppo", advantages=np.zeros(5))
     assert loss.metrics == {"ratio:mean": 1.0, "clip_fraction:mean": 0.0}
     assert loss.num_counted == 0
     assert sum_metrics([loss])["ratio:mean"] == 1.0
 
 
-def test_a_clipped_infinite_ratio_is_reported_as_a_number() -> None:
+def test_infinite_ratio_metric_is_finite() -> None:
     loss = loss_of("ppo", NOW + 1000.0, advantages=np.ones(5))
     assert loss.value == pytest.approx(-5 * 1.2)
     assert np.isfinite(loss.metrics["ratio:mean"])
 
 
-def test_parts_of_a_request_add_up_to_the_whole() -> None:
+def test_losses_of_parts_sum_to_total() -> None:
     request = work("ppo")
     examples = [example(0, 3), example(3, 5)]
     logprobs = [NOW[:3].astype(np.float32), NOW[3:].astype(np.float32)]
@@ -169,13 +169,13 @@ def test_parts_of_a_request_add_up_to_the_whole() -> None:
     assert sum_metrics(parts).keys() == {"loss:sum", "ratio:mean", "clip_fraction:mean"}
 
 
-def test_no_examples_at_all_cost_nothing() -> None:
+def test_loss_of_no_examples_is_zero() -> None:
     empty = compute_loss(work("ppo"), [], [])
     assert (empty.value, empty.grad_P.size) == (0.0, 0)
     assert sum_metrics([]) == {"loss:sum": 0.0}
 
 
-def test_log_probabilities_may_have_the_shape_of_their_targets() -> None:
+def test_logprobs_may_have_target_shape() -> None:
     rows = np.repeat(np.arange(2), 2)
     square = TrainingExample(tokens=rows[:2], targets=rows, rows=rows, shape=(2, 2), inputs={})
     loss = compute_loss(work("cross_entropy"), [square], [np.full((2, 2), -0.5)])
@@ -190,7 +190,7 @@ def test_log_probabilities_may_have_the_shape_of_their_targets() -> None:
         ("stable_reinforce", "'stable_reinforce' is not supported.*use importance_sampling or ppo"),
     ],
 )
-def test_a_loss_that_is_not_computed_is_refused(name: str, reason: str) -> None:
+def test_unsupported_loss_raises(name: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         get_loss(name)
 
@@ -206,14 +206,14 @@ def test_a_loss_that_is_not_computed_is_refused(name: str, reason: str) -> None:
         ("dro", {"beta": None}, "must be a finite number, got None"),
     ],
 )
-def test_a_setting_that_is_unknown_or_no_number_is_named(
+def test_invalid_loss_setting_is_named(
     loss_fn: str, config: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_loss_config(work(loss_fn, config))
 
 
-def test_settings_that_are_not_given_have_their_defaults() -> None:
+def test_missing_loss_settings_use_defaults() -> None:
     assert parse_loss_config(work("ppo", {"clip_high_threshold": 3})) == {
         "clip_low_threshold": 0.8,
         "clip_high_threshold": 3.0,
@@ -230,10 +230,10 @@ def test_settings_that_are_not_given_have_their_defaults() -> None:
         (LossValue(1.0, np.array([np.nan])), "the gradient is not finite"),
     ],
 )
-def test_a_loss_that_nothing_can_be_learned_from_is_refused(loss: LossValue, reason: str) -> None:
+def test_non_finite_loss_raises(loss: LossValue, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         check_loss("ppo", loss)
 
 
-def test_a_loss_of_plain_numbers_is_fine() -> None:
+def test_finite_loss_passes() -> None:
     check_loss("ppo", LossValue(1.0, np.array([-3.0, 1e38])))

@@ -30,7 +30,7 @@ def tokens_of(batch: tuple[ExampleRef, ...], lengths: list[list[int]]) -> int:
 
 
 @given(lengths=many_lengths, max_tokens=st.integers(1, 100))
-def test_every_example_is_in_one_micro_batch_that_is_not_too_large(
+def test_every_example_is_in_one_micro_batch_within_limit(
     lengths: list[list[int]], max_tokens: int
 ) -> None:
     batches = split_micro_batches(lengths, max_tokens)
@@ -44,7 +44,7 @@ def test_every_example_is_in_one_micro_batch_that_is_not_too_large(
 
 
 @given(lengths=many_lengths, max_tokens=st.integers(1, 100))
-def test_passes_lie_together_and_their_equal_lengths_too(
+def test_passes_are_contiguous_and_sorted_by_length(
     lengths: list[list[int]], max_tokens: int
 ) -> None:
     for batch in split_micro_batches(lengths, max_tokens):
@@ -56,7 +56,7 @@ def test_passes_lie_together_and_their_equal_lengths_too(
 
 
 @given(lengths=many_lengths, max_tokens=st.integers(1, 100))
-def test_there_are_as_few_micro_batches_as_filling_one_after_the_other_gives(
+def test_number_of_micro_batches_is_minimal(
     lengths: list[list[int]], max_tokens: int
 ) -> None:
     ordered = [length for row in lengths for length in sorted(row)]
@@ -70,32 +70,32 @@ def test_there_are_as_few_micro_batches_as_filling_one_after_the_other_gives(
 
 
 @given(length=st.integers(1, 30), count=st.integers(1, 60), max_tokens=st.integers(30, 200))
-def test_examples_of_one_length_are_spread_evenly(length: int, count: int, max_tokens: int) -> None:
+def test_equal_lengths_are_balanced(length: int, count: int, max_tokens: int) -> None:
     sizes = [len(batch) for batch in split_micro_batches([[length] * count], max_tokens)]
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_small_rest_is_not_left_over() -> None:
+def test_no_small_last_micro_batch() -> None:
     lengths = [[10] * 41]
     assert [tokens_of(batch, lengths) for batch in split_micro_batches(lengths, 400)] == [200, 210]
 
 
-def test_an_example_that_is_too_long_is_alone_and_the_others_stay_together() -> None:
+def test_too_long_example_is_alone() -> None:
     assert split_micro_batches([[3, 50, 2], [4]], 10) == [((0, 2), (0, 0), (1, 0)), ((0, 1),)]
 
 
-def test_all_is_one_micro_batch_if_it_fits() -> None:
+def test_one_micro_batch_if_everything_fits() -> None:
     assert split_micro_batches([[3, 1], [2, 3, 2]], 11) == [
         ((0, 1), (0, 0), (1, 0), (1, 2), (1, 1))
     ]
 
 
-def test_nothing_is_cut_into_nothing() -> None:
+def test_no_examples_no_micro_batches() -> None:
     assert split_micro_batches([], 10) == []
     assert split_micro_batches([[], []], 10) == []
 
 
-def test_examples_are_packed_end_to_end() -> None:
+def test_examples_are_packed_without_padding() -> None:
     packed = pack_examples([example(2, start=10), example(3, width=2, start=20)])
     assert packed.tokens_T.tolist() == [10, 11, 20, 21, 22]
     assert packed.positions_T.tolist() == [0, 1, 0, 1, 2]
@@ -109,7 +109,7 @@ def test_examples_are_packed_end_to_end() -> None:
 
 
 @given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=6))
-def test_pairs_point_at_the_rows_of_their_own_example(sizes: list[tuple[int, int]]) -> None:
+def test_pairs_refer_to_their_own_example(sizes: list[tuple[int, int]]) -> None:
     given_ = [example(length, width, start=100 * at) for at, (length, width) in enumerate(sizes)]
     packed = pack_examples(given_)
     parts = packed.split_by_example(packed.rows_P)

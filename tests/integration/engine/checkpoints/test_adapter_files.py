@@ -63,7 +63,7 @@ def snapshot(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "MADE_UP"])
-def test_a_damaged_header_of_a_checkpoint_names_the_tensor(saved: Path, dtype: str) -> None:
+def test_damaged_header_names_the_tensor(saved: Path, dtype: str) -> None:
     path = saved / OPTIMIZER
     whole = path.read_bytes()
     length = int.from_bytes(whole[:8], "little")
@@ -103,7 +103,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 @pytest.mark.parametrize(
     "change", [{}, {"rank": 1}, {"train_unembed": False}, {"train_mlp": False}], ids=str
 )
-def test_what_was_saved_is_read_to_the_last_bit(
+def test_checkpoint_round_trip_is_bit_exact(
     tmp_path: Path, kind: str, change: dict[str, Any]
 ) -> None:
     spec = replace(SPEC, **change)
@@ -120,7 +120,7 @@ def test_what_was_saved_is_read_to_the_last_bit(
     assert same_bits(weights, state.weights)
 
 
-def test_a_checkpoint_has_these_files(saved: Path) -> None:
+def test_checkpoint_file_list(saved: Path) -> None:
     assert {path.name for path in saved.iterdir()} == {
         "adapter_config.json",
         WEIGHTS,
@@ -140,7 +140,7 @@ def test_a_checkpoint_has_these_files(saved: Path) -> None:
     assert tensors[f"{query}.lora_B.weight"].shape == (32, 4)
 
 
-def test_weights_alone_have_no_optimizer(tmp_path: Path) -> None:
+def test_sampler_checkpoint_has_no_optimizer(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, SPEC, layout(), make_state(layout()), with_optimizer=False)
     assert {path.name for path in tmp_path.iterdir()} == {
         "adapter_config.json",
@@ -161,7 +161,7 @@ def test_weights_alone_have_no_optimizer(tmp_path: Path) -> None:
         ({"train_attn": False}, "saved with train_attn True"),
     ],
 )
-def test_a_checkpoint_of_another_kind_is_refused(
+def test_incompatible_checkpoint_is_rejected(
     saved: Path, change: dict[str, Any], reason: str
 ) -> None:
     spec = replace(SPEC, **change)
@@ -169,18 +169,18 @@ def test_a_checkpoint_of_another_kind_is_refused(
         read_adapter_weights(saved, spec, make_layout(sites(), spec))
 
 
-def test_another_optimizer_is_refused(saved: Path) -> None:
+def test_other_optimizer_is_rejected(saved: Path) -> None:
     spec = replace(SPEC, optimizer={"type": "dimuon"})
     with pytest.raises(InvalidInput, match=r"optimizer is 'adamw', but .* with 'dimuon'"):
         read_optimizer(saved, spec, layout())
 
 
-def test_a_sampler_refuses_an_adapter_of_another_base_model(saved: Path) -> None:
+def test_sampler_rejects_adapter_of_other_base_model(saved: Path) -> None:
     with pytest.raises(InvalidInput, match="is of base model 'tiny/model', not of 'other'"):
         read_adapter(saved, "other", sites())
 
 
-def test_moments_outlive_another_order_of_the_buffer(tmp_path: Path) -> None:
+def test_moments_do_not_depend_on_buffer_order(tmp_path: Path) -> None:
     state = make_state(layout())
     write_checkpoint(tmp_path, SPEC, layout(), state, with_optimizer=True)
     write_snapshot(tmp_path, SPEC, layout(), state)
@@ -264,7 +264,7 @@ def negative(path: Path) -> None:
         ("trainer_state.json", negative, "trainer_state.json cannot be read: Expected `int` >= 0"),
     ],
 )
-def test_a_damaged_checkpoint_is_told_by_the_name_of_its_file(
+def test_damaged_checkpoint_names_the_file(
     saved: Path, name: str, damage: Callable[[Path], None], reason: str
 ) -> None:
     damage(saved / name)
@@ -274,13 +274,13 @@ def test_a_damaged_checkpoint_is_told_by_the_name_of_its_file(
     assert str(saved.parent) not in str(caught.value)
 
 
-def test_a_directory_that_is_not_there_is_missing_files(tmp_path: Path) -> None:
+def test_missing_directory_reports_missing_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"none/adapter_config.json is missing"):
         read_adapter_weights(tmp_path / "none", SPEC, layout())
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, "tinkex.json", "trainer_state.json"])
-def test_trouble_with_the_disk_is_told_apart_from_damage(saved: Path, name: str) -> None:
+def test_io_error_is_not_reported_as_damage(saved: Path, name: str) -> None:
     (saved / name).unlink()
     (saved / name).mkdir()
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory") as caught:
@@ -323,7 +323,7 @@ FILES = st.sampled_from([WEIGHTS, OPTIMIZER, SNAPSHOT])
 
 @given(name=FILES, data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_file_that_was_cut_anywhere_is_damaged(
+def test_truncated_file_is_damaged(
     damaged: Damaged, name: str, data: st.DataObject
 ) -> None:
     content = damaged.contents[name]
@@ -334,14 +334,14 @@ def test_a_file_that_was_cut_anywhere_is_damaged(
 
 @given(name=FILES, more=st.binary(min_size=1, max_size=100))
 @settings(max_examples=30, deadline=None)
-def test_a_file_that_goes_on_too_long_is_damaged(damaged: Damaged, name: str, more: bytes) -> None:
+def test_file_with_extra_bytes_is_damaged(damaged: Damaged, name: str, more: bytes) -> None:
     with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
         damaged.read(name, damaged.contents[name] + more)
 
 
 @given(name=FILES, data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_header_with_a_flipped_bit_is_damaged_or_moves_no_number(
+def test_flipped_header_bit_is_detected_or_harmless(
     damaged: Damaged, name: str, data: st.DataObject
 ) -> None:
     content = bytearray(damaged.contents[name])
@@ -375,7 +375,7 @@ def tensors_of(found: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("with_gradient", [True, False])
-def test_a_snapshot_is_the_state_to_the_last_bit(
+def test_snapshot_round_trip_is_bit_exact(
     tmp_path: Path, kind: str, with_gradient: bool
 ) -> None:
     layout = make_layout(sites(kind), SPEC)
@@ -385,7 +385,7 @@ def test_a_snapshot_is_the_state_to_the_last_bit(
     assert same(read_snapshot(tmp_path, SPEC, layout), state)
 
 
-def test_a_state_that_went_wrong_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_non_finite_state_is_restored(tmp_path: Path) -> None:
     state = make_state(layout())
     for path, down, _ in layout().pairs(state.weights):
         down[0, 0] = float("nan") if "layers.0" in path else float("-inf")
@@ -401,7 +401,7 @@ def test_a_state_that_went_wrong_comes_back_as_it_was(tmp_path: Path) -> None:
         (reshape, "snapshot.safetensors has no valid metadata"),
     ],
 )
-def test_a_damaged_snapshot_is_told(
+def test_damaged_snapshot_is_reported(
     snapshot: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
     damage(snapshot / SNAPSHOT)
@@ -409,19 +409,19 @@ def test_a_damaged_snapshot_is_told(
         read_snapshot(snapshot, SPEC, layout())
 
 
-def test_a_snapshot_of_another_adapter_is_damage(snapshot: Path) -> None:
+def test_snapshot_of_other_adapter_is_rejected(snapshot: Path) -> None:
     with pytest.raises(CheckpointError, match=r"snapshot.safetensors is of .*rank=4.*rank=5"):
         read_snapshot(snapshot, replace(SPEC, rank=5), layout())
 
 
-def test_a_base_model_that_was_replaced_damages_no_state(snapshot: Path) -> None:
+def test_replaced_base_model_is_a_config_error(snapshot: Path) -> None:
     larger = sites_of(make_model("qwen3", num_hidden_layers=3))
     with pytest.raises(ConfigError, match=r"'tiny/model' has changed: .* restore the former"):
         read_snapshot(snapshot, SPEC, make_layout(larger, SPEC))
     assert read_snapshot(snapshot, SPEC, layout()).num_steps == 3
 
 
-def test_only_trained_parts_are_on_disk(tmp_path: Path) -> None:
+def test_only_trained_modules_are_saved(tmp_path: Path) -> None:
     spec = replace(SPEC, train_mlp=False, train_unembed=False)
     small = make_layout(sites(), spec)
     write_snapshot(tmp_path, spec, small, make_state(small))

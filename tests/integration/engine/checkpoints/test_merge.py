@@ -75,7 +75,7 @@ def refuse_whole(*args: Any) -> None:
 @pytest.mark.parametrize("shard", ["1GB", SHARD])
 @pytest.mark.parametrize("train_unembed", [True, False])
 @pytest.mark.parametrize(("kind", "tied"), [("qwen3", True), ("qwen3", False), ("qwen2", True)])
-def test_a_merged_model_is_the_base_with_the_adapter(
+def test_merged_model_matches_base_with_adapter(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
@@ -95,7 +95,7 @@ def test_a_merged_model_is_the_base_with_the_adapter(
 
 @pytest.mark.parametrize("shard", ["1GB", SHARD])
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss"])
-def test_experts_are_merged_wherever_their_weights_are_stored(
+def test_experts_are_merged_in_any_storage_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shard: str
 ) -> None:
     monkeypatch.setattr(merge, "_merge_in_memory", refuse_whole)
@@ -109,7 +109,7 @@ def test_experts_are_merged_wherever_their_weights_are_stored(
 @pytest.mark.parametrize(
     ("kind", "tied"), [("qwen3", True), ("qwen3", False), ("qwen3_moe", False), ("gpt_oss", False)]
 )
-def test_a_model_that_is_loaded_whole_is_merged_as_well(
+def test_merge_in_memory(
     tmp_path: Path, kind: str, tied: bool
 ) -> None:
     case = Case(tmp_path, make_model(kind, tied=tied))
@@ -118,7 +118,7 @@ def test_a_model_that_is_loaded_whole_is_merged_as_well(
     assert merged.config.tie_word_embeddings is False
 
 
-def test_weights_in_a_pickle_are_merged(tmp_path: Path) -> None:
+def test_pickled_weights_are_merged(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True))
     torch.save(case.model.state_dict(), case.base / "pytorch_model.bin")
     (case.base / "model.safetensors").unlink()
@@ -127,7 +127,7 @@ def test_weights_in_a_pickle_are_merged(tmp_path: Path) -> None:
     assert not (case.out / "pytorch_model.bin").exists()
 
 
-def test_names_that_only_transformers_understands_are_merged(tmp_path: Path) -> None:
+def test_converted_parameter_names_are_merged(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     path = case.base / "model.safetensors"
     tensors = {name.removeprefix("model."): x for name, x in load_file(path).items()}
@@ -136,7 +136,7 @@ def test_names_that_only_transformers_understands_are_merged(tmp_path: Path) -> 
     case.check()
 
 
-def test_an_adapter_of_peft_is_merged(tmp_path: Path) -> None:
+def test_peft_adapter_is_merged(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     (case.adapter / "tinkex.json").unlink()
     config_path = case.adapter / "adapter_config.json"
@@ -147,7 +147,7 @@ def test_an_adapter_of_peft_is_merged(tmp_path: Path) -> None:
     case.check()
 
 
-def test_a_head_that_is_stored_though_it_is_tied_is_replaced(tmp_path: Path) -> None:
+def test_stored_tied_head_is_replaced(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True))
     path = case.base / "model.safetensors"
     tensors = load_file(path)
@@ -157,7 +157,7 @@ def test_a_head_that_is_stored_though_it_is_tied_is_replaced(tmp_path: Path) -> 
     case.check()
 
 
-def test_pieces_of_any_size_make_the_same_file(
+def test_chunk_size_does_not_change_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(tmp_path, make_model("gpt_oss", tied=True))
@@ -181,7 +181,7 @@ def stored_names(folder: Path) -> set[str]:
     return names
 
 
-def test_what_is_not_adapted_stays_to_the_last_bit(tmp_path: Path) -> None:
+def test_unadapted_weights_are_bit_identical(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen2"), train_mlp=False, train_unembed=False)
     merge_adapter(case.base, case.adapter, case.out)
     before = load_file(case.base / "model.safetensors")
@@ -192,7 +192,7 @@ def test_what_is_not_adapted_stays_to_the_last_bit(tmp_path: Path) -> None:
     }
 
 
-def test_the_tokenizer_comes_along_and_other_weights_do_not(tmp_path: Path) -> None:
+def test_tokenizer_is_copied_and_other_weights_are_not(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     for name in ("chat_template.jinja", "model.gguf", "optimizer.pt", ".hidden"):
         (case.base / name).write_text("x")
@@ -210,7 +210,7 @@ def test_the_tokenizer_comes_along_and_other_weights_do_not(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_numbers_are_saved_as_asked(tmp_path: Path, dtype: str, stored: torch.dtype) -> None:
+def test_merge_saves_requested_dtype(tmp_path: Path, dtype: str, stored: torch.dtype) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True).to(stored), shard=SHARD)
     merge_adapter(case.base, case.adapter, case.out, dtype=dtype)
     merged = load_plain(case.out)
@@ -222,7 +222,7 @@ def test_numbers_are_saved_as_asked(tmp_path: Path, dtype: str, stored: torch.dt
     case.check(atol=1e-4 if dtype == "float32" else 0.3)
 
 
-def test_without_a_wish_numbers_are_saved_as_they_were(tmp_path: Path) -> None:
+def test_merge_keeps_dtype_by_default(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3").bfloat16())
     merge_adapter(case.base, case.adapter, case.out)
     assert load_plain(case.out).dtype == torch.bfloat16
@@ -234,7 +234,7 @@ def test_without_a_wish_numbers_are_saved_as_they_were(tmp_path: Path) -> None:
         assert torch.equal(after[name], expected)
 
 
-def test_progress_ends_at_the_end(tmp_path: Path) -> None:
+def test_progress_reaches_total(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True), shard=SHARD)
     told: list[MergeProgress] = []
     merge_adapter(case.base, case.adapter, case.out, progress=told.append)
@@ -253,7 +253,7 @@ def left_behind(case: Case) -> list[str]:
     ]
 
 
-def test_a_folder_that_exists_is_never_replaced(tmp_path: Path) -> None:
+def test_existing_folder_is_not_replaced(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     case.out.mkdir()
     (case.out / "mine").write_text("x")
@@ -262,7 +262,7 @@ def test_a_folder_that_exists_is_never_replaced(tmp_path: Path) -> None:
     assert (case.out / "mine").read_text() == "x"
 
 
-def test_an_adapter_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_mismatched_adapter_is_rejected(tmp_path: Path) -> None:
     case = Case(tmp_path / "a", make_model("qwen3"))
     other = Case(tmp_path / "b", make_model("qwen3", hidden_size=64))
     with pytest.raises(InvalidInput, match=r"pair for 'lm_head' .* has \(\d+, 64\); use the base"):
@@ -275,14 +275,14 @@ def test_an_adapter_of_another_shape_is_refused(tmp_path: Path) -> None:
     assert left_behind(other) == left_behind(case) == []
 
 
-def test_a_dtype_that_is_unknown_is_refused(tmp_path: Path) -> None:
+def test_unknown_dtype_is_rejected(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     with pytest.raises(InvalidInput, match="dtype is 'int8'; expected one of float32, bfloat16"):
         merge_adapter(case.base, case.adapter, case.out, dtype="int8")
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_numbers_too_large_for_the_dtype_are_refused_and_leave_nothing(
+def test_overflow_of_dtype_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
 ) -> None:
     case = Case(tmp_path, make_model("qwen3"))
@@ -297,7 +297,7 @@ def test_numbers_too_large_for_the_dtype_are_refused_and_leave_nothing(
     assert left_behind(case) == []
 
 
-def test_an_adapter_that_is_damaged_is_refused(tmp_path: Path) -> None:
+def test_damaged_adapter_is_rejected(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     path = case.adapter / "adapter_model.safetensors"
     whole = path.read_bytes()
@@ -318,7 +318,7 @@ def test_an_adapter_that_is_damaged_is_refused(tmp_path: Path) -> None:
         merge_adapter(case.base, case.adapter, case.out)
 
 
-def test_a_base_model_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+def test_unusable_base_model_is_rejected(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     with pytest.raises(ConfigError, match="there is no folder"):
         merge_adapter(tmp_path / "none", case.adapter, case.out)
@@ -332,7 +332,7 @@ def test_a_base_model_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("whole")
-def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+def test_missing_weights_are_not_randomized(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     path = case.base / "model.safetensors"
     tensors = load_file(path)
@@ -346,7 +346,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 # --- the plan ------------------------------------------------------------------------------------
 
 
-def test_parts_of_one_parameter_are_written_together(tmp_path: Path) -> None:
+def test_parts_of_one_parameter_are_adjacent(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3_moe"))
     deltas = read_deltas(case.adapter, case.model)
     plan = merge_plan.plan_merge(case.base, case.model, deltas, None)

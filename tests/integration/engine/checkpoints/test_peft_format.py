@@ -44,7 +44,7 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 @pytest.mark.parametrize("rank", [1, 32])
 @pytest.mark.parametrize("train_unembed", [True, False])
 @pytest.mark.parametrize(("kind", "tied"), [("qwen3", True), ("qwen3", False), ("qwen2", False)])
-def test_peft_makes_of_a_checkpoint_what_the_host_makes(
+def test_peft_matches_hosted_model(
     tmp_path: Path, kind: str, tied: bool, train_unembed: bool, rank: int
 ) -> None:
     model = make_model(kind, tied=tied)
@@ -60,7 +60,7 @@ def test_peft_makes_of_a_checkpoint_what_the_host_makes(
 
 
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "mixtral"])
-def test_peft_makes_of_experts_what_the_host_makes(tmp_path: Path, kind: str) -> None:
+def test_peft_matches_hosted_experts(tmp_path: Path, kind: str) -> None:
     model = make_model(kind)
     plain, host, spec = deepcopy(model), HostedModel(model), make_spec(3)
     layout = make_layout(host.lora_targets, spec)
@@ -71,7 +71,7 @@ def test_peft_makes_of_experts_what_the_host_makes(tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize("parts", ["train_attn", "train_mlp", "train_unembed"])
-def test_peft_adapts_exactly_the_modules_of_the_adapter(tmp_path: Path, parts: str) -> None:
+def test_peft_adapts_the_same_modules(tmp_path: Path, parts: str) -> None:
     plain = make_model("qwen3")
     flags = dict.fromkeys(["train_attn", "train_mlp", "train_unembed"], False) | {parts: True}
     spec = make_spec(**flags)
@@ -84,7 +84,7 @@ def test_peft_adapts_exactly_the_modules_of_the_adapter(tmp_path: Path, parts: s
 
 @pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss"])
-def test_peft_reads_pairs_of_experts(tmp_path: Path, kind: str, rank: int) -> None:
+def test_peft_loads_expert_pairs(tmp_path: Path, kind: str, rank: int) -> None:
     plain = make_model(kind)
     spec = make_spec(rank, train_attn=False, train_unembed=False)
     layout = make_layout(sites_of(plain), spec)
@@ -103,7 +103,7 @@ def test_peft_reads_pairs_of_experts(tmp_path: Path, kind: str, rank: int) -> No
 
 
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss"])
-def test_peft_reads_experts_beside_other_modules(tmp_path: Path, kind: str) -> None:
+def test_peft_loads_experts_and_other_modules(tmp_path: Path, kind: str) -> None:
     plain = make_model(kind)
     spec = make_spec()
     layout = make_layout(sites_of(plain), spec)
@@ -147,7 +147,7 @@ def peft_folder(path: Path, **options: Any) -> tuple[Any, torch.Tensor]:
     [{"lora_alpha": 32}, {"lora_alpha": 8}, {"lora_alpha": 7.5}, {"use_rslora": True}],
     ids=str,
 )
-def test_an_adapter_of_peft_does_here_what_it_does_there(
+def test_peft_adapter_gives_same_results(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     model, expected = peft_folder(tmp_path, **options)
@@ -167,7 +167,7 @@ def test_an_adapter_of_peft_does_here_what_it_does_there(
     ],
     ids=str,
 )
-def test_a_sampler_finds_out_which_parts_an_adapter_has(
+def test_sampler_detects_adapted_modules(
     tmp_path: Path, modules: list[str], flags: dict[str, bool]
 ) -> None:
     model, expected = peft_folder(tmp_path, target_modules=modules, lora_alpha=16)
@@ -178,7 +178,7 @@ def test_a_sampler_finds_out_which_parts_an_adapter_has(
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
-def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
+def test_half_precision_adapter_is_loaded(tmp_path: Path) -> None:
     model, _ = peft_folder(tmp_path, lora_alpha=32)
     path = tmp_path / "adapter_model.safetensors"
     narrow = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
@@ -209,7 +209,7 @@ def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_more_or_less_than_plain_pairs_is_refused(
+def test_only_plain_lora_is_accepted(
     tmp_path: Path, options: dict[str, Any], rank: int, reason: str
 ) -> None:
     model, _ = peft_folder(tmp_path, **options)
@@ -245,7 +245,7 @@ def reconfigured(**fields: Any) -> Callable[[Path], None]:
         (reconfigured(r=0), "of rank 0"),
     ],
 )
-def test_what_somebody_else_saved_wrongly_is_the_users_fault(
+def test_invalid_peft_adapter_is_a_user_error(
     tmp_path: Path, change: Callable[[Path], None], reason: str
 ) -> None:
     model, _ = peft_folder(tmp_path)
@@ -263,7 +263,7 @@ def test_what_somebody_else_saved_wrongly_is_the_users_fault(
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "is missing"),
     ],
 )
-def test_what_nobody_could_have_saved_is_damage(
+def test_unreadable_peft_adapter_is_damage(
     tmp_path: Path, change: Callable[[Path], Any], reason: str
 ) -> None:
     model, _ = peft_folder(tmp_path)
@@ -274,7 +274,7 @@ def test_what_nobody_could_have_saved_is_damage(
         read_adapter(tmp_path, "whatever", sites_of(model))
 
 
-def test_ours_without_its_summary_is_read_as_somebody_elses(tmp_path: Path) -> None:
+def test_checkpoint_without_metadata_is_read_as_peft(tmp_path: Path) -> None:
     spec = make_spec()
     layout = make_layout(sites_of(make_model("qwen3")), spec)
     state = make_state(layout)

@@ -125,7 +125,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_float32_is_exactly_the_model_that_it_was(name: str, tmp_path: Path) -> None:
+def test_float32_conversion_is_exact(name: str, tmp_path: Path) -> None:
     model = make_model(name)
     source = to_gguf(model, tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32)
     back = load_plain(convert_gguf(source, tmp_path / "model").path)
@@ -134,7 +134,7 @@ def test_float32_is_exactly_the_model_that_it_was(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
-def test_rounded_weights_are_those_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
+def test_quantized_weights_match_file(name: str, kind: str, tmp_path: Path) -> None:
     """What was lost was lost on the way to GGUF: the way back is exact."""
     model, theirs = make_model(name), gguf.GGMLQuantizationType[kind]
     source = to_gguf(model, tmp_path / "model.gguf", theirs)
@@ -149,7 +149,7 @@ def test_rounded_weights_are_those_of_the_file(name: str, kind: str, tmp_path: P
     torch.testing.assert_close(logits(back), logits(model), rtol=0, atol=1e-5)
 
 
-def test_transformers_reads_the_tokenizer_as_it_was_made(tmp_path: Path) -> None:
+def test_transformers_loads_bpe_tokenizer(tmp_path: Path) -> None:
     """No first token of its own, no other end, no other way to cut digits."""
     source = to_gguf(make_model("llama"), tmp_path / "m.gguf", gguf.GGMLQuantizationType.F32)
     tokenizer = AutoTokenizer.from_pretrained(convert_gguf(source, tmp_path / "model").path)
@@ -159,7 +159,7 @@ def test_transformers_reads_the_tokenizer_as_it_was_made(tmp_path: Path) -> None
     assert chat == [1, TOKENS.index("hello"), 2]
 
 
-def test_transformers_reads_a_tokenizer_of_sentencepiece_as_it_was_made(tmp_path: Path) -> None:
+def test_transformers_loads_sentencepiece_tokenizer(tmp_path: Path) -> None:
     """It has a class of its own for such models, which must not make it anew."""
     for name, content in tokenizer_files(vocabulary(add_bos_token=None)).items():
         (tmp_path / name).write_bytes(content)

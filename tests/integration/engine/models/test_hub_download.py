@@ -125,7 +125,7 @@ def unreachable(cache: Path) -> Hub:
     return Hub("http://127.0.0.1:9", cache)
 
 
-def test_a_model_is_downloaded_once_and_only_what_is_needed(
+def test_model_is_downloaded_once(
     fake_hub: Callable[..., FakeHub], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
@@ -140,7 +140,7 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
     assert server.fetched == []
 
 
-def test_a_model_larger_than_the_free_disk_is_not_downloaded(
+def test_full_disk_is_reported_before_download(
     fake_hub: Callable[..., FakeHub], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake_hub()
@@ -150,7 +150,7 @@ def test_a_model_larger_than_the_free_disk_is_not_downloaded(
     assert server.fetched == []
 
 
-def test_a_model_without_safetensors_comes_as_pickles(
+def test_pickles_are_downloaded_without_safetensors(
     fake_hub: Callable[..., FakeHub], cache: Path
 ) -> None:
     files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
@@ -158,7 +158,7 @@ def test_a_model_without_safetensors_comes_as_pickles(
     assert found.weights.format == "pickle"
 
 
-def test_a_download_that_broke_off_is_completed(
+def test_incomplete_download_is_completed(
     fake_hub: Callable[..., FakeHub], cache: Path
 ) -> None:
     server = fake_hub()
@@ -170,7 +170,7 @@ def test_a_download_that_broke_off_is_completed(
     assert Hub(server.url, cache).find(MODEL) == found
 
 
-def test_a_model_that_is_of_no_use_is_not_downloaded(
+def test_unusable_model_is_not_downloaded(
     fake_hub: Callable[..., FakeHub], cache: Path
 ) -> None:
     config = json.dumps(CONFIG | {"architectures": ["BertForMaskedLM"]}).encode()
@@ -185,7 +185,7 @@ def test_a_model_that_is_of_no_use_is_not_downloaded(
     ("status", "words"),
     [(401, "the Hub does not have it"), (403, "is gated")],
 )
-def test_a_model_that_the_hub_does_not_give(
+def test_unavailable_hub_model_message(
     fake_hub: Callable[..., FakeHub], cache: Path, status: int, words: str
 ) -> None:
     server = fake_hub()
@@ -196,7 +196,7 @@ def test_a_model_that_the_hub_does_not_give(
     assert "hf auth login" in (refused.value.hint or "")
 
 
-def test_without_a_network_there_is_one_sentence(cache: Path) -> None:
+def test_no_network_message(cache: Path) -> None:
     with pytest.raises(UnusableModel) as refused:
         unreachable(cache).find(MODEL)
     said = refused.value.message
@@ -210,17 +210,17 @@ def test_without_a_network_there_is_one_sentence(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["a b", "a/b/c", "-x", "x" * 200])
-def test_what_is_neither_a_folder_nor_an_id(cache: Path, place: str) -> None:
+def test_invalid_model_id_message(cache: Path, place: str) -> None:
     with pytest.raises(UnusableModel, match="neither a local folder nor a model id"):
         Hub(cache=cache).find(place)
 
 
-def test_a_place_that_looks_like_a_path_is_never_looked_for_on_the_hub(tmp_path: Path) -> None:
+def test_path_is_never_looked_up_on_hub(tmp_path: Path) -> None:
     with pytest.raises(UnusableModel, match=f"there is no folder {tmp_path / 'x'}"):
         locate_model_folder(str(tmp_path / "x"))
 
 
-def test_how_much_has_arrived_is_told(
+def test_download_progress_is_logged(
     fake_hub: Callable[..., FakeHub],
     cache: Path,
     caplog: pytest.LogCaptureFixture,
@@ -248,7 +248,7 @@ def test_a_progress_bar_replaces_the_log(
     assert " B of " not in caplog.text
 
 
-def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
+def test_interrupted_download_keeps_complete_files(
     fake_hub: Callable[..., FakeHub], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake_hub()
@@ -270,7 +270,7 @@ def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
     assert Hub(server.url, cache).find(MODEL).weights.num_parameters == NUM_PARAMETERS
 
 
-def test_why_the_download_process_failed_is_the_reason(
+def test_download_process_error_is_reported(
     fake_hub: Callable[..., FakeHub], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake_hub()

@@ -46,7 +46,7 @@ def engines(sources: dict[str, str]) -> Iterator[tuple[TorchEngine, TorchEngine]
     tight.close()
 
 
-def test_training_goes_on_with_the_same_numbers_while_models_come_and_go(
+def test_training_is_identical_under_model_eviction(
     engines: tuple[TorchEngine, TorchEngine],
 ) -> None:
     for engine in engines:
@@ -70,7 +70,7 @@ def test_training_goes_on_with_the_same_numbers_while_models_come_and_go(
         assert torch.equal(*(engine_calls.weights(engine, name) for engine in engines))
 
 
-def test_samples_of_a_model_that_had_to_go_are_those_it_gave_before(
+def test_samples_are_identical_after_model_reload(
     engines: tuple[TorchEngine, TorchEngine],
 ) -> None:
     def sample(engine: TorchEngine, name: str) -> SampleResponse:

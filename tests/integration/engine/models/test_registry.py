@@ -64,7 +64,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_model_computes_what_transformers_computes(folder: Path, dtype: str) -> None:
+def test_model_matches_transformers(folder: Path, dtype: str) -> None:
     model = registry_of(folder, dtype=dtype).get(folder.name)
     wanted = getattr(torch, dtype)
     assert model.hosted_model.dtype == wanted
@@ -72,7 +72,7 @@ def test_a_model_computes_what_transformers_computes(folder: Path, dtype: str) -
     torch.testing.assert_close(logits_of(model), expected_logits(folder, wanted), **close)
 
 
-def test_what_is_told_about_a_model_before_it_is_loaded(folder: Path) -> None:
+def test_base_model_description(folder: Path) -> None:
     shelf = registry_of(folder)
     (told,) = shelf.base_models()
     assert (told.name, told.arch, told.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
@@ -86,7 +86,7 @@ def test_what_is_told_about_a_model_before_it_is_loaded(folder: Path) -> None:
     assert 0 <= model.num_bytes - read_model_folder(folder).num_bytes("float32") < 1000
 
 
-def test_weights_do_not_change_with_the_file(saved: Callable[..., Path]) -> None:
+def test_weights_are_independent_of_the_file(saved: Callable[..., Path]) -> None:
     folder = saved("tiny")
     model = registry_of(folder).get("tiny")
     before = logits_of(model)
@@ -96,7 +96,7 @@ def test_weights_do_not_change_with_the_file(saved: Callable[..., Path]) -> None
     assert torch.equal(logits_of(model), before)
 
 
-def test_text_and_the_tokens_that_end_one(saved: Callable[..., Path]) -> None:
+def test_tokenizer_and_eos_tokens(saved: Callable[..., Path]) -> None:
     folder = saved("tiny")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     model = registry_of(folder).get("tiny")
@@ -105,7 +105,7 @@ def test_text_and_the_tokens_that_end_one(saved: Callable[..., Path]) -> None:
     assert END in model.decode([10, END_TOKEN, 11])
 
 
-def test_a_model_without_a_tokenizer_has_no_text_and_none_to_tell_of(
+def test_model_without_tokenizer(
     tmp_path: Path,
 ) -> None:
     tiny_qwen3(eos_token_id=4).save_pretrained(tmp_path / "bare")
@@ -116,7 +116,7 @@ def test_a_model_without_a_tokenizer_has_no_text_and_none_to_tell_of(
     assert shelf.base_models()[0].tokenizer_folder is None
 
 
-def test_a_tokenizer_that_is_damaged_leaves_a_model_without_text(
+def test_damaged_tokenizer_is_ignored_with_warning(
     saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved("tiny")
@@ -126,7 +126,7 @@ def test_a_tokenizer_that_is_damaged_leaves_a_model_without_text(
     assert "base model 'tiny' does not support stop strings" in caplog.text
 
 
-def test_shards_and_pickles_are_read_as_well(tmp_path: Path, folder: Path) -> None:
+def test_load_shards_and_pickles(tmp_path: Path, folder: Path) -> None:
     sharded, pickled = tmp_path / "sharded", tmp_path / "pickled"
     tiny = tiny_qwen3()
     tiny.save_pretrained(sharded, max_shard_size="40KB")
@@ -140,7 +140,7 @@ def test_shards_and_pickles_are_read_as_well(tmp_path: Path, folder: Path) -> No
         torch.testing.assert_close(logits_of(shelf.get(name)), expected, rtol=0, atol=1e-5)
 
 
-def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(
+def test_pickle_with_code_is_rejected(
     saved: Callable[..., Path], tmp_path: Path
 ) -> None:
     class Evil:
@@ -156,7 +156,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(
     assert not (tmp_path / "ran").exists()
 
 
-def test_loading_is_told_in_the_log_and_by_nothing_else(
+def test_loading_is_only_logged(
     folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
@@ -168,7 +168,7 @@ def test_loading_is_told_in_the_log_and_by_nothing_else(
     assert "%|" not in out + err
 
 
-def test_how_far_a_long_loading_is_comes_every_now_and_then(
+def test_loading_progress_is_logged(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinkex.engine.models.loading.LOG_INTERVAL_SECONDS", 0.0)
@@ -181,7 +181,7 @@ def test_how_far_a_long_loading_is_comes_every_now_and_then(
 # --- memory -------------------------------------------------------------------------------------
 
 
-def test_the_longest_unused_model_makes_room_and_comes_back_with_the_same_logits(
+def test_lru_model_is_evicted_and_reloads_identically(
     saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
@@ -228,7 +228,7 @@ def test_busy_model_is_not_evicted_and_callback_runs_before_eviction(
     assert "more than memory_bytes" in caplog.text
 
 
-def test_a_model_that_cannot_fit_alone_is_refused_with_both_numbers(folder: Path) -> None:
+def test_model_larger_than_budget_is_rejected(folder: Path) -> None:
     size = read_model_folder(folder).num_bytes("float32")
     with pytest.raises(ConfigError, match=f"needs {size:,} bytes as float32.*allows {size - 1:,}"):
         registry_of(folder, memory_bytes=size - 1)
@@ -236,7 +236,7 @@ def test_a_model_that_cannot_fit_alone_is_refused_with_both_numbers(folder: Path
     registry_of(folder, memory_bytes=size - 1, dtype="bfloat16")
 
 
-def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
+def test_no_eviction_without_budget(saved: Callable[..., Path]) -> None:
     shelf = registry_of(saved("a"), saved("b"))
     shelf.get("a")
     shelf.get("b")
@@ -248,7 +248,7 @@ def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
 # --- a list that changes ------------------------------------------------------------------------
 
 
-def test_a_model_can_be_added_while_others_are_loaded(saved: Callable[..., Path]) -> None:
+def test_add_model_while_others_are_loaded(saved: Callable[..., Path]) -> None:
     first, second = saved("a"), saved("b")
     shelf = registry_of(first)
     kept = shelf.get("a")
@@ -258,7 +258,7 @@ def test_a_model_can_be_added_while_others_are_loaded(saved: Callable[..., Path]
     assert shelf.get("b").name == "b"
 
 
-def test_a_removed_model_is_unloaded_unless_it_is_in_use(saved: Callable[..., Path]) -> None:
+def test_removed_model_is_unloaded_unless_in_use(saved: Callable[..., Path]) -> None:
     folders = [saved(name) for name in "abc"]
     shelf = registry_of(*folders)
     used = shelf.get("a")
@@ -271,7 +271,7 @@ def test_a_removed_model_is_unloaded_unless_it_is_in_use(saved: Callable[..., Pa
     assert shelf.get("b").name == "b"
 
 
-def test_a_model_that_moved_is_loaded_from_its_new_place(saved: Callable[..., Path]) -> None:
+def test_moved_model_is_reloaded(saved: Callable[..., Path]) -> None:
     first, second = saved("a"), saved("b", seed=7)
     shelf = registry_of(first)
     before = logits_of(shelf.get("a"))
@@ -281,7 +281,7 @@ def test_a_model_that_moved_is_loaded_from_its_new_place(saved: Callable[..., Pa
     assert not torch.equal(logits_of(shelf.get("a")), before)
 
 
-def test_a_new_model_that_cannot_be_used_is_left_out(
+def test_unusable_new_model_is_skipped(
     saved: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved("a")
@@ -294,19 +294,19 @@ def test_a_new_model_that_cannot_be_used_is_left_out(
 # --- what cannot be used ------------------------------------------------------------------------
 
 
-def test_an_unknown_name_lists_what_there_is_or_says_how_to_add_one(folder: Path) -> None:
+def test_unknown_model_message(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="base model 'x' cannot be served here; available: tiny"):
         registry_of(folder).get("x")
     with pytest.raises(InvalidInput, match="tinkex model add x"):
         registry_of().get("x")
 
 
-def test_a_folder_that_cannot_be_used_is_refused_at_once_by_its_name(tmp_path: Path) -> None:
+def test_unusable_folder_is_rejected_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="base model 'none': there is no folder"):
         registry_of(tmp_path / "none")
 
 
-def test_a_kind_that_transformers_does_not_know_is_refused_without_running_its_code(
+def test_unknown_architecture_is_rejected_without_remote_code(
     saved: Callable[..., Path],
 ) -> None:
     folder = saved("tiny")
@@ -319,7 +319,7 @@ def test_a_kind_that_transformers_does_not_know_is_refused_without_running_its_c
     assert not (folder / "ran").exists()
 
 
-def test_a_kind_that_has_no_causal_language_model_is_refused(saved: Callable[..., Path]) -> None:
+def test_non_causal_model_is_rejected(saved: Callable[..., Path]) -> None:
     folder = saved("tiny")
     config = {"model_type": "clip", "architectures": None}
     (folder / "config.json").write_text(json.dumps(config))
@@ -337,7 +337,7 @@ def test_a_kind_that_has_no_causal_language_model_is_refused(saved: Callable[...
         ),
     ],
 )
-def test_weights_are_never_made_up(
+def test_missing_weights_are_rejected(
     saved: Callable[..., Path], change: Callable[[dict[str, torch.Tensor]], Any], words: str
 ) -> None:
     path = saved("tiny") / "model.safetensors"
@@ -350,7 +350,7 @@ def test_weights_are_never_made_up(
     assert "model.norm.weight" in refused.value.message
 
 
-def test_a_folder_that_is_gone_when_it_is_needed_is_the_servers_fault(
+def test_deleted_folder_is_a_server_error(
     saved: Callable[..., Path],
 ) -> None:
     folder = saved("tiny")
@@ -362,7 +362,7 @@ def test_a_folder_that_is_gone_when_it_is_needed_is_the_servers_fault(
     assert shelf.get("tiny").hosted_model.vocab_size == VOCAB_SIZE
 
 
-def test_the_context_of_a_family_with_names_of_its_own(tmp_path: Path) -> None:
+def test_context_length_of_special_families(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=60, n_positions=48, n_embd=32, n_layer=2, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     (told,) = registry_of(tmp_path / "gpt2").base_models()
@@ -373,18 +373,18 @@ def test_the_context_of_a_family_with_names_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "meat", "cuda:x"])
-def test_a_device_that_is_not_there_is_refused_at_once(folder: Path, device: str) -> None:
+def test_unavailable_device_is_rejected(folder: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device is '{device}', which cannot be used"):
         registry_of(folder, device=device)
 
 
-def test_the_device_is_a_gpu_if_there_is_one() -> None:
+def test_auto_device_prefers_gpu() -> None:
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert compute_device(EngineConfig()).type == expected
     assert compute_device(EngineConfig(device="cpu")).type == "cpu"
 
 
-def test_a_loaded_model_does_not_depend_on_numbers_that_were_drawn_before(folder: Path) -> None:
+def test_loading_does_not_depend_on_rng_state(folder: Path) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     one = load_base_model("tiny", read_model_folder(folder), EngineConfig(), 512)
@@ -393,7 +393,7 @@ def test_a_loaded_model_does_not_depend_on_numbers_that_were_drawn_before(folder
     assert torch.equal(logits_of(one), logits_of(two))
 
 
-def test_a_tokenizer_with_fewer_tokens_than_the_model_is_fine(tmp_path: Path) -> None:
+def test_tokenizer_may_be_smaller_than_vocabulary(tmp_path: Path) -> None:
     tiny_qwen3(vocab_size=300).save_pretrained(tmp_path / "wide")
     save_tokenizer(tmp_path / "wide", 100)
     assert registry_of(tmp_path / "wide").get("wide").hosted_model.vocab_size == 300

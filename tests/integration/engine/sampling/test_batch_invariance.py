@@ -82,7 +82,7 @@ def _alone(name: str, seed: int | None) -> SampleResponse:
     st.integers(0, 10),
     st.lists(_concurrent_requests, max_size=6),
 )
-def test_tokens_are_the_same_alone_and_in_any_company(
+def test_tokens_are_independent_of_batch(
     name: str, seed: int | None, arrives: int, concurrent_requests: list[_ConcurrentRequest]
 ) -> None:
     # Little memory and few places, so that guests wait, and samples make room for others.
@@ -112,7 +112,7 @@ def _spoiled(host_seed: int) -> SamplerAdapter:
     return SamplerAdapter("spoiled", 1.0, layout.views(flat))
 
 
-def test_weights_that_are_not_finite_fail_their_own_request_alone() -> None:
+def test_non_finite_weights_fail_only_their_request() -> None:
     mine = request(prompt_of(8), 3, max_tokens=30, seed=1)
     runner = new_runner()
     runner.add("mine", adapter(1), mine)
@@ -130,7 +130,7 @@ def test_weights_that_are_not_finite_fail_their_own_request_alone() -> None:
     assert all(tokens_of(one) == tokens_of(answer(new_runner(), mine)) for one in again.values())
 
 
-def test_deterministic_bits_never_depend_on_company() -> None:
+def test_deterministic_mode_is_batch_invariant() -> None:
     mine = request(prompt_of(40), 6, max_tokens=30, seed=3)
     concurrent_requests = {
         str(n): (adapter(n), request(prompt_of(40 + n), 3, max_tokens=9)) for n in (1, 2)
@@ -147,7 +147,7 @@ def test_deterministic_bits_never_depend_on_company() -> None:
     assert [one.logprobs for one in again.sequences] == [one.logprobs for one in alone.sequences]
 
 
-def test_seeds_decide_and_no_seed_is_chance() -> None:
+def test_seeded_samples_are_reproducible() -> None:
     asked = request(prompt_of(5), 4, max_tokens=20, seed=9)
     first = tokens_of(answer(new_runner(), asked))
     assert len({tuple(one) for one in first}) == 4, "samples of a request differ"
@@ -157,7 +157,7 @@ def test_seeds_decide_and_no_seed_is_chance() -> None:
     assert tokens_of(answer(new_runner(), free)) != tokens_of(answer(new_runner(), free))
 
 
-def test_the_callers_gradient_mode_is_left_alone() -> None:
+def test_gradient_mode_is_preserved() -> None:
     answer(new_runner(), request(prompt_of(4)))
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()

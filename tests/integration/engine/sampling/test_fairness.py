@@ -52,7 +52,7 @@ def test_new_tenant_starts_when_all_slots_are_taken() -> None:
     assert over.outcome.sequences[0].tokens == alone.sequences[0].tokens
 
 
-def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
+def test_light_steps_leave_other_sequences_unchanged() -> None:
     busy, idle_runner = new_runner(max_sequences=8), new_runner(max_sequences=8)
     for runner in (busy, idle_runner):
         submit_many(runner, 8, max_tokens=30)
@@ -78,7 +78,7 @@ def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
     assert found == wanted
 
 
-def test_single_tenant_has_no_priority_steps() -> None:
+def test_single_tenant_has_no_light_steps() -> None:
     runner = new_runner(max_sequences=8)
     submit_many(runner, 12, max_tokens=10)
     lights, plain = [], runner._light_steps.record_step

@@ -64,7 +64,7 @@ def _generated(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> li
     return whole[0, len(prompt) :].tolist()
 
 
-def test_greedy_equals_transformers_across_lengths_and_growth() -> None:
+def test_greedy_matches_transformers() -> None:
     model = tiny_qwen3()
     prompts = {str(length): prompt_of(length) for length in (1, 5, 31, 33, 64, 100, 140)}
     jobs = {
@@ -76,7 +76,7 @@ def test_greedy_equals_transformers_across_lengths_and_growth() -> None:
         assert tokens_of(found[name]) == [_generated(model, prompt, 90)], name
 
 
-def test_samples_that_share_a_long_prompt_equal_transformers() -> None:
+def test_shared_prompt_matches_transformers() -> None:
     prompt = prompt_of(100)
     found = answer(new_runner(), request(prompt, 6, temperature=0.0, max_tokens=150))
     assert tokens_of(found) == [_generated(tiny_qwen3(), prompt, 150)] * 6
@@ -84,7 +84,7 @@ def test_samples_that_share_a_long_prompt_equal_transformers() -> None:
 
 @pytest.mark.parametrize("build", [_mistral, _gemma2])
 @pytest.mark.parametrize("num_samples", [1, 5])
-def test_windows_and_softcaps_equal_transformers(build: object, num_samples: int) -> None:
+def test_sliding_window_and_softcap_match_transformers(build: object, num_samples: int) -> None:
     torch.manual_seed(3)
     model = build()  # type: ignore[operator]
     prompts = {str(length): prompt_of(length) for length in (7, 70, 90)}
@@ -112,7 +112,7 @@ def _check_logprobs(found: SampleResponse, prompt: list[int], seed: int, tempera
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_logprobs_are_those_of_a_training_pass(temperature: float) -> None:
+def test_logprobs_match_training_pass(temperature: float) -> None:
     # Adapters of several kinds run beside the base model, alone and in groups.
     prompts = {0: prompt_of(10), 1: prompt_of(80), 2: prompt_of(50), 3: prompt_of(90)}
     jobs = {
@@ -130,7 +130,7 @@ def test_logprobs_are_those_of_a_training_pass(temperature: float) -> None:
     assert num >= 1000
 
 
-def test_adapters_of_different_ranks_and_parts_keep_to_themselves() -> None:
+def test_adapters_of_different_ranks_are_independent() -> None:
     kinds = [
         adapter(1, rank=2),
         adapter(2, rank=16, parts=(TargetKind.MLP,)),
@@ -150,7 +150,7 @@ def test_adapters_of_different_ranks_and_parts_keep_to_themselves() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_lower_precision_runs_and_agrees_with_itself(dtype: torch.dtype) -> None:
+def test_half_precision_is_self_consistent(dtype: torch.dtype) -> None:
     host = HostedModel(tiny_qwen3(dtype=dtype))
     whose = adapter(1, host=host)
     prompt = prompt_of(70)

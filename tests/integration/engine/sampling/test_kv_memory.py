@@ -33,7 +33,7 @@ def _live_bytes(runner: ContinuousBatcher) -> int:
     return runner._kv_manager.busy_bytes
 
 
-def test_a_full_cache_makes_requests_wait_and_all_are_answered() -> None:
+def test_full_kv_cache_queues_requests() -> None:
     jobs = {str(n): (None, request(prompt_of(20 + n), max_tokens=100, seed=n)) for n in range(12)}
     wanted = {name: tokens_of(one) for name, one in answers(new_runner(), jobs).items()}
     runner = new_runner(cache_bytes=500 * TOKEN_BYTES)
@@ -64,7 +64,7 @@ def test_newest_sequence_is_preempted_when_kv_cache_grows() -> None:
     assert order[0] == "0"
 
 
-def test_a_request_that_could_never_fit_is_refused_with_numbers() -> None:
+def test_request_larger_than_kv_cache_is_rejected() -> None:
     runner = new_runner(cache_bytes=100 * TOKEN_BYTES)
     bad = failure(runner, request(prompt_of(60), max_tokens=60))
     assert bad.category is RequestErrorCategory.User
@@ -74,7 +74,7 @@ def test_a_request_that_could_never_fit_is_refused_with_numbers() -> None:
 
 @pytest.mark.parametrize("num_samples", [1, 6])
 @pytest.mark.parametrize("num_steps", [0, 1, 3, 12])
-def test_cancelling_frees_everything_at_once(num_samples: int, num_steps: int) -> None:
+def test_cancel_frees_all_memory(num_samples: int, num_steps: int) -> None:
     runner = new_runner(pass_tokens=40)
     runner.add("gone", adapter(1), request(prompt_of(150), num_samples, max_tokens=300))
     for _ in range(num_steps):
@@ -99,7 +99,7 @@ def test_resubmitted_job_id_restarts() -> None:
     )
 
 
-def test_more_samples_than_places_begin_as_places_become_free() -> None:
+def test_excess_sequences_start_as_slots_free_up() -> None:
     asked = request(prompt_of(70), 23, max_tokens=9, seed=2)
     runner = new_runner(max_sequences=5)
     runner.add("many", None, asked)
@@ -110,7 +110,7 @@ def test_more_samples_than_places_begin_as_places_become_free() -> None:
     assert tokens_of(answered(found["many"])) == tokens_of(answer(new_runner(), asked))
 
 
-def test_samples_of_one_prompt_are_held_once() -> None:
+def test_sequences_share_their_prompt() -> None:
     runner = new_runner()
     runner.add("many", None, request(prompt_of(300), 16, max_tokens=200))
     while not runner._kv_manager.slot_groups:
@@ -119,7 +119,7 @@ def test_samples_of_one_prompt_are_held_once() -> None:
     assert runner.used_bytes <= prompt_bytes + 16 * 128 * TOKEN_BYTES
 
 
-def test_a_prompt_read_before_is_not_read_again() -> None:
+def test_prefix_cache_hit_skips_prefill() -> None:
     runner = new_runner()
     whose = adapter(1)
     first = request(prompt_of(90), 2, max_tokens=20, seed=1)
@@ -135,14 +135,14 @@ def test_a_prompt_read_before_is_not_read_again() -> None:
     assert answer(runner, first).prompt_cache_hit_tokens == 0
 
 
-def test_equal_prompts_that_arrive_together_are_read_once() -> None:
+def test_concurrent_equal_prompts_share_prefill() -> None:
     runner = new_runner()
     asked = request(prompt_of(100), max_tokens=5)
     found = answers(runner, {str(n): (None, asked) for n in range(5)})
     assert sorted(one.prompt_cache_hit_tokens for one in found.values()) == [0, 100, 100, 100, 100]
 
 
-def test_prompts_kept_for_later_make_room_first() -> None:
+def test_cached_prefixes_are_evicted_first() -> None:
     runner = new_runner(cache_bytes=1000 * TOKEN_BYTES)
     for number in range(20):
         answer(runner, request(prompt_of(200, number), max_tokens=1))
@@ -152,7 +152,7 @@ def test_prompts_kept_for_later_make_room_first() -> None:
 
 
 @torch.inference_mode()
-def test_a_long_prompt_does_not_hold_up_running_samples() -> None:
+def test_long_prefill_does_not_block_decode() -> None:
     runner = new_runner()
     runner.add("running", None, request(prompt_of(5), max_tokens=400))
     runner._iterate()
@@ -167,7 +167,7 @@ def test_a_long_prompt_does_not_hold_up_running_samples() -> None:
     assert len(sequence.tokens) - before == num_turns, "every pass has the next token of all"
 
 
-def test_no_memory_for_a_prompt_fails_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_out_of_memory_fails_only_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = new_runner()
     runner.add("mine", None, request(prompt_of(5), max_tokens=30, seed=1))
     runner.step()
@@ -189,7 +189,7 @@ def test_no_memory_for_a_prompt_fails_that_request_alone(monkeypatch: pytest.Mon
     assert tokens_of(answered(found["mine"])) == tokens_of(answered(found["next"]))
 
 
-def test_a_runner_knows_what_is_not_over() -> None:
+def test_batcher_counts_unfinished_requests() -> None:
     runner = new_runner(max_sequences=9)
     assert runner.max_requests == 9
     assert len(runner) == 0

@@ -33,7 +33,7 @@ def _logprobs(tokens: Sequence[int], temperature: float = 1.0) -> np.ndarray:
 
 # --- what was drawn ------------------------------------------------------------------------------
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
-def test_topk_sample_logprobs_are_the_likeliest_of_the_tempered_model(temperature: float) -> None:
+def test_topk_sample_logprobs_are_after_temperature(temperature: float) -> None:
     asked = request(PROMPT, 2, topk_sample_logprobs=5, temperature=temperature, top_k=3, seed=1)
     for one in answer(new_runner(), asked, adapter(1)).sequences:
         wanted = _logprobs(PROMPT + one.tokens[:-1], temperature or 1.0)[len(PROMPT) - 1 :]
@@ -52,7 +52,7 @@ def test_greedy_reports_logprobs_at_temperature_one() -> None:
     assert np.allclose(one.logprobs, wanted.max(axis=1), atol=1e-4)
 
 
-def test_a_cut_leaves_the_reported_logprobs_alone() -> None:
+def test_truncation_does_not_change_logprobs() -> None:
     asked = request(PROMPT, top_k=2, top_p=0.5, seed=4)
     one = answer(new_runner(), asked, adapter(1)).sequences[0]
     wanted = _logprobs(PROMPT + one.tokens[:-1])[len(PROMPT) - 1 :]
@@ -75,7 +75,7 @@ class _Letters:
         return "".join(chr(0x4E00 + token) for token in token_ids)
 
 
-def test_every_kind_of_stop_ends_a_sample() -> None:
+def test_every_stop_condition_ends_a_sequence() -> None:
     plain = tokens_of(answer(new_runner(), request(PROMPT, temperature=0.0, max_tokens=60)))[0]
     ends = {
         "tokens": [plain[7]],
@@ -90,7 +90,7 @@ def test_every_kind_of_stop_ends_a_sample() -> None:
         assert one.stop_reason == "stop"
 
 
-def test_the_end_token_ends_a_sample_unless_other_stops_are_given() -> None:
+def test_eos_ends_a_sequence_unless_stop_is_given() -> None:
     # At a high temperature every token comes up soon.
     params = {"temperature": 50.0, "max_tokens": 400, "seed": 2}
     short = answer(new_runner(), request(PROMPT, stop=None, **params)).sequences[0]
@@ -102,14 +102,14 @@ def test_the_end_token_ends_a_sample_unless_other_stops_are_given() -> None:
     assert long.tokens[: len(short.tokens)] == short.tokens
 
 
-def test_without_max_tokens_a_sample_runs_to_the_end_of_the_context() -> None:
+def test_max_tokens_defaults_to_context_length() -> None:
     one = answer(new_runner(), request(PROMPT, max_tokens=None)).sequences[0]
     assert len(one.tokens) == 512 - 40
 
 
 # --- about the prompt ----------------------------------------------------------------------------
 @pytest.mark.parametrize("pass_tokens", [4096, 7])
-def test_prompt_logprobs_are_the_models_own(pass_tokens: int) -> None:
+def test_prompt_logprobs_match_model(pass_tokens: int) -> None:
     asked = request(
         PROMPT, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=4, temperature=0.3
     )
@@ -127,7 +127,7 @@ def test_prompt_logprobs_are_the_models_own(pass_tokens: int) -> None:
     assert len(found.sequences[0].tokens) == 1
 
 
-def test_only_the_last_n_are_scored_and_what_is_before_may_come_from_the_cache() -> None:
+def test_last_n_prompt_logprobs_use_prefix_cache() -> None:
     runner = new_runner()
     fields = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_logprobs_last_n": 6}
     first = answer(runner, request(PROMPT, **fields), adapter(1))
@@ -144,7 +144,7 @@ def test_only_the_last_n_are_scored_and_what_is_before_may_come_from_the_cache()
         assert np.allclose(topk.logprobs[34:, 0], wanted[33:39].max(axis=1), atol=1e-4)
 
 
-def test_targets_are_scored_dense_and_sparse() -> None:
+def test_dense_and_sparse_targets_are_scored() -> None:
     cells = np.full((39, 2), -1)
     cells[3], cells[20, 0], cells[38, 1] = (5, 6), 7, 8
     sparse = TensorData.from_numpy_sparse(cells, pad_value=-1)
@@ -159,7 +159,7 @@ def test_targets_are_scored_dense_and_sparse() -> None:
         assert np.allclose(found.to_numpy(), wanted, atol=1e-4)
 
 
-def test_alternatives_are_drawn_at_every_position_from_the_seed() -> None:
+def test_prompt_alternatives_are_seeded() -> None:
     asked = request(PROMPT, prompt_alt_tokens_k=3, temperature=0.7, seed=5)
     drawn = [
         answer(new_runner(pass_tokens=size), asked, adapter(1)).prompt_alt_tokens
@@ -178,7 +178,7 @@ def test_alternatives_are_drawn_at_every_position_from_the_seed() -> None:
         assert (ids == first.tokens.to_numpy()).all()
 
 
-def test_what_is_not_asked_is_not_answered() -> None:
+def test_unrequested_scores_are_none() -> None:
     found = answer(new_runner(), request([5]))
     assert found.prompt_logprobs is None
     assert found.topk_prompt_logprobs is None
@@ -187,7 +187,7 @@ def test_what_is_not_asked_is_not_answered() -> None:
     assert found.sequences[0].topk_logprobs is None
 
 
-def test_a_prompt_of_one_token_can_be_asked_about() -> None:
+def test_prompt_of_one_token() -> None:
     asked = request([5], prompt_logprobs=True, topk_prompt_logprobs=2, prompt_alt_tokens_k=2)
     found = answer(new_runner(), asked)
     assert found.prompt_logprobs == [None]
@@ -196,13 +196,13 @@ def test_a_prompt_of_one_token_can_be_asked_about() -> None:
     assert found.prompt_alt_tokens.tokens.shape == [0, 2]
 
 
-def test_a_bad_request_is_reported_as_a_failure_of_the_users() -> None:
+def test_invalid_request_is_a_user_failure() -> None:
     bad = failure(new_runner(), request([999]))
     assert bad.category is RequestErrorCategory.User
     assert "999" in bad.message
 
 
-def test_choosing_does_not_depend_on_torchs_own_dice() -> None:
+def test_sampling_ignores_torch_global_rng() -> None:
     asked = request(PROMPT, seed=3, max_tokens=20)
     torch.manual_seed(1)
     one = tokens_of(answer(new_runner(), asked))

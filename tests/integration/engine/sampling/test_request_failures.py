@@ -91,14 +91,14 @@ def _some_steps(runner: ContinuousBatcher) -> dict[str, SampleResponse | EngineF
 
 
 # --- groups ---------------------------------------------------------------------------------------
-def test_a_group_is_halved_down_to_the_fewest_that_share() -> None:
+def test_shared_group_sizes_are_halved() -> None:
     assert list(shared_group_sizes(64, 100)) == [64, 32, 16, 8, 4]
     assert list(shared_group_sizes(5, 100)) == [5, MIN_SHARED_GROUP]
     assert list(shared_group_sizes(3, 100)) == list(shared_group_sizes(64, 10)) == []
 
 
 @pytest.mark.parametrize("num_tokens", [2000, 700, 420])
-def test_a_group_that_does_not_fit_at_once_is_drawn_in_parts(num_tokens: int) -> None:
+def test_large_group_is_sampled_in_parts(num_tokens: int) -> None:
     asked = request(prompt_of(100), 24, max_tokens=60, seed=1)
     runner = new_runner(cache_bytes=num_tokens * TOKEN_BYTES)
     runner.add("big", None, asked)
@@ -111,7 +111,7 @@ def test_a_group_that_does_not_fit_at_once_is_drawn_in_parts(num_tokens: int) ->
 # --- passes ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["run", "logits"])
 @pytest.mark.parametrize("at", [1, 2, 5])
-def test_without_memory_the_youngest_fails_and_the_others_say_what_they_would(
+def test_out_of_memory_fails_newest_request(
     monkeypatch: pytest.MonkeyPatch, name: str, at: int
 ) -> None:
     asked = {str(n): request(prompt_of(20 + n), 2, max_tokens=9, seed=n) for n in range(3)}
@@ -125,7 +125,7 @@ def test_without_memory_the_youngest_fails_and_the_others_say_what_they_would(
     assert {ticket: tokens_of(answered(one)) for ticket, one in found.items()} == wanted
 
 
-def test_the_last_one_fails_too_if_there_is_never_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_fails_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = new_runner()
 
     def run(*_: object) -> Tensor:
@@ -139,7 +139,7 @@ def test_the_last_one_fails_too_if_there_is_never_memory(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("at", [1, 4])
-def test_a_broken_pass_fails_those_in_it_and_the_runner_goes_on(
+def test_failed_pass_fails_only_active_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
     runner = new_runner(max_sequences=2)
@@ -156,7 +156,7 @@ def test_a_broken_pass_fails_those_in_it_and_the_runner_goes_on(
 
 # --- reading --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", ["x", "ax", "xa", "axb"])
-def test_the_request_whose_scores_find_no_memory_is_the_one_that_fails(
+def test_prompt_scores_out_of_memory_fails_that_request(
     monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     def refuse(*_: object) -> None:
@@ -174,7 +174,7 @@ def test_the_request_whose_scores_find_no_memory_is_the_one_that_fails(
     assert runner.used_bytes == 0
 
 
-def test_memory_that_was_not_there_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_allocation_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = new_runner()
     memory = runner._kv_manager
 
@@ -193,7 +193,7 @@ def test_memory_that_was_not_there_is_not_counted(monkeypatch: pytest.MonkeyPatc
 
 
 # --- texts, amounts, scopes -----------------------------------------------------------------------
-def test_a_tokenizer_that_cannot_read_a_token_fails_that_request_alone() -> None:
+def test_tokenizer_error_fails_only_that_request() -> None:
     plain = {n: request(prompt_of(9, n), temperature=0.0, max_tokens=6) for n in range(2)}
     bad = tokens_of(answer(new_runner(), plain[0]))[0][2]
     assert bad not in tokens_of(answer(new_runner(), plain[1]))[0]
@@ -213,13 +213,13 @@ class _Shrinking:
         return "ab " if token_ids[-1] == 1 else "ab"
 
 
-def test_a_text_may_become_a_beginning_of_what_it_was() -> None:
+def test_decoded_text_may_become_shorter() -> None:
     watch = StopTextMatcher(_Shrinking(), ["zz"])
     assert not watch.matches_after(1)
     assert not watch.matches_after(2)
 
 
-def test_a_character_in_parts_is_found_after_many_other_parts() -> None:
+def test_split_character_after_invalid_bytes() -> None:
     pieces = [b"\xe2", b"\x82", b"\xac\xf0\x9f", b"\x98", b"\x80"]
     watch = StopTextMatcher(_Bytes(pieces), ["\u20ac\U0001f600"])
     assert [watch.matches_after(number) for number in range(5)] == [False] * 4 + [True]
@@ -228,7 +228,7 @@ def test_a_character_in_parts_is_found_after_many_other_parts() -> None:
 @pytest.mark.parametrize(
     "name", ["topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"]
 )
-def test_too_many_likeliest_tokens_are_refused_with_numbers(name: str) -> None:
+def test_too_large_topk_is_rejected(name: str) -> None:
     bad = failure(new_runner(), request(prompt_of(9), **{name: 212}))
     assert bad.message == f"{name} is 212; expected at most 211"
     large = ModelLimits(vocab_size=1000, max_context_tokens=99, eos_tokens=EOS, has_tokenizer=False)
@@ -237,14 +237,14 @@ def test_too_many_likeliest_tokens_are_refused_with_numbers(name: str) -> None:
         parse_sample_request(request(prompt_of(9), **{name: 257}), large)
 
 
-def test_a_rows_likeliest_tokens_do_not_keep_those_of_others() -> None:
+def test_topk_rows_are_copies() -> None:
     chosen = SampledTokens([1], [0.0], np.zeros((9, 200), np.int32), np.zeros((9, 200), np.float32))
     row = chosen.topk_for_row(0, 1)
     assert row is not None
     assert [part.base for part in row] == [None, None]
 
 
-def test_prompts_are_recognised_within_a_scope_alone() -> None:
+def test_prefix_cache_is_per_tenant() -> None:
     runner, hits = new_runner(), {}
     for ticket, scope in {"a1": "a", "b1": "b", "a2": "a", "none": ""}.items():
         runner.add(ticket, None, request(prompt_of(40), max_tokens=1), tenant_id=scope)
@@ -252,7 +252,7 @@ def test_prompts_are_recognised_within_a_scope_alone() -> None:
     assert hits == {"a1": 0, "b1": 0, "a2": 40, "none": 0}
 
 
-def test_prompts_of_two_scopes_that_come_together_are_both_read() -> None:
+def test_pending_prefixes_are_per_tenant() -> None:
     runner = new_runner()
     for scope in "ab":
         runner.add(scope, None, request(prompt_of(40), max_tokens=1), tenant_id=scope)

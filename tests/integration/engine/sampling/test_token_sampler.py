@@ -81,7 +81,7 @@ def _is_plausible(counts: np.ndarray, wanted: np.ndarray) -> bool:
     ],
 )
 @pytest.mark.parametrize("size", [50, 128, 300])
-def test_tokens_come_as_often_as_they_should(fields: dict[str, float], size: int) -> None:
+def test_sampled_token_frequencies_match_distribution(fields: dict[str, float], size: int) -> None:
     ask, logits = replace(ASK, **fields), _logits(size)
     numbers = np.random.default_rng(1).random(20_000)
     found = _choose(logits, ask, numbers)
@@ -93,7 +93,7 @@ def test_tokens_come_as_often_as_they_should(fields: dict[str, float], size: int
     assert np.allclose(found.logprobs, scores[found.tokens], atol=1e-5)
 
 
-def test_a_flat_distribution_is_cut_where_it_should_be_even_if_all_must_be_sorted() -> None:
+def test_top_p_of_flat_distribution() -> None:
     logits = _logits(3000, spread=0.01)
     ask = replace(ASK, top_p=0.9)
     found = _choose(logits, ask, np.random.default_rng(1).random(4000))
@@ -102,7 +102,7 @@ def test_a_flat_distribution_is_cut_where_it_should_be_even_if_all_must_be_sorte
     assert (wanted[found.tokens] > 0).all()
 
 
-def test_a_rare_token_of_a_large_vocabulary_keeps_its_share() -> None:
+def test_rare_token_of_large_vocabulary() -> None:
     # A running total in float32 would lose all of these.
     weights = torch.full((1, 60_000), 1e-9)
     weights[0, 0] = 1.0
@@ -120,7 +120,7 @@ def test_extreme_uniforms_select_valid_tokens(number: float) -> None:
     assert 40 <= int(draw_tokens(weights, torch.tensor([number], dtype=torch.float64))) < 200
 
 
-def test_of_equals_the_lowest_is_greedy() -> None:
+def test_greedy_breaks_ties_by_lowest_id() -> None:
     logits = torch.zeros(3, 300)
     logits[0, [70, 200, 299]] = 1.0
     logits[1, [299]] = 1.0
@@ -145,7 +145,7 @@ def test_rows_have_their_own_settings() -> None:
     assert np.allclose(together.logprobs, [one.logprobs[0] for one in alone])
 
 
-def test_what_is_not_a_number_is_noticed_and_leads_to_no_wrong_token() -> None:
+def test_nan_logits_are_detected() -> None:
     for ask in (ASK, replace(ASK, temperature=0.0), replace(ASK, top_k=3)):
         found = _choose(torch.full((211,), float("nan")), ask, np.array([0.5]))
         assert np.isnan(found.logprobs[0])

@@ -15,19 +15,19 @@ def random_model(size: int = 6, seed: int = 0) -> Bigram:
     return Bigram(np.random.default_rng(seed).normal(size=(size, size)))
 
 
-def test_rows_are_distributions() -> None:
+def test_rows_sum_to_one() -> None:
     model = Bigram.base("tinkex/bigram")
     assert model.logits_VV.shape == (512, 512)
     np.testing.assert_allclose(model.probs_VV.sum(axis=1), 1.0)
     np.testing.assert_allclose(np.exp(model.logprobs_VV), model.probs_VV)
 
 
-def test_a_base_model_is_the_same_for_the_same_name_only() -> None:
+def test_base_model_depends_on_its_name() -> None:
     assert np.array_equal(Bigram.base("a").logits_VV, Bigram.base("a").logits_VV)
     assert not np.array_equal(Bigram.base("a").logits_VV, Bigram.base("b").logits_VV)
 
 
-def test_weights_cannot_be_changed_in_place() -> None:
+def test_weights_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         random_model().logits_VV[0, 0] = 1.0
 
@@ -38,7 +38,7 @@ def test_extreme_logits_stay_finite() -> None:
     assert model.logprobs_VV[0, 1] == -2000.0
 
 
-def test_gradient_agrees_with_finite_differences() -> None:
+def test_gradient_matches_finite_differences() -> None:
     model = random_model()
     previous, following = np.array([0, 1, 1, 5]), np.array([2, 3, 3, 0])
     slope = np.array([0.5, -1.0, 2.0, 0.25])
@@ -56,7 +56,7 @@ def test_gradient_agrees_with_finite_differences() -> None:
     )
 
 
-def test_gradients_accumulate_until_a_step_uses_them_up() -> None:
+def test_gradients_accumulate_until_step() -> None:
     trainer = BigramTrainer(random_model())
     trainer.accumulate(np.full((6, 6), 1.0))
     trainer.accumulate(np.full((6, 6), 2.0))
@@ -76,9 +76,9 @@ def test_gradients_accumulate_until_a_step_uses_them_up() -> None:
 @pytest.mark.parametrize("step", [BigramTrainer.adamw_step, BigramTrainer.momentum_step])
 @pytest.mark.parametrize(
     ("gradient", "learning_rate", "reason"),
-    [(np.inf, 0.1, "norm is inf"), (np.nan, 0.1, "norm is nan"), (1.0, 1e100, "too large")],
+    [(np.inf, 0.1, "norm is inf"), (np.nan, 0.1, "norm is nan"), (1.0, 1e100, "overflows")],
 )
-def test_a_step_into_the_void_is_refused_and_changes_nothing(
+def test_overflowing_step_is_rejected_without_changes(
     step: Callable[[BigramTrainer, OptimStepParams], object],
     gradient: float,
     learning_rate: float,
@@ -92,7 +92,7 @@ def test_a_step_into_the_void_is_refused_and_changes_nothing(
     assert (trainer.model, trainer.moments, trainer.gradient_VV) == before
 
 
-def test_adamw_is_the_textbook_formula() -> None:
+def test_adamw_matches_textbook_formula() -> None:
     start = random_model()
     trainer = BigramTrainer(start)
     size = OptimStepParams(
@@ -112,7 +112,7 @@ def test_adamw_is_the_textbook_formula() -> None:
     np.testing.assert_allclose(trainer.model.logits_VV, weights)
 
 
-def test_a_long_gradient_is_clipped_and_its_true_norm_reported() -> None:
+def test_gradient_clipping_reports_original_norm() -> None:
     clipped, scaled = BigramTrainer(random_model()), BigramTrainer(random_model())
     gradient = np.random.default_rng(2).normal(size=(6, 6))
     norm = float(np.linalg.norm(gradient))
@@ -125,7 +125,7 @@ def test_a_long_gradient_is_clipped_and_its_true_norm_reported() -> None:
     np.testing.assert_allclose(clipped.model.logits_VV, scaled.model.logits_VV)
 
 
-def test_momentum_steps_have_the_learning_rate_as_their_length() -> None:
+def test_momentum_step_length_is_learning_rate() -> None:
     trainer = BigramTrainer(random_model())
     before = trainer.model.logits_VV
     trainer.accumulate(np.random.default_rng(3).normal(size=(6, 6)))
@@ -137,7 +137,7 @@ def test_momentum_steps_have_the_learning_rate_as_their_length() -> None:
     assert np.array_equal(idle.model.logits_VV, before)
 
 
-def test_loading_with_moments_resumes_and_without_starts_afresh() -> None:
+def test_load_with_and_without_moments() -> None:
     trainer = BigramTrainer(random_model())
     trainer.accumulate(np.ones((6, 6)))
     trainer.adamw_step(OptimStepParams(learning_rate=0.1))

@@ -29,7 +29,7 @@ from tinkex.types import (
 from tinkex.types.optimizers import DimuonParams, OptimParamsBase
 
 
-def test_it_is_an_engine() -> None:
+def test_fake_engine_implements_protocol() -> None:
     engine: Engine = FakeEngine(("one", "two"))
     assert [model.name for model in engine.base_models()] == ["one", "two"]
     assert {model.max_context_tokens for model in engine.base_models()} == {32768}
@@ -38,20 +38,20 @@ def test_it_is_an_engine() -> None:
 # --- adapters ------------------------------------------------------------------------------------
 
 
-def test_a_new_adapter_changes_no_logprob_whatever_its_seed_and_rank(engine: FakeEngine) -> None:
+def test_new_adapter_does_not_change_logprobs(engine: FakeEngine) -> None:
     engine.create("b", replace(SPEC, rank=1, seed=99))
     expected = Bigram.base(BASE).logprobs_VV[[1, 2, 3], [2, 3, 4]].astype(np.float32).tolist()
     assert logprobs(engine, "a") == logprobs(engine, "b") == expected
 
 
-def test_adapters_come_and_go(engine: FakeEngine) -> None:
+def test_create_and_drop_adapters(engine: FakeEngine) -> None:
     assert engine.has_adapter("a")
     engine.drop("a")
     engine.drop("a")
     assert not engine.has_adapter("a")
 
 
-def test_creating_an_adapter_again_starts_it_afresh(engine: FakeEngine) -> None:
+def test_recreated_adapter_is_reset(engine: FakeEngine) -> None:
     before = logprobs(engine)
     train(engine)
     assert logprobs(engine) != before
@@ -68,7 +68,7 @@ def test_creating_an_adapter_again_starts_it_afresh(engine: FakeEngine) -> None:
         ({"optimizer": {"type": "sgd"}}, "optimizer type 'sgd' is not one of adamw, dimuon"),
     ],
 )
-def test_an_adapter_that_cannot_be_is_refused(
+def test_invalid_adapter_spec_is_rejected(
     engine: FakeEngine, change: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
@@ -79,12 +79,12 @@ def test_an_adapter_that_cannot_be_is_refused(
 # --- passes --------------------------------------------------------------------------------------
 
 
-def test_a_forward_pass_leaves_no_gradient(engine: FakeEngine) -> None:
+def test_forward_leaves_no_gradient(engine: FakeEngine) -> None:
     run(engine, is_forward_only=True)
     assert engine.optim_step("a", AdamParams())["has_gradient"] == 0.0
 
 
-def test_metrics_of_a_pass(engine: FakeEngine) -> None:
+def test_pass_metrics(engine: FakeEngine) -> None:
     metrics = run(engine).metrics
     assert metrics.keys() == {"loss:sum", "tokens:sum", "entropy:mean"}
     assert metrics["loss:sum"] == pytest.approx(-sum(logprobs(engine)))
@@ -92,7 +92,7 @@ def test_metrics_of_a_pass(engine: FakeEngine) -> None:
     assert 0.0 < metrics["entropy:mean"] < np.log(512)
 
 
-def test_two_passes_and_a_step_equal_one_pass_of_both(engine: FakeEngine) -> None:
+def test_two_passes_equal_one_combined_pass(engine: FakeEngine) -> None:
     engine.create("b", SPEC)
     one, two = datum([1, 2], [2, 3]), datum([2, 5], [3, 6])
     for example in (one, two):
@@ -103,7 +103,7 @@ def test_two_passes_and_a_step_equal_one_pass_of_both(engine: FakeEngine) -> Non
     assert logprobs(engine, "a") == pytest.approx(logprobs(engine, "b"), rel=1e-6)
 
 
-def test_the_same_work_gives_the_same_bits_whatever_the_company() -> None:
+def test_training_is_batch_invariant() -> None:
     alone, busy = FakeEngine(), FakeEngine()
     for engine in (alone, busy):
         engine.create("a", SPEC)
@@ -147,7 +147,7 @@ def picture() -> Datum:
         ),
     ],
 )
-def test_a_refused_pass_names_the_value_and_adds_nothing(
+def test_rejected_pass_names_value_and_adds_nothing(
     engine: FakeEngine, data: list[Datum] | None, loss_fn: str, reason: str
 ) -> None:
     outcomes = engine.run_passes(
@@ -170,7 +170,7 @@ settings_of_a_loss = st.dictionaries(
 
 @settings(deadline=None)
 @given(data=st.data(), config=settings_of_a_loss)
-def test_any_numbers_are_trained_on_or_refused_and_leave_the_adapter_sound(
+def test_any_values_are_trained_or_rejected(
     data: st.DataObject, config: dict[str, float | str]
 ) -> None:
     engine = FakeEngine()
@@ -195,7 +195,7 @@ def test_any_numbers_are_trained_on_or_refused_and_leave_the_adapter_sound(
     assert np.isfinite(logprobs(engine)).all()
 
 
-def test_an_adapter_that_is_not_there_is_not_the_users_fault(engine: FakeEngine) -> None:
+def test_missing_adapter_is_a_server_error(engine: FakeEngine) -> None:
     [failure] = engine.run_passes([make_pass("gone")])
     assert failure == EngineFailure("adapter 'gone' is not in memory", RequestErrorCategory.Server)
     with pytest.raises(LookupError, match="adapter 'gone' is not in memory"):
@@ -205,7 +205,7 @@ def test_an_adapter_that_is_not_there_is_not_the_users_fault(engine: FakeEngine)
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def test_metrics_of_a_step(engine: FakeEngine) -> None:
+def test_step_metrics(engine: FakeEngine) -> None:
     run(engine)
     metrics = engine.optim_step("a", AdamParams(learning_rate=0.25))
     assert metrics.keys() == {
@@ -221,19 +221,19 @@ def test_metrics_of_a_step(engine: FakeEngine) -> None:
     assert metrics["update_norm"] > 0.0
 
 
-def test_a_step_uses_the_gradient_up(engine: FakeEngine) -> None:
+def test_step_clears_gradient(engine: FakeEngine) -> None:
     train(engine)
     metrics = engine.optim_step("a", AdamParams())
     assert (metrics["grad_norm"], metrics["has_gradient"], metrics["step"]) == (0.0, 0.0, 2.0)
 
 
-def test_training_makes_the_targets_likelier(engine: FakeEngine) -> None:
+def test_training_increases_target_probability(engine: FakeEngine) -> None:
     before = sum(logprobs(engine))
     train(engine, steps=5)
     assert sum(logprobs(engine)) > before + 1.0
 
 
-def test_dimuon_steps_move_the_weights(engine: FakeEngine) -> None:
+def test_dimuon_step_changes_weights(engine: FakeEngine) -> None:
     engine.create("b", replace(SPEC, optimizer={"type": "dimuon", "version": 1}))
     before = sum(logprobs(engine, "b"))
     run(engine, "b")
@@ -254,7 +254,7 @@ def test_dimuon_steps_move_the_weights(engine: FakeEngine) -> None:
         ),
     ],
 )
-def test_a_step_of_another_optimizer_is_refused(
+def test_step_with_other_optimizer_is_rejected(
     engine: FakeEngine, optimizer: str, params: Any, reason: str
 ) -> None:
     engine.create("b", replace(SPEC, optimizer={"type": optimizer}))
@@ -262,7 +262,7 @@ def test_a_step_of_another_optimizer_is_refused(
         engine.optim_step("b", params)
 
 
-def test_a_step_into_the_void_is_refused_and_can_be_tried_again(engine: FakeEngine) -> None:
+def test_overflowing_step_can_be_retried(engine: FakeEngine) -> None:
     run(engine)
     before = logprobs(engine)
     with pytest.raises(InvalidInput, match=r"learning_rate 1e\+200 .* nothing was changed"):
@@ -275,7 +275,7 @@ def test_a_step_into_the_void_is_refused_and_can_be_tried_again(engine: FakeEngi
 # --- time ----------------------------------------------------------------------------------------
 
 
-def test_a_busy_engine_takes_its_time_for_passes_and_steps(
+def test_seconds_per_op_delays_passes_and_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slept: list[float] = []
@@ -287,7 +287,7 @@ def test_a_busy_engine_takes_its_time_for_passes_and_steps(
     assert slept == [0.5, 0.5, 0.5]
 
 
-def test_a_closed_engine_holds_nothing(engine: FakeEngine) -> None:
+def test_close_releases_everything(engine: FakeEngine) -> None:
     engine.close()
     assert not engine.has_adapter("a")
     assert engine.num_samples == 0

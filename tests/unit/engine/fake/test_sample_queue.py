@@ -77,7 +77,7 @@ def save(engine: FakeEngine, directory: Path) -> SamplerSource:
 # --- what is drawn -------------------------------------------------------------------------------
 
 
-def test_the_same_seed_draws_the_same_whatever_the_company(
+def test_seeded_sample_is_batch_invariant(
     engine: FakeEngine, saved: SamplerSource
 ) -> None:
     alone = ask(engine, saved, seed=5, asked={"num_samples": 3})
@@ -91,7 +91,7 @@ def test_the_same_seed_draws_the_same_whatever_the_company(
     assert again == alone
 
 
-def test_without_a_seed_every_draw_is_new(engine: FakeEngine) -> None:
+def test_unseeded_samples_differ(engine: FakeEngine) -> None:
     draws = [response(ask(engine, max_tokens=32)).sequences[0].tokens for _ in range(3)]
     assert len({tuple(draw) for draw in draws}) == 3
 
@@ -103,7 +103,7 @@ def test_sampling_and_training_agree_on_logprobs(engine: FakeEngine, saved: Samp
     assert sampled.logprobs == output.loss_fn_outputs[0]["logprobs"].tolist()
 
 
-def test_saved_weights_are_not_their_base(engine: FakeEngine, saved: SamplerSource) -> None:
+def test_checkpoint_differs_from_base_model(engine: FakeEngine, saved: SamplerSource) -> None:
     asked = {"prompt_logprobs": True}
     base = response(ask(engine, asked=asked)).prompt_logprobs
     trained = response(ask(engine, saved, asked=asked)).prompt_logprobs
@@ -112,7 +112,7 @@ def test_saved_weights_are_not_their_base(engine: FakeEngine, saved: SamplerSour
     assert (trained[1] or 0.0) > (base[1] or 0.0) + 0.1
 
 
-def test_everything_about_a_prompt_can_be_asked(engine: FakeEngine) -> None:
+def test_all_prompt_scores_can_be_requested(engine: FakeEngine) -> None:
     asked = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_alt_tokens_k": 2}
     answer = response(ask(engine, asked=asked))
     assert answer.prompt_logprobs is not None
@@ -135,7 +135,7 @@ def test_first_come_first_served(engine: FakeEngine) -> None:
     assert engine.step_samples() == []
 
 
-def test_a_step_ends_between_two_sequences_when_its_time_is_up(
+def test_step_ends_after_its_time_limit(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_queue, "STEP_SECONDS", 0.0)
@@ -145,7 +145,7 @@ def test_a_step_ends_between_two_sequences_when_its_time_is_up(
     assert steps == [[], [], [], ["long"], [], ["next"]]
 
 
-def test_a_cancelled_request_is_gone_even_when_begun(
+def test_started_request_can_be_cancelled(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_queue, "STEP_SECONDS", 0.0)
@@ -159,7 +159,7 @@ def test_a_cancelled_request_is_gone_even_when_begun(
     assert [ticket for ticket, _ in finish(engine)] == ["kept"]
 
 
-def test_a_busy_engine_finishes_one_request_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_engine_finishes_one_request_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     engine = FakeEngine(seconds_per_op=0.5)
@@ -181,7 +181,7 @@ def test_a_busy_engine_finishes_one_request_per_step(monkeypatch: pytest.MonkeyP
     num_samples=st.integers(-1, 3),
     last_n=st.none() | st.integers(-1, 6),
 )
-def test_anything_asked_is_answered_or_refused(
+def test_any_request_is_answered_or_rejected(
     prompt: list[int], num_samples: int, last_n: int | None, **params: Any
 ) -> None:
     asked = {"num_samples": num_samples, "prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
@@ -226,7 +226,7 @@ def test_anything_asked_is_answered_or_refused(
         ),
     ],
 )
-def test_a_bad_request_fails_alone(engine: FakeEngine, wrong: SampleRequest, reason: str) -> None:
+def test_invalid_request_does_not_affect_others(engine: FakeEngine, wrong: SampleRequest, reason: str) -> None:
     engine.start_sample("bad", ALONE, wrong)
     engine.start_sample("good", ALONE, request())
     outcomes = dict(finish(engine))
@@ -237,12 +237,12 @@ def test_a_bad_request_fails_alone(engine: FakeEngine, wrong: SampleRequest, rea
     assert isinstance(outcomes["good"], SampleResponse)
 
 
-def test_a_full_context_is_not_too_much(engine: FakeEngine) -> None:
+def test_full_context_is_accepted(engine: FakeEngine) -> None:
     [sequence] = response(ask(engine, prompt=[1] * 32760, max_tokens=8)).sequences
     assert len(sequence.tokens) == 8
 
 
-def test_weights_that_are_not_there_are_a_failure(
+def test_missing_weights_are_a_failure(
     engine: FakeEngine, saved: SamplerSource, tmp_path: Path
 ) -> None:
     unknown = ask(engine, SamplerSource(base_model="nobody/none"))
@@ -256,7 +256,7 @@ def test_weights_that_are_not_there_are_a_failure(
     )
 
 
-def test_damaged_weights_are_the_servers_fault(engine: FakeEngine, saved: SamplerSource) -> None:
+def test_damaged_weights_are_a_server_error(engine: FakeEngine, saved: SamplerSource) -> None:
     assert saved.directory is not None
     (saved.directory / "adapter_model.safetensors").write_bytes(b"\xff" * 64)
     failure = ask(engine, saved)
@@ -268,7 +268,7 @@ def test_damaged_weights_are_the_servers_fault(engine: FakeEngine, saved: Sample
 # --- weights that are kept ready -----------------------------------------------------------------
 
 
-def test_weights_are_read_once_and_again_when_they_were_replaced(
+def test_replaced_checkpoint_is_reloaded(
     engine: FakeEngine, saved: SamplerSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[Path] = []
@@ -290,7 +290,7 @@ def test_weights_are_read_once_and_again_when_they_were_replaced(
     assert len(reads) == 2
 
 
-def test_what_was_not_used_for_longest_makes_room(
+def test_sampler_cache_evicts_least_recently_used(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_queue, "MAX_SAMPLERS", 2)

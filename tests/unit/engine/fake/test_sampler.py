@@ -42,7 +42,7 @@ def sample(
     return BigramSampler(model).sample(request, random.Random(dice))
 
 
-def test_temperature_zero_takes_the_likeliest_token() -> None:
+def test_temperature_zero_is_greedy() -> None:
     [sequence] = sample(temperature=0.0, stop=[]).sequences
     previous = 3
     for token, logprob in zip(sequence.tokens, sequence.logprobs or [], strict=True):
@@ -57,7 +57,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.1}])
-def test_logprobs_are_those_of_the_tempered_distribution_before_it_is_cut(
+def test_logprobs_are_after_temperature_before_truncation(
     cut: dict[str, Any],
 ) -> None:
     asked = {"topk_sample_logprobs": 2}
@@ -80,14 +80,14 @@ def test_any_temperature_gives_finite_logprobs(temperature: float) -> None:
     assert np.isfinite(sequence.logprobs or [np.nan]).all()
 
 
-def test_prompt_logprobs_do_not_depend_on_the_temperature() -> None:
+def test_prompt_logprobs_ignore_temperature() -> None:
     asked = {"prompt_logprobs": True, "topk_prompt_logprobs": 1}
     cold, warm = sample(asked=asked), sample(asked=asked, temperature=3.0)
     assert cold.prompt_logprobs == warm.prompt_logprobs
     assert cold.topk_prompt_logprobs == warm.topk_prompt_logprobs
 
 
-def test_frequencies_follow_the_row() -> None:
+def test_sampled_frequencies_match_distribution() -> None:
     model = Bigram(np.log(np.tile([0.5, 0.3, 0.15, 0.05], (4, 1))))
     response = sample(model, [0], asked={"num_samples": 1}, max_tokens=20_000, stop=[])
     counts = np.bincount(response.sequences[0].tokens, minlength=4) / 20_000
@@ -102,7 +102,7 @@ def shaped(temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0) -> dic
     return dict(zip(row.tokens, probs.round(6).tolist(), strict=True))
 
 
-def test_settings_shape_the_distribution() -> None:
+def test_temperature_top_k_and_top_p() -> None:
     assert shaped() == {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05}
     assert shaped(top_k=2) == {0: 0.625, 1: 0.375}
     assert shaped(top_p=0.5) == {0: 1.0}
@@ -113,7 +113,7 @@ def test_settings_shape_the_distribution() -> None:
     assert shaped(temperature=1e-9) == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}
 
 
-def test_a_seed_repeats_the_draw_and_samples_differ() -> None:
+def test_seed_reproduces_samples() -> None:
     asked = {"num_samples": 3}
     one = sample(seed=7, dice=1, asked=asked, stop=[])
     two = sample(seed=7, dice=2, asked=asked, stop=[])
@@ -123,7 +123,7 @@ def test_a_seed_repeats_the_draw_and_samples_differ() -> None:
     assert texts[0] != sample(seed=8, stop=[]).sequences[0].tokens
 
 
-def test_a_sample_depends_on_its_seed_and_number_alone() -> None:
+def test_sample_depends_only_on_seed_and_index() -> None:
     many = sample(seed=7, asked={"num_samples": 4}, stop=[])
     few = sample(seed=7, asked={"num_samples": 2, "prompt_alt_tokens_k": 3}, stop=[])
     other_prompt = sample(seed=7, prompt=[9, 9, 9, 3], stop=[])
@@ -133,7 +133,7 @@ def test_a_sample_depends_on_its_seed_and_number_alone() -> None:
     assert sample(seed=8, stop=[]).sequences[0] != many.sequences[1]
 
 
-def test_without_a_seed_the_dice_decide() -> None:
+def test_unseeded_sample_uses_rng() -> None:
     assert sample(dice=1, stop=[]) == sample(dice=1, stop=[])
     assert sample(dice=1, stop=[]) != sample(dice=2, stop=[])
 
@@ -149,7 +149,7 @@ def test_without_a_seed_the_dice_decide() -> None:
         ("zz", [98, 99, 100, EOS_TOKEN, 97, 98, 99, 100], "length"),
     ],
 )
-def test_stops(stop: Any, tokens: list[int], reason: str) -> None:
+def test_stop_conditions(stop: Any, tokens: list[int], reason: str) -> None:
     model = chain(97, 98, 99, 100, EOS_TOKEN, 97)
     [sequence] = sample(model, [97], temperature=0.0, stop=stop).sequences
     assert (sequence.tokens, sequence.stop_reason) == (tokens, reason)
@@ -162,14 +162,14 @@ def test_stop_string_ignores_tokens_without_text(between: int) -> None:
     assert (sequence.tokens, sequence.stop_reason) == ([97, between, 98], "stop")
 
 
-def test_a_stop_text_of_many_bytes_is_found_across_tokens() -> None:
+def test_multibyte_stop_string_spans_tokens() -> None:
     model = chain(*"xж€".encode(), 97)
     [sequence] = sample(model, [ord("x")], temperature=0.0, stop="ж€", max_tokens=50).sequences
     assert bytes(sequence.tokens) == "ж€".encode()
     assert sequence.stop_reason == "stop"
 
 
-def test_an_empty_stop_text_is_refused() -> None:
+def test_empty_stop_string_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="stop has an empty text"):
         sample(stop="")
     with pytest.raises(InvalidInput, match="stop has an empty text"):
@@ -188,7 +188,7 @@ def test_prompt_logprobs_score_every_token_but_the_first() -> None:
     assert sample().prompt_logprobs is None
 
 
-def test_topk_lists_the_likeliest_first() -> None:
+def test_topk_is_sorted_by_probability() -> None:
     response = sample(asked={"topk_prompt_logprobs": 2, "topk_sample_logprobs": 3}, max_tokens=2)
     rows = response.topk_prompt_logprobs
     assert rows is not None
@@ -220,7 +220,7 @@ def test_target_logprobs_keep_their_layout() -> None:
         sample(asked={"target_prompt_logprobs": wrong})
 
 
-def test_alternatives_are_drawn_along_the_prompt() -> None:
+def test_alternatives_are_sampled_for_each_prompt_position() -> None:
     drawn = sample(asked={"prompt_alt_tokens_k": 4}).prompt_alt_tokens
     assert drawn is not None
     assert drawn.tokens.shape == drawn.logprobs.shape == [2, 4]
@@ -240,12 +240,12 @@ def test_alternatives_are_drawn_along_the_prompt() -> None:
         ([1, 2], {"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is 2, expected 1 to 1"),
     ],
 )
-def test_what_cannot_be_is_refused(prompt: list[int], asked: dict[str, Any], reason: str) -> None:
+def test_invalid_request_is_rejected(prompt: list[int], asked: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         sample(prompt=prompt, asked=asked)
 
 
-def test_many_settings_do_not_pile_up() -> None:
+def test_cached_tables_are_limited() -> None:
     sampler = BigramSampler(MODEL)
     for step in range(1, 30):
         params = SamplingParams(max_tokens=1, temperature=step / 10)

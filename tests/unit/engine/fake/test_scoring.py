@@ -28,13 +28,13 @@ def trainer() -> BigramTrainer:
     return BigramTrainer(Bigram.base("tinkex/bigram"))
 
 
-def test_what_is_not_text_is_placeholders() -> None:
+def test_non_text_chunks_become_placeholders() -> None:
     picture = ImageChunk(data=b"png", format="png", expected_tokens=3)
     mixed = ModelInput(chunks=[EncodedTextChunk(tokens=[7]), picture, EncodedTextChunk(tokens=[8])])
     assert flatten_tokens(mixed) == [7, 511, 511, 511, 8]
 
 
-def test_outputs_have_the_shapes_of_their_targets(trainer: BigramTrainer) -> None:
+def test_outputs_have_target_shapes(trainer: BigramTrainer) -> None:
     work = ForwardBackwardInput([datum([1, 2], [2, 3]), datum([4], [[5, 6]])], "cross_entropy")
     output = run_pass(trainer, work, forward_only=True)
     shapes = [record["logprobs"].shape for record in output.loss_fn_outputs]
@@ -54,7 +54,7 @@ def test_outputs_have_the_shapes_of_their_targets(trainer: BigramTrainer) -> Non
     assert trainer.gradient_VV is None
 
 
-def test_only_a_backward_pass_leaves_a_gradient(trainer: BigramTrainer) -> None:
+def test_forward_only_pass_leaves_no_gradient(trainer: BigramTrainer) -> None:
     work = ForwardBackwardInput([datum([1], [2])], "cross_entropy")
     run_pass(trainer, work, forward_only=False)
     assert trainer.gradient_VV is not None
@@ -63,7 +63,7 @@ def test_only_a_backward_pass_leaves_a_gradient(trainer: BigramTrainer) -> None:
     np.testing.assert_allclose(trainer.gradient_VV[1], probs)
 
 
-def test_examples_that_do_not_fit_are_refused(trainer: BigramTrainer) -> None:
+def test_invalid_examples_are_rejected(trainer: BigramTrainer) -> None:
     with pytest.raises(InvalidInput, match="example 0 has token 512, outside the vocabulary"):
         run_pass(
             trainer, ForwardBackwardInput([datum([1], [512])], "cross_entropy"), forward_only=False
@@ -72,7 +72,7 @@ def test_examples_that_do_not_fit_are_refused(trainer: BigramTrainer) -> None:
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "gspo"])
-def test_an_infinite_loss_leaves_no_gradient(trainer: BigramTrainer, loss_fn: Any) -> None:
+def test_infinite_loss_leaves_no_gradient(trainer: BigramTrainer, loss_fn: Any) -> None:
     far = datum([1], [2], logprobs=[-1e4], advantages=[-1.0])
     work = ForwardBackwardInput([far], loss_fn)
     with pytest.raises(InvalidInput, match=f"the {loss_fn} loss is inf; check its inputs"):
@@ -80,7 +80,7 @@ def test_an_infinite_loss_leaves_no_gradient(trainer: BigramTrainer, loss_fn: An
     assert trainer.gradient_VV is None
 
 
-def test_a_gradient_that_is_too_large_is_refused_and_the_one_before_kept(
+def test_overflowing_gradient_is_rejected_and_previous_kept(
     trainer: BigramTrainer,
 ) -> None:
     run_pass(trainer, ForwardBackwardInput([datum([1], [2])], "cross_entropy"), forward_only=False)

@@ -41,7 +41,7 @@ def state(engine: FakeEngine, adapter_id: str = "a") -> list[Any]:
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_a_peft_adapter_and_what_an_optimizer_needs(saved: Path) -> None:
+def test_checkpoint_has_adapter_and_optimizer_files(saved: Path) -> None:
     assert {path.name for path in saved.iterdir()} == {
         "adapter_config.json",
         WEIGHTS,
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_a_peft_adapter_and_what_an_optimizer_needs(saved: Path)
     assert (table.dtype, table.shape) == (np.float64, (512, 512))
 
 
-def test_weights_alone_have_no_optimizer(engine: FakeEngine, tmp_path: Path) -> None:
+def test_sampler_checkpoint_has_no_optimizer(engine: FakeEngine, tmp_path: Path) -> None:
     engine.save("a", tmp_path, with_optimizer=False)
     assert {path.name for path in tmp_path.iterdir()} == {
         "adapter_config.json",
@@ -71,7 +71,7 @@ def test_weights_alone_have_no_optimizer(engine: FakeEngine, tmp_path: Path) -> 
         engine.load("a", tmp_path, with_optimizer=True)
 
 
-def test_what_goes_on_from_files_equals_what_never_stopped(engine: FakeEngine, saved: Path) -> None:
+def test_resumed_training_is_bit_identical(engine: FakeEngine, saved: Path) -> None:
     other = FakeEngine()
     other.create("b", SPEC)
     run(other, "b")
@@ -82,14 +82,14 @@ def test_what_goes_on_from_files_equals_what_never_stopped(engine: FakeEngine, s
     assert state(other, "b") == state(engine)
 
 
-def test_an_optimizer_that_never_stepped_can_be_saved(engine: FakeEngine, tmp_path: Path) -> None:
+def test_save_optimizer_before_first_step(engine: FakeEngine, tmp_path: Path) -> None:
     engine.save("a", tmp_path, with_optimizer=True)
     train(engine)
     engine.load("a", tmp_path, with_optimizer=True)
     assert engine.optim_step("a", AdamParams())["step"] == 1.0
 
 
-def test_without_the_optimizer_its_memory_starts_afresh(engine: FakeEngine, saved: Path) -> None:
+def test_load_without_optimizer_resets_it(engine: FakeEngine, saved: Path) -> None:
     scores = logprobs(engine)
     train(engine)
     run(engine)
@@ -110,7 +110,7 @@ def test_without_the_optimizer_its_memory_starts_afresh(engine: FakeEngine, save
         ({"optimizer": {"type": "dimuon"}}, "optimizer is 'adamw', but .* with 'dimuon'"),
     ],
 )
-def test_a_checkpoint_of_another_kind_is_refused(
+def test_incompatible_checkpoint_is_rejected(
     saved: Path, change: dict[str, Any], reason: str
 ) -> None:
     engine = FakeEngine((BASE, "other"))
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_another_kind_is_refused(
     assert state(engine, "b") == before
 
 
-def test_another_seed_is_no_difference(saved: Path) -> None:
+def test_checkpoint_with_other_seed_is_compatible(saved: Path) -> None:
     engine = FakeEngine()
     engine.create("b", replace(SPEC, seed=99))
     engine.load("b", saved, with_optimizer=True)
@@ -170,7 +170,7 @@ def poison(path: Path) -> None:
         ("optimizer.safetensors", cut, "saved/optimizer.safetensors cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
+def test_damaged_checkpoint_is_rejected_without_changes(
     engine: FakeEngine, saved: Path, name: str, damage: Callable[[Path], None], reason: str
 ) -> None:
     before = state(engine)
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
     assert state(engine) == before
 
 
-def test_a_directory_that_is_not_there_is_refused(engine: FakeEngine, tmp_path: Path) -> None:
+def test_missing_directory_is_rejected(engine: FakeEngine, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"the checkpoint cannot be loaded: none/tinkex.json is"):
         engine.load("a", tmp_path / "none", with_optimizer=False)
 
@@ -190,7 +190,7 @@ def test_a_directory_that_is_not_there_is_refused(engine: FakeEngine, tmp_path: 
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("num_passes", [0, 2])
-def test_a_restored_adapter_goes_on_to_the_last_bit(
+def test_restored_adapter_is_bit_identical(
     engine: FakeEngine, tmp_path: Path, steps: int, num_passes: int
 ) -> None:
     train(engine, steps=steps)
@@ -206,7 +206,7 @@ def test_a_restored_adapter_goes_on_to_the_last_bit(
     assert state(other) == state(engine)
 
 
-def test_a_snapshot_is_of_the_moment_it_was_taken(engine: FakeEngine, tmp_path: Path) -> None:
+def test_snapshot_is_not_changed_by_later_training(engine: FakeEngine, tmp_path: Path) -> None:
     train(engine)
     run(engine)
     before = state(engine)
@@ -219,7 +219,7 @@ def test_a_snapshot_is_of_the_moment_it_was_taken(engine: FakeEngine, tmp_path: 
     assert state(engine) == before
 
 
-def test_a_damaged_snapshot_is_not_the_users_fault(engine: FakeEngine, tmp_path: Path) -> None:
+def test_damaged_snapshot_is_a_server_error(engine: FakeEngine, tmp_path: Path) -> None:
     engine.snapshot("a")(tmp_path)
     with pytest.raises(CheckpointError, match=r"the snapshot in .* expected .*rank=9"):
         engine.restore("b", replace(SPEC, rank=9), tmp_path)

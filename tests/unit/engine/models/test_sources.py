@@ -34,30 +34,30 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- flags --------------------------------------------------------------------------------------
 
 
-def test_a_name_and_a_folder_which_means_the_same_everywhere(tmp_path: Path) -> None:
+def test_parse_name_and_folder(tmp_path: Path) -> None:
     assert parse_source("mine=./model") == ("mine", str(tmp_path / "model"))
     assert parse_source("org/mine=/data/model") == ("org/mine", "/data/model")
     assert parse_source("mine=~/model") == ("mine", str(Path.home() / "model"))
 
 
-def test_an_id_of_the_hub_is_its_own_name_or_has_another() -> None:
+def test_parse_hub_id() -> None:
     assert parse_source("Qwen/Qwen3-0.6B") == ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")
     assert parse_source("small=Qwen/Qwen3-0.6B") == ("small", "Qwen/Qwen3-0.6B")
 
 
-def test_a_folder_alone_is_called_as_it_is_called(tmp_path: Path) -> None:
+def test_folder_name_is_default_model_name(tmp_path: Path) -> None:
     assert parse_source("./some/model") == ("model", str(tmp_path / "some/model"))
     assert parse_source("/data/model/") == ("model", "/data/model")
 
 
-def test_a_folder_that_is_there_wins_over_the_hub(tmp_path: Path) -> None:
+def test_existing_folder_takes_precedence_over_hub(tmp_path: Path) -> None:
     assert not is_folder_location("org/name")
     (tmp_path / "org/name").mkdir(parents=True)
     assert is_folder_location("org/name")
     assert parse_source("org/name") == ("org/name", str(tmp_path / "org/name"))
 
 
-def test_a_gguf_file_is_known_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
+def test_gguf_is_detected_by_name_or_magic(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"GGUF and more")
     (tmp_path / "other").write_bytes(b"GG")
     (tmp_path / "folder.gguf").mkdir()
@@ -70,14 +70,14 @@ def test_a_gguf_file_is_known_by_its_name_or_its_first_bytes(tmp_path: Path) -> 
     )
 
 
-def test_a_gguf_file_alone_is_called_without_its_ending(tmp_path: Path) -> None:
+def test_gguf_stem_is_default_model_name(tmp_path: Path) -> None:
     assert parse_source("small.Q4_0.gguf") == ("small.Q4_0", str(tmp_path / "small.Q4_0.gguf"))
     assert parse_source("mine=x.gguf") == ("mine", str(tmp_path / "x.gguf"))
 
 
 @settings(deadline=None)
 @given(NAMES, NAMES)
-def test_no_two_names_share_a_folder_and_none_leads_elsewhere(one: str, other: str) -> None:
+def test_folder_names_are_unique_and_safe(one: str, other: str) -> None:
     made = []
     for name in {one, other}:
         try:
@@ -89,18 +89,18 @@ def test_no_two_names_share_a_folder_and_none_leads_elsewhere(one: str, other: s
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "/a", "a/", "a//b", "x" * 201, "a\n", "a=b"])
-def test_a_name_that_clients_could_not_use(name: str) -> None:
+def test_invalid_model_name_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid model name"):
         check_model_name(name)
 
 
 @pytest.mark.parametrize("text", ["=", "name=", "=place", ""])
-def test_half_a_source_is_refused(text: str) -> None:
+def test_incomplete_source_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_source(text)
 
 
-def test_flags_win_over_the_list_and_contradict_themselves_in_vain() -> None:
+def test_flags_override_list_and_must_not_conflict() -> None:
     listed = {"a": "/one", "b": "/two"}
     assert merge_sources(listed, ["b=/three", "c=/four"]) == {
         "a": "/one",
@@ -113,7 +113,7 @@ def test_flags_win_over_the_list_and_contradict_themselves_in_vain() -> None:
 
 
 @given(NAMES)
-def test_every_good_name_survives_a_flag(name: str) -> None:
+def test_valid_names_round_trip_through_flags(name: str) -> None:
     assert parse_source(f"{name}=/place") == (name, "/place")
     if not is_folder_location(name):
         assert default_name(name) == resolve_location(name) == name
@@ -122,7 +122,7 @@ def test_every_good_name_survives_a_flag(name: str) -> None:
 # --- the home's list ----------------------------------------------------------------------------
 
 
-def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_model_list_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "models.json"
     assert read_model_list(file) == {}
     write_model_list(file, {"b": "/ä", "a": "org/name"})
@@ -133,7 +133,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"models": []}', '{"models": 3}'])
-def test_a_damaged_list_says_what_it_should_be(tmp_path: Path, text: str) -> None:
+def test_damaged_model_list_explains_format(tmp_path: Path, text: str) -> None:
     file = tmp_path / "models.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match="is damaged; expected") as refused:
@@ -141,7 +141,7 @@ def test_a_damaged_list_says_what_it_should_be(tmp_path: Path, text: str) -> Non
     assert str(file) in refused.value.message
 
 
-def test_a_list_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_unreadable_model_list_raises(tmp_path: Path) -> None:
     (tmp_path / "models.json").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         read_model_list(tmp_path / "models.json")
@@ -150,7 +150,7 @@ def test_a_list_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
 # --- room ---------------------------------------------------------------------------------------
 
 
-def test_the_longest_unused_make_room_and_no_more_than_it_takes() -> None:
+def test_evictions_are_lru_and_minimal() -> None:
     loaded = {"old": 40, "middle": 40, "new": 20}
     assert choose_evictions(0, 100, loaded, ()) == []
     assert choose_evictions(30, 100, loaded, ()) == ["old"]
@@ -158,7 +158,7 @@ def test_the_longest_unused_make_room_and_no_more_than_it_takes() -> None:
     assert choose_evictions(30, 0, loaded, ()) == []
 
 
-def test_busy_ones_stay_and_then_it_may_not_fit() -> None:
+def test_busy_models_are_not_evicted() -> None:
     loaded = {"old": 40, "middle": 40}
     assert choose_evictions(30, 100, loaded, {"old"}) == ["middle"]
     assert can_fit(30, 100, loaded, {"old"})
@@ -173,7 +173,7 @@ def test_busy_ones_stay_and_then_it_may_not_fit() -> None:
     st.dictionaries(st.text(max_size=3), st.integers(0, 100), max_size=6),
     st.sets(st.text(max_size=3), max_size=3),
 )
-def test_after_making_room_it_fits_or_only_busy_ones_are_left(
+def test_evictions_free_enough_or_only_busy_remain(
     needed: int, budget: int, loaded: dict[str, int], busy: set[str]
 ) -> None:
     doomed = choose_evictions(needed, budget, loaded, busy)

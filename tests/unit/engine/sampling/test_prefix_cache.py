@@ -27,13 +27,13 @@ def _after_start(*values: int) -> prefix_index.Tokens:
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_common_length_is_that_of_the_longest_common_start(one: list[int], two: list[int]) -> None:
+def test_common_prefix_length(one: list[int], two: list[int]) -> None:
     num = common_prefix_length(_tokens(*one), _tokens(*two))
     assert one[:num] == two[:num]
     assert num == min(len(one), len(two)) or one[num] != two[num]
 
 
-def test_the_prompt_with_most_in_common_is_found() -> None:
+def test_find_longest_common_prefix() -> None:
     kept: PrefixIndex[str] = PrefixIndex()
     kept.add("a", _after_start(1, 2, 3), "near")
     kept.add("a", _after_start(1, 9), "far")
@@ -41,28 +41,28 @@ def test_the_prompt_with_most_in_common_is_found() -> None:
     assert kept.find("a", _after_start(1, 9, 9)) == PrefixMatch("far", MIN_PREFIX_TOKENS + 2)
 
 
-def test_another_adapters_prompt_is_never_found() -> None:
+def test_prompts_of_other_adapters_do_not_match() -> None:
     kept: PrefixIndex[str] = PrefixIndex()
     kept.add("a", _after_start(1), "a's")
     assert kept.find("b", _after_start(1)) is None
     assert kept.find(None, _after_start(1)) is None
 
 
-def test_a_few_tokens_in_common_are_not_worth_it() -> None:
+def test_short_common_prefix_is_ignored() -> None:
     kept: PrefixIndex[str] = PrefixIndex()
     assert kept.add("a", _START[:-1], "short") == ["short"]
     kept.add("a", _after_start(1), "long")
     assert kept.find("a", np.concatenate([_START[:-1], _tokens(77, 78)])) is None
 
 
-def test_a_prompt_that_goes_on_from_another_replaces_it() -> None:
+def test_longer_prompt_replaces_its_prefix() -> None:
     kept: PrefixIndex[str] = PrefixIndex()
     kept.add("a", _after_start(1), "first turn")
     assert kept.add("a", _after_start(1, 2, 3), "second turn") == ["first turn"]
     assert kept.find("a", _after_start(1)) == PrefixMatch("second turn", MIN_PREFIX_TOKENS + 1)
 
 
-def test_what_was_not_used_for_longest_goes_first_unless_it_is_in_use() -> None:
+def test_eviction_is_lru_among_free_prompts() -> None:
     kept: PrefixIndex[str] = PrefixIndex()
     for name in ("one", "two", "three"):
         kept.add(name, _after_start(1), name)
@@ -73,7 +73,7 @@ def test_what_was_not_used_for_longest_goes_first_unless_it_is_in_use() -> None:
     assert list(kept) == ["one"]
 
 
-def test_only_so_many_are_kept() -> None:
+def test_number_of_prompts_is_limited() -> None:
     kept: PrefixIndex[int] = PrefixIndex()
     removed = [out for number in range(100) for out in kept.add("a", _after_start(number), number)]
     assert removed == list(range(100 - prefix_index._MAX_PER_BUCKET))

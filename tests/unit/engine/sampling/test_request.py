@@ -31,7 +31,7 @@ def _read(prompt: list[int], limits: ModelLimits = LIMITS, **fields: Any) -> Sam
     return parse_sample_request(request, limits)
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_missing_parameters_use_defaults() -> None:
     ask = _read([1, 2, 3])
     assert ask.max_tokens == 97
     assert ask.stops.tokens == {2}
@@ -62,14 +62,14 @@ def test_what_is_not_said_has_a_default() -> None:
         ([1], {"stop": "x"}, "no tokenizer"),
     ],
 )
-def test_what_cannot_be_had_is_refused(
+def test_invalid_parameters_are_rejected(
     prompt: list[int], fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidInput, match=said):
         _read(prompt, **fields)
 
 
-def test_targets_must_fit_the_prompt_and_the_vocabulary() -> None:
+def test_targets_must_match_prompt_and_vocabulary() -> None:
     targets = TensorData.from_numpy(np.array([[1], [2]]))
     with pytest.raises(InvalidInput, match="expected 3 rows for 4 prompt tokens"):
         _read([1, 2, 3, 4], target_prompt_logprobs=targets)
@@ -77,7 +77,7 @@ def test_targets_must_fit_the_prompt_and_the_vocabulary() -> None:
         _read([1, 2, 3], target_prompt_logprobs=TensorData.from_numpy(np.array([[50], [-1]])))
 
 
-def test_only_rows_that_are_needed_are_asked_for() -> None:
+def test_first_position_depends_on_requested_scores() -> None:
     about = _read([1] * 10, prompt_logprobs=True, prompt_logprobs_last_n=3).prompt_logprobs
     assert about is not None
     assert about.first_position == 6

@@ -37,27 +37,27 @@ def _run(sequence: SequenceState, *tokens: int) -> list[bool]:
     return [sequence.append_token(token, -1.0) for token in tokens]
 
 
-def test_a_sequence_ends_at_a_stop_token_which_it_keeps() -> None:
+def test_sequence_keeps_its_stop_token() -> None:
     sequence = _case().unstarted[0]
     assert _run(sequence, 4, 9) == [False, True]
     result = sequence.result()
     assert (result.tokens, result.stop_reason) == ([4, 9], "stop")
 
 
-def test_a_sequence_ends_at_its_last_token() -> None:
+def test_sequence_ends_at_max_tokens() -> None:
     sequence = _case().unstarted[0]
     assert _run(sequence, 4, 5, 6) == [False, False, True]
     assert sequence.result().stop_reason == "length"
 
 
-def test_a_stop_at_the_last_token_is_a_stop() -> None:
+def test_stop_token_at_max_tokens_is_a_stop() -> None:
     sequence = _case().unstarted[0]
     _run(sequence, 4, 5, 9)
     assert sequence.result().stop_reason == "stop"
 
 
 @given(st.integers(-(2**70), 2**70), st.integers(0, 1000))
-def test_the_same_stream_gives_the_same_numbers(seed: int, index: int) -> None:
+def test_random_stream_is_reproducible(seed: int, index: int) -> None:
     one, other = RandomStream(seed, index), RandomStream(seed, index)
     numbers = [one.uniform() for _ in range(70)]
     assert numbers == [other.uniform() for _ in range(70)]
@@ -66,7 +66,7 @@ def test_the_same_stream_gives_the_same_numbers(seed: int, index: int) -> None:
     assert numbers[0] != RandomStream(seed + 1, index).uniform()
 
 
-def test_a_request_is_over_with_its_last_sample_and_answers_in_order() -> None:
+def test_request_finishes_with_last_sequence_in_order() -> None:
     case = _case(max_tokens=1)
     started = case.start_next(3)
     assert not case.unstarted
@@ -76,7 +76,7 @@ def test_a_request_is_over_with_its_last_sample_and_answers_in_order() -> None:
     assert [one.tokens for one in case.build_response().sequences] == [[7], [8], [9]]
 
 
-def test_a_paused_sample_goes_on_from_all_it_has() -> None:
+def test_preempted_sequence_resumes_from_all_tokens() -> None:
     case = _case()
     first, *_ = case.start_next(3)
     first.append_token(4, -1.0)

@@ -25,7 +25,7 @@ from tinkex.engine.sampling.scheduler import (
 
 
 @given(st.lists(st.integers(1, 2000)), st.booleans(), st.integers(1, 5000))
-def test_a_pass_reads_no_more_than_it_may_and_serves_the_first_first(
+def test_prefill_tokens_are_limited_and_first_come_first_served(
     wanted: list[int], has_samples: bool, pass_tokens: int
 ) -> None:
     shares = split_prefill_tokens(wanted, has_decodes=has_samples, pass_tokens=pass_tokens)
@@ -35,32 +35,32 @@ def test_a_pass_reads_no_more_than_it_may_and_serves_the_first_first(
         assert share == num or not any(shares[index + 1 :])
 
 
-def test_running_samples_are_held_up_for_less() -> None:
+def test_prefill_is_smaller_while_decoding() -> None:
     assert split_prefill_tokens([10_000], has_decodes=True, pass_tokens=4096) == [
         PREFILL_TOKENS_WITH_DECODE
     ]
     assert split_prefill_tokens([10_000], has_decodes=False, pass_tokens=4096) == [PREFILL_TOKENS]
 
 
-def test_samples_share_a_long_prompt() -> None:
+def test_long_prompt_is_shared() -> None:
     assert can_share_prompt(MIN_SHARED_GROUP, MIN_SHARED_TOKENS)
     assert not can_share_prompt(MIN_SHARED_GROUP - 1, MIN_SHARED_TOKENS)
     assert not can_share_prompt(MIN_SHARED_GROUP, MIN_SHARED_TOKENS - 1)
 
 
-def test_samples_begin_as_there_are_places() -> None:
+def test_sequences_start_as_slots_are_free() -> None:
     assert num_to_start(1, 5, 10, 64) == 1
     assert num_to_start(9, 5, 10, 64) == 5
     assert num_to_start(9, 0, 10, 64) == 0
 
 
-def test_samples_that_can_share_wait_for_places_beside_each_other() -> None:
+def test_sequences_wait_to_share_a_prompt() -> None:
     assert num_to_start(9, MIN_SHARED_GROUP - 1, 1000, 64) == 0
     assert num_to_start(9, MIN_SHARED_GROUP, 1000, 64) == MIN_SHARED_GROUP
     assert num_to_start(9, 2, 1000, 2) == 2, "there will never be more places"
 
 
-def test_one_token_needs_no_place_to_go_on() -> None:
+def test_single_token_needs_no_slot() -> None:
     assert max_kv_tokens(100, 128, 1) == 100
     assert max_kv_tokens(100, 128, 2) == 228
 
@@ -72,7 +72,7 @@ class _Request:
     running: tuple[int, ...] = ()
 
 
-def test_a_tenant_that_has_nothing_running_goes_before_one_that_has() -> None:
+def test_idle_tenant_goes_first() -> None:
     flood = [_Request("loud", arrival, (0,) if arrival < 3 else ()) for arrival in range(6)]
     quiet = [_Request("quiet", arrival) for arrival in (6, 7)]
     order = fair_order([*flood, *quiet])
@@ -94,7 +94,7 @@ def test_requests_of_one_tenant_keep_their_order(given: list[tuple[str, int]]) -
 
 
 @given(st.integers(1, 200), st.integers(0, 300), st.integers(0, 300))
-def test_only_who_has_no_place_gets_one_beyond_the_limit(limit: int, held: int, own: int) -> None:
+def test_reserve_is_for_tenants_without_sequences(limit: int, held: int, own: int) -> None:
     own = min(own, held)
     num = num_free_sequences(limit, held, own)
     if own or held + num <= limit:
@@ -105,7 +105,7 @@ def test_only_who_has_no_place_gets_one_beyond_the_limit(limit: int, held: int, 
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=50), st.floats(0.001, 0.1))
-def test_tenants_with_few_sequences_get_their_share_of_the_time(
+def test_light_tenants_get_their_share_of_time(
     full: list[float], light: float
 ) -> None:
     turns, spent = LightStepPolicy(), {True: 0.0, False: 0.0}
@@ -119,7 +119,7 @@ def test_tenants_with_few_sequences_get_their_share_of_the_time(
     assert spent[True] <= LIGHT_TIME_RATIO * spent[False] + len(full) * light + 1e-6
 
 
-def test_a_tenant_that_arrives_beside_a_flood_gets_the_next_step() -> None:
+def test_new_light_tenant_gets_next_step() -> None:
     turns = LightStepPolicy()
     turns.record_step(1.0, is_light=False, is_mixed=False)
     assert turns.is_due

@@ -22,24 +22,24 @@ class _Tenant:
 
 
 @given(st.integers(1, 100_000))
-def test_a_place_is_large_enough_and_at_most_twice_too_large(num_tokens: int) -> None:
+def test_capacity_is_sufficient_and_at_most_double(num_tokens: int) -> None:
     capacity = capacity_for(num_tokens)
     assert capacity >= num_tokens
     assert capacity == MIN_CAPACITY or capacity < 2 * num_tokens
 
 
-def test_a_newcomer_has_room_to_go_on_but_no_more_than_it_can_use() -> None:
+def test_initial_capacity_has_bounded_headroom() -> None:
     assert initial_capacity(64, 1000) == 128
     assert initial_capacity(63, 64) == 64
 
 
-def test_slots_double_so_that_growing_is_seldom() -> None:
+def test_slots_double_when_growing() -> None:
     assert grown_num_slots(0, 1) == 1
     assert grown_num_slots(4, 5) == 8
     assert grown_num_slots(4, 20) == 20
 
 
-def test_the_last_one_fills_the_gap_of_one_that_leaves() -> None:
+def test_last_item_moves_into_freed_slot() -> None:
     roster: SlotAllocator[_Tenant] = SlotAllocator()
     tenants = [_Tenant() for _ in range(4)]
     assert [roster.allocate(one) for one in tenants] == [0, 1, 2, 3]
@@ -49,7 +49,7 @@ def test_the_last_one_fills_the_gap_of_one_that_leaves() -> None:
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
-def test_slots_in_use_are_dense_and_everybody_keeps_their_own(choices: list[int]) -> None:
+def test_used_slots_are_dense(choices: list[int]) -> None:
     roster: SlotAllocator[_Tenant] = SlotAllocator()
     memory: dict[int, _Tenant] = {}
     living: list[_Tenant] = []
@@ -68,7 +68,7 @@ def test_slots_in_use_are_dense_and_everybody_keeps_their_own(choices: list[int]
         assert {roster.slot_of(one) for one in living} == set(range(len(living)))
 
 
-def test_memory_is_given_out_up_to_its_limit() -> None:
+def test_memory_budget_is_limited() -> None:
     budget = MemoryBudget(100)
     budget.reserve(60)
     assert budget.can_reserve(40)

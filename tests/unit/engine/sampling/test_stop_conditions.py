@@ -31,7 +31,7 @@ def _read(stop: object, *, has_texts: bool = True) -> StopConditions:
     return parse_stop(SamplingParams(stop=stop), EOS, has_tokenizer=has_texts)  # type: ignore[arg-type]
 
 
-def test_end_tokens_stop_unless_something_else_is_given() -> None:
+def test_eos_tokens_stop_unless_stop_is_given() -> None:
     assert _read(None) == StopConditions(EOS)
     assert _read([]) == StopConditions()
     assert _read([3, 4]) == StopConditions(frozenset({3, 4}))
@@ -39,12 +39,12 @@ def test_end_tokens_stop_unless_something_else_is_given() -> None:
     assert _read(["ab", "c"]) == StopConditions(frozenset(), ("ab", "c"))
 
 
-def test_an_empty_text_is_refused() -> None:
+def test_empty_stop_string_raises() -> None:
     with pytest.raises(InvalidInput, match="empty text"):
         _read(["a", ""])
 
 
-def test_texts_are_refused_where_there_is_no_tokenizer() -> None:
+def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(InvalidInput, match="token ids"):
         _read("a", has_texts=False)
 
@@ -54,19 +54,19 @@ def _stops_at(pieces: Sequence[bytes], stops: Sequence[str]) -> int | None:
     return next((n for n in range(len(pieces)) if watch.matches_after(n)), None)
 
 
-def test_a_stop_may_span_tokens_and_end_within_one() -> None:
+def test_stop_string_spans_tokens() -> None:
     assert _stops_at([b"one", b" tw", b"o", b" three"], ["two"]) == 2
     assert _stops_at([b"a", b"b\n\nc", b"d"], ["\n\n"]) == 1
     assert _stops_at([b"a", b"b"], ["ba"]) is None
 
 
-def test_a_character_may_be_split_over_tokens() -> None:
+def test_character_split_over_tokens() -> None:
     euro = "\u20ac".encode()
     assert _stops_at([b"x", euro[:1], euro[1:2], euro[2:], b"y"], ["x\u20ac"]) == 3
     assert _stops_at([b"ab" + euro[:1], euro[1:], b"c"], ["ab"]) == 0
 
 
-def test_a_stop_is_found_after_bytes_that_are_no_text() -> None:
+def test_stop_string_after_invalid_utf8() -> None:
     assert _stops_at([b"\xff"] * 20 + [b"st", b"op"], ["stop"]) == 21
 
 
@@ -75,7 +75,7 @@ def test_a_stop_is_found_after_bytes_that_are_no_text() -> None:
     st.lists(st.integers(1, 3), min_size=1, max_size=60),
     st.lists(st.text(alphabet="ab\u00e9\u20ac\U0001f600", min_size=1, max_size=4), min_size=1),
 )
-def test_the_first_token_that_completes_a_stop_ends_it(
+def test_first_completing_token_ends_sequence(
     text: str, cuts: list[int], stops: list[str]
 ) -> None:
     raw, pieces, at = text.encode(), [], 0
@@ -89,7 +89,7 @@ def test_the_first_token_that_completes_a_stop_ends_it(
     assert _stops_at(pieces, stops) == expected
 
 
-def test_only_a_few_tokens_are_decoded_however_long_the_text_is() -> None:
+def test_number_of_decoded_tokens_is_bounded() -> None:
     pieces = [b"abc "] * 500
     decoder = Bytes(pieces)
     watch = StopTextMatcher(decoder, ["never"])

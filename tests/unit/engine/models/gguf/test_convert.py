@@ -46,7 +46,7 @@ def turned(rows: Any, num_heads: int) -> Any:
 # --- numbers ------------------------------------------------------------------------------------
 
 
-def test_tensors_have_new_names_and_the_same_numbers(tmp_path: Path) -> None:
+def test_tensors_are_renamed_with_same_values(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
     folder = convert_gguf(source, tmp_path / "out" / "model")
     assert folder == read_model_folder(tmp_path / "out" / "model")
@@ -69,7 +69,7 @@ def test_tensors_have_new_names_and_the_same_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("part", "ours", "heads"), [("q", "q", HEADS), ("k", "k", KV_HEADS)])
-def test_rows_of_queries_and_keys_are_put_back(
+def test_query_and_key_rows_are_deinterleaved(
     tmp_path: Path, part: str, ours: str, heads: int
 ) -> None:
     folder = convert_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path / "model")
@@ -78,13 +78,13 @@ def test_rows_of_queries_and_keys_are_put_back(
     assert np.array_equal(turned(back, heads), llama_tensors()[f"blk.0.attn_{part}.weight"])
 
 
-def test_the_order_of_rows_undoes_theirs() -> None:
+def test_row_order_inverts_gguf_permutation() -> None:
     rows = np.arange(24)
     assert np.array_equal(turned(rows, 3)[row_order(24, 3)], rows)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
-def test_packed_rows_are_unpacked_and_then_the_same(
+def test_quantized_rows_are_dequantized(
     tmp_path: Path, kind: gguf.GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that a tensor takes several turns.
@@ -103,7 +103,7 @@ def test_packed_rows_are_unpacked_and_then_the_same(
     assert np.array_equal(turned(queries, HEADS), given["blk.0.attn_q.weight"])
 
 
-def test_half_numbers_stay_as_they_are(tmp_path: Path) -> None:
+def test_half_precision_is_copied(tmp_path: Path) -> None:
     tensors: dict[str, Any] = llama_tensors()
     kinds = {name: Kind.BF16 for name in tensors if "norm" not in name}
     kinds["blk.0.ffn_up.weight"] = Kind.F16
@@ -114,7 +114,7 @@ def test_half_numbers_stay_as_they_are(tmp_path: Path) -> None:
     assert set(folder.weights.dtypes) == {"BF16", "F16", "F32"}
 
 
-def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_non_finite_values_are_rejected(tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["blk.1.ffn_up.weight"][3, 5] = np.nan
     said = refusal(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "out" / "model")
@@ -125,7 +125,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 # --- config.json --------------------------------------------------------------------------------
 
 
-def test_config_says_what_the_file_says(tmp_path: Path) -> None:
+def test_config_matches_metadata(tmp_path: Path) -> None:
     config = config_of(convert_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path / "model").path)
     assert (config["hidden_size"], config["head_dim"]) == (HIDDEN, HIDDEN // HEADS)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (HEADS, KV_HEADS)
@@ -136,7 +136,7 @@ def test_config_says_what_the_file_says(tmp_path: Path) -> None:
     assert "rope_scaling" not in config
 
 
-def test_a_head_of_its_own(tmp_path: Path) -> None:
+def test_untied_lm_head(tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["output.weight"] = tensors["token_embd.weight"] * 2
     folder = convert_gguf(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "model").path
@@ -145,7 +145,7 @@ def test_a_head_of_its_own(tmp_path: Path) -> None:
     assert np.array_equal(found["lm_head.weight"], tensors["output.weight"])
 
 
-def test_stretched_positions(tmp_path: Path) -> None:
+def test_rope_scaling(tmp_path: Path) -> None:
     facts: dict[str, Any] = {
         "llama.rope.scaling.type": "yarn",
         "llama.rope.scaling.factor": 4.0,
@@ -162,7 +162,7 @@ def test_stretched_positions(tmp_path: Path) -> None:
     assert "'longrope'" in said
 
 
-def test_the_factors_of_llama_3_are_recognised_and_others_refused(tmp_path: Path) -> None:
+def test_llama3_rope_factors(tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["rope_freqs.weight"] = llama3_factors(32.0, 1e5, HIDDEN // HEADS).astype(np.float32)
     folder = convert_gguf(write_gguf(tmp_path / "three.gguf", tensors), tmp_path / "three").path
@@ -194,12 +194,12 @@ def damaged(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     yield write_gguf(tmp_path / "g.gguf", facts=facts), "has 'long' as llama.context_length"
 
 
-def test_what_cannot_be_converted_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_conversion_leaves_no_folder(tmp_path: Path) -> None:
     for source, words in damaged(tmp_path):
         assert words in refusal(source, tmp_path / "out" / "model")
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
+def test_full_disk_is_reported_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convert, "_SPARE_BYTES", 1 << 60)
@@ -207,7 +207,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     assert "GB free, but the converted model needs" in said
 
 
-def test_a_stop_halfway_leaves_the_old_folder(tmp_path: Path) -> None:
+def test_interrupted_conversion_keeps_old_folder(tmp_path: Path) -> None:
     target = tmp_path / "out" / "model"
     convert_gguf(write_gguf(tmp_path / "one.gguf"), target)
     before = (target / "model.safetensors").read_bytes()
@@ -227,7 +227,7 @@ def test_a_stop_halfway_leaves_the_old_folder(tmp_path: Path) -> None:
 # --- once ---------------------------------------------------------------------------------------
 
 
-def test_the_same_file_is_converted_once_and_another_anew(tmp_path: Path) -> None:
+def test_same_file_is_converted_once(tmp_path: Path) -> None:
     target = tmp_path / "model"
     told: list[tuple[int, int]] = []
     for seed, is_told in ((0, True), (0, False), (1, True)):
@@ -237,7 +237,7 @@ def test_the_same_file_is_converted_once_and_another_anew(tmp_path: Path) -> Non
         told.clear()
 
 
-def test_progress_ends_with_all_and_a_damaged_folder_is_made_anew(tmp_path: Path) -> None:
+def test_damaged_folder_is_converted_again(tmp_path: Path) -> None:
     target, source = tmp_path / "model", write_gguf(tmp_path / "model.gguf")
     told: list[tuple[int, int]] = []
     convert_gguf(source, target)
@@ -247,7 +247,7 @@ def test_progress_ends_with_all_and_a_damaged_folder_is_made_anew(tmp_path: Path
     assert read_model_folder(target).weights.num_parameters
 
 
-def test_weights_that_are_not_what_was_computed_are_refused(tmp_path: Path) -> None:
+def test_written_weights_are_verified(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
 
     def damage(done: int, total: int) -> None:
@@ -266,7 +266,7 @@ def test_weights_that_are_not_what_was_computed_are_refused(tmp_path: Path) -> N
     assert not (tmp_path / "out" / "model").exists()
 
 
-def test_a_folder_says_what_its_weights_are_and_others_are_not_trusted(tmp_path: Path) -> None:
+def test_origin_file_records_weights(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
     folder = convert_gguf(source, tmp_path / "model").path
     weights = folder / "model.safetensors"
@@ -280,13 +280,13 @@ def test_a_folder_says_what_its_weights_are_and_others_are_not_trusted(tmp_path:
     assert convert.file_sha256(weights) == origin["weights_sha256"]
 
 
-def test_a_licence_goes_along(tmp_path: Path) -> None:
+def test_extra_files_are_added(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
     convert_gguf(source, tmp_path / "model", files={"LICENSE": b"words"})
     assert (tmp_path / "model" / "LICENSE").read_bytes() == b"words"
 
 
-def test_converting_needs_no_torch() -> None:
+def test_convert_does_not_import_torch() -> None:
     probe = (
         "import sys\n"
         "from tinkex.engine.models import pip_models\n"

@@ -14,20 +14,20 @@ KINDS = st.sampled_from(sorted(ENCODINGS))
 
 
 @pytest.mark.parametrize("kind", sorted(ENCODINGS), ids=lambda kind: ENCODINGS[kind].name)
-def test_names_and_sizes_are_those_of_the_format(kind: int) -> None:
+def test_encoding_names_and_sizes_match_gguf(kind: int) -> None:
     encoding, theirs = ENCODINGS[kind], gguf.GGMLQuantizationType(kind)
     assert encoding.name == theirs.name
     assert (encoding.block_size, encoding.block_bytes) == gguf.GGML_QUANT_SIZES[theirs]
 
 
-def test_all_that_was_promised_is_read() -> None:
+def test_all_documented_encodings_are_supported() -> None:
     names = {encoding.name for encoding in ENCODINGS.values()}
     assert names >= {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"}
 
 
 @settings(deadline=None)
 @given(kind=KINDS, num_blocks=st.integers(1, 20), seed=st.integers(0, 2**32))
-def test_any_bytes_become_the_very_same_numbers(kind: int, num_blocks: int, seed: int) -> None:
+def test_dequantization_matches_gguf_bit_for_bit(kind: int, num_blocks: int, seed: int) -> None:
     encoding = ENCODINGS[kind]
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (num_blocks, encoding.block_bytes), dtype=np.uint8)
@@ -42,7 +42,7 @@ def test_any_bytes_become_the_very_same_numbers(kind: int, num_blocks: int, seed
     assert np.array_equal(ours.view(np.uint32)[is_number], theirs.view(np.uint32)[is_number])
 
 
-def test_a_block_of_four_bits_by_hand() -> None:
+def test_q4_block_by_hand() -> None:
     """What the definition says: scale, minimum, lower halves of the bytes, upper halves."""
     scale, minimum = np.float16(0.5), np.float16(-3.0)
     packed = bytes((number + 1) % 16 << 4 | number for number in range(16))
@@ -53,16 +53,16 @@ def test_a_block_of_four_bits_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, each in ENCODINGS.items() if each.is_plain])
-def test_plain_numbers_are_called_as_in_safetensors(kind: int) -> None:
+def test_plain_encodings_keep_safetensors_dtype(kind: int) -> None:
     assert ENCODINGS[kind].dtype == ENCODINGS[kind].name
 
 
-def test_packed_numbers_become_float32_which_loses_nothing() -> None:
+def test_quantized_encodings_become_float32() -> None:
     packed = [each for each in ENCODINGS.values() if not each.is_plain]
     assert {each.dtype for each in packed} == {"F32"}
 
 
-def test_what_is_not_read_has_its_name() -> None:
+def test_unsupported_encoding_has_a_name() -> None:
     assert encoding_name(gguf.GGMLQuantizationType.IQ2_XXS) == "IQ2_XXS"
     assert encoding_name(999) == "type 999"
     for theirs in gguf.GGMLQuantizationType:

@@ -44,7 +44,7 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
-def test_facts_and_tensors_are_those_that_were_written(whole: Path) -> None:
+def test_read_metadata_and_tensors(whole: Path) -> None:
     found = read_gguf(whole)
     assert found.metadata["general.architecture"] == "llama"
     assert found.metadata["llama.context_length"] == 128
@@ -57,7 +57,7 @@ def test_facts_and_tensors_are_those_that_were_written(whole: Path) -> None:
         assert raw == tensor.tobytes()
 
 
-def test_every_type_of_fact_is_read(tmp_path: Path) -> None:
+def test_every_metadata_type_is_read(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "facts.gguf", "llama")
     values: dict[str, tuple[str, Any]] = {
         "a": ("uint8", 200),
@@ -86,7 +86,7 @@ def test_every_type_of_fact_is_read(tmp_path: Path) -> None:
     assert {name: found[name] for name in values} == {n: value for n, (_, value) in values.items()}
 
 
-def test_version_2_is_the_same(whole: Path, tmp_path: Path) -> None:
+def test_version_2_is_supported(whole: Path, tmp_path: Path) -> None:
     content = bytearray(whole.read_bytes())
     content[4] = 2
     (tmp_path / "old.gguf").write_bytes(content)
@@ -112,7 +112,7 @@ def test_version_2_is_the_same(whole: Path, tmp_path: Path) -> None:
         (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 0), "is truncated: it"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_a_sentence(
+def test_invalid_header_message(
     tmp_path: Path, content: bytes, words: str
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(
     assert str(path) in said
 
 
-def test_lists_in_lists_have_an_end(tmp_path: Path) -> None:
+def test_nested_arrays_are_limited(tmp_path: Path) -> None:
     inner = struct.pack("<IQ", 9, 1) * 500
     (tmp_path / "deep.gguf").write_bytes(
         header(num_facts=1) + text("a") + struct.pack("<I", 9) + inner
@@ -130,18 +130,18 @@ def test_lists_in_lists_have_an_end(tmp_path: Path) -> None:
     assert "is damaged" in refusal(tmp_path / "deep.gguf")
 
 
-def test_a_part_of_a_model_says_how_to_join_the_parts(tmp_path: Path) -> None:
+def test_split_file_error_explains_merging(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "part.gguf", facts={"split.count": 3})
     with pytest.raises(UnusableModel, match="one of 3 parts") as refused:
         read_gguf(path)
     assert "--merge" in (refused.value.hint or "")
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "none.gguf")
 
 
-def test_a_file_that_is_cut_anywhere_is_refused(whole: Path, tmp_path: Path) -> None:
+def test_truncated_file_is_rejected(whole: Path, tmp_path: Path) -> None:
     content = whole.read_bytes()
     path = tmp_path / "cut.gguf"
     rng = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(whole: Path, tmp_path: Path) -> 
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(place=st.integers(0, HEADER_BYTES - 1), change=st.integers(1, 255))
-def test_a_changed_byte_is_read_or_refused_and_never_a_traceback(
+def test_corrupted_byte_never_causes_a_traceback(
     whole: Path, tmp_path: Path, place: int, change: int
 ) -> None:
     # The tensors themselves are a hole in the file: only the header is looked at.

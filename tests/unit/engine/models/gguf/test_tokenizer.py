@@ -53,7 +53,7 @@ TOKENIZERS = {name: made(pre=name) for name in PRE_TOKENIZERS}
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
 @settings(deadline=None)
 @given(text=st.text())
-def test_any_text_comes_back(name: str, text: str) -> None:
+def test_encode_decode_round_trip(name: str, text: str) -> None:
     import unicodedata
 
     tokenizer = TOKENIZERS[name]
@@ -63,37 +63,37 @@ def test_any_text_comes_back(name: str, text: str) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == expected
 
 
-def test_digits_stand_alone_where_the_model_learnt_them_so() -> None:
+def test_smollm_splits_digits() -> None:
     assert made(pre="smollm").encode("12").tokens == ["1", "2"]
     assert made(pre="gpt-2").encode("12").tokens == ["12"]
     assert cut(made(pre="qwen2"), "x 1234") == ["x", "Ġ", "1", "2", "3", "4"]
     assert cut(made(pre="llama-bpe"), "x 1234") == ["x", "Ġ", "123", "4"]
 
 
-def test_words_signs_and_line_ends_are_cut_apart() -> None:
+def test_qwen2_pre_tokenization() -> None:
     words = ["I", "'m", "Ġfine", ",", "Ġ", "Ġyou", "?!ĊĊ", "ok"]
     assert cut(made(pre="qwen2"), "I'm fine,  you?!\n\nok") == words
     assert cut(made(pre="gpt-2"), "I'm fine,  you") == ["I", "'m", "Ġfine", ",", "Ġ", "Ġyou"]
 
 
-def test_merges_are_those_of_the_file() -> None:
+def test_merges_come_from_file() -> None:
     assert made().encode("hello hello world").tokens[:3] == ["hello", "Ġhello", "Ġw"]
 
 
-def test_signs_are_single_tokens_and_of_their_own_ids() -> None:
+def test_control_tokens_keep_their_ids() -> None:
     tokenizer = made()
     assert tokenizer.encode("<|im_start|>hello<|im_end|>").ids == [1, TOKENS.index("hello"), 2]
     assert tokenizer.decode([1, 2], skip_special_tokens=True) == ""
 
 
-def test_tokens_that_users_defined_are_whole_but_not_special() -> None:
+def test_user_defined_tokens_are_not_special() -> None:
     kinds = [3] * 3 + [1] * (len(TOKENS) - 3) + [4]
     tokenizer = made(tokens=[*TOKENS, "<think>"], token_type=kinds)
     assert tokenizer.encode("a<think>").ids[-1] == len(TOKENS)
     assert tokenizer.decode([len(TOKENS)], skip_special_tokens=True) == "<think>"
 
 
-def test_tokens_that_only_fill_up_stand_for_nothing() -> None:
+def test_unused_tokens_are_not_in_vocab() -> None:
     kinds = [3] * 3 + [1] * (len(TOKENS) - 3) + [5]
     tokenizer = made(tokens=[*TOKENS, "[PAD1]"], token_type=kinds)
     assert len(TOKENS) not in tokenizer.get_vocab().values()
@@ -108,26 +108,26 @@ def test_tokens_that_only_fill_up_stand_for_nothing() -> None:
         ("qwen2", True, True),
     ],
 )
-def test_a_first_token_is_added_where_it_belongs(pre: str, told: bool | None, begins: bool) -> None:
+def test_bos_token_is_prepended(pre: str, told: bool | None, begins: bool) -> None:
     ids = made(pre=pre, add_bos_token=told).encode("hello").ids
     assert (ids[0] == 1) == begins
     assert len(ids) == 1 + begins
 
 
-def test_the_end_fills_up_unless_the_file_has_something_better() -> None:
+def test_pad_token_defaults_to_eos() -> None:
     assert special_tokens(vocabulary())["pad_token"] == "<|im_end|>"
     assert special_tokens(vocabulary(padding_token_id=0))["pad_token"] == "<|endoftext|>"
     assert "bos_token" not in special_tokens(vocabulary(bos_token_id=10**6))
 
 
-def test_every_token_that_ends_a_turn_is_named() -> None:
+def test_all_eos_token_ids_are_listed() -> None:
     assert special_token_ids(vocabulary())["eos_token_id"] == 2
     assert special_token_ids(vocabulary(eot_token_id=0))["eos_token_id"] == [2, 0]
     assert special_token_ids(vocabulary(eot_token_id=2))["eos_token_id"] == 2
     assert "eos_token_id" not in special_token_ids(vocabulary(eos_token_id=None))
 
 
-def test_the_template_goes_along(tmp_path: Path) -> None:
+def test_chat_template_is_kept(tmp_path: Path) -> None:
     file = read_gguf(write_gguf(tmp_path / "model.gguf"))
     settings = json.loads(tokenizer_files(file)["tokenizer_config.json"])
     assert settings["chat_template"] == TEMPLATE
@@ -144,7 +144,7 @@ def test_the_template_goes_along(tmp_path: Path) -> None:
         ({"model": None}, "has no tokenizer"),
     ],
 )
-def test_what_cannot_be_rebuilt_exactly_is_not_rebuilt(changes: dict[str, Any], words: str) -> None:
+def test_unsupported_tokenizer_is_rejected(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedTokenizer) as refused:
         tokenizer_files(vocabulary(**changes))
     assert words in refused.value.message
@@ -161,14 +161,14 @@ def test_what_cannot_be_rebuilt_exactly_is_not_rebuilt(changes: dict[str, Any], 
         ({"token_type": [1]}, "but not one type for each"),
     ],
 )
-def test_a_tokenizer_that_makes_no_sense(changes: dict[str, Any], words: str) -> None:
+def test_inconsistent_tokenizer_is_rejected(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnusableModel) as refused:
         tokenizer_files(vocabulary(**changes))
     assert not isinstance(refused.value, UnsupportedTokenizer)
     assert words in refused.value.message
 
 
-def test_a_model_without_a_known_tokenizer_is_of_use_and_says_so(
+def test_unsupported_tokenizer_is_skipped_with_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = write_gguf(tmp_path / "model.gguf", pre="falcon")

@@ -9,18 +9,18 @@ import pytest
 from tinkex.engine.memory_limits import machine_memory_bytes
 
 
-def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
+def test_container_limit_is_used(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1048576\n")
     assert machine_memory_bytes(tmp_path) == 1048576
 
 
-def test_the_older_place_of_the_limit_is_read(tmp_path: Path) -> None:
+def test_cgroup_v1_limit_is_used(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("4096\n")
     assert machine_memory_bytes(tmp_path) == 4096
 
 
 @pytest.mark.parametrize("text", ["max\n", "", "0\n", str(1 << 62)])
-def test_without_a_lower_limit_the_machine_counts(tmp_path: Path, text: str) -> None:
+def test_machine_memory_without_lower_limit(tmp_path: Path, text: str) -> None:
     (tmp_path / "memory.max").write_text(text)
     assert machine_memory_bytes(tmp_path) == machine_memory_bytes(tmp_path / "absent") > 1 << 26

@@ -31,34 +31,34 @@ def is_plain(text: str) -> bool:
 
 @settings(deadline=None)
 @given(WORDS | LETTERS | st.text(min_size=1).filter(is_plain))
-def test_any_text_becomes_the_tokens_of_sentencepiece(text: str) -> None:
+def test_tokens_match_sentencepiece(text: str) -> None:
     assert OURS.encode(text).ids == THEIRS.encode(text)
 
 
 @settings(deadline=None)
 @given(WORDS | LETTERS | st.text(min_size=1).filter(is_plain))
-def test_any_text_comes_back(text: str) -> None:
+def test_encode_decode_round_trip(text: str) -> None:
     assert OURS.decode(OURS.encode(text).ids) == text
 
 
-def test_a_first_token_is_the_rule_and_the_blank_can_be_left_out() -> None:
+def test_bos_and_space_prefix_options() -> None:
     assert made(add_bos_token=None).encode("the").ids == [1, *THEIRS.encode("the")]
     bare = made(add_space_prefix=False)
     assert bare.decode(bare.encode(" the").ids) == " the"
     assert bare.encode(" the").ids == THEIRS.encode("the")
 
 
-def test_signs_of_a_conversation_are_single_tokens() -> None:
+def test_control_tokens_are_not_split() -> None:
     assert OURS.encode("<s>").ids == [1]
     assert OURS.decode([1, *THEIRS.encode("the")], skip_special_tokens=True) == "the"
 
 
-def test_a_tokenizer_that_changes_text_is_not_rebuilt() -> None:
+def test_normalizing_tokenizer_is_rejected() -> None:
     with pytest.raises(UnsupportedTokenizer, match="normalizes text"):
         made(remove_extra_whitespaces=True)
 
 
-def test_scores_have_to_be_there() -> None:
+def test_scores_are_required() -> None:
     for scores in (None, [0.0]):
         with pytest.raises(UnusableModel, match="a score for each token"):
             made(scores=scores)

@@ -36,7 +36,7 @@ def snapshot(cache: Path, entry: str) -> Path:
     return cache / entry / "snapshots" / revision
 
 
-def test_the_copy_has_the_layout_of_the_hub(model: Path, cache: Path) -> None:
+def test_copy_has_hub_cache_layout(model: Path, cache: Path) -> None:
     assert register_tokenizer("alice/mine", model, cache) is TokenizerRegistration.DONE
     copied = snapshot(cache, "models--alice--mine")
     assert sorted(path.name for path in copied.iterdir()) == ["config.json", "tokenizer.json"]
@@ -47,7 +47,7 @@ def test_the_copy_has_the_layout_of_the_hub(model: Path, cache: Path) -> None:
     assert not unregister_tokenizer("alice/mine", cache)
 
 
-def test_a_changed_tokenizer_replaces_the_copy(model: Path, cache: Path) -> None:
+def test_changed_tokenizer_replaces_copy(model: Path, cache: Path) -> None:
     register_tokenizer("mine", model, cache)
     before = snapshot(cache, "models--mine")
     stamp = before.stat().st_mtime_ns
@@ -60,7 +60,7 @@ def test_a_changed_tokenizer_replaces_the_copy(model: Path, cache: Path) -> None
     assert (after / "tokenizer.json").read_text() == '{"version": "1.0"}'
 
 
-def test_what_came_from_the_hub_is_never_touched(model: Path, cache: Path) -> None:
+def test_hub_entries_are_never_changed(model: Path, cache: Path) -> None:
     real = cache / "models--alice--mine" / "snapshots" / "abc"
     real.mkdir(parents=True)
     (real / "tokenizer.json").write_text("real")
@@ -70,24 +70,24 @@ def test_what_came_from_the_hub_is_never_touched(model: Path, cache: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "../x", "a--b", "", "a b", "/abs", "a/..", "-x"])
-def test_names_that_the_hub_cannot_have_are_left_out(name: str, model: Path, cache: Path) -> None:
+def test_invalid_hub_names_are_skipped(name: str, model: Path, cache: Path) -> None:
     assert register_tokenizer(name, model, cache) is TokenizerRegistration.BAD_NAME
     assert not unregister_tokenizer(name, cache)
     assert not cache.exists()
 
 
-def test_a_model_without_a_tokenizer_is_left_out(tmp_path: Path, cache: Path) -> None:
+def test_model_without_tokenizer_is_skipped(tmp_path: Path, cache: Path) -> None:
     assert register_tokenizer("x", tmp_path, cache) is TokenizerRegistration.NO_TOKENIZER
     assert not cache.exists()
 
 
-def test_a_cache_that_cannot_be_written_is_not_an_error(model: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_is_not_an_error(model: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert register_tokenizer("x", model, blocked / "hub") is TokenizerRegistration.UNWRITABLE
 
 
-def test_a_damaged_marker_is_still_ours(model: Path, cache: Path) -> None:
+def test_damaged_marker_still_marks_copy(model: Path, cache: Path) -> None:
     register_tokenizer("mine", model, cache)
     (cache / "models--mine" / MARKER).write_text("[]")
     assert register_tokenizer("mine", model, cache) is TokenizerRegistration.DONE
@@ -103,5 +103,5 @@ def test_a_damaged_marker_is_still_ours(model: Path, cache: Path) -> None:
         ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
     ],
 )
-def test_the_cache_is_where_hugging_face_looks(environment: dict[str, str], expected: str) -> None:
+def test_cache_directory_matches_huggingface_hub(environment: dict[str, str], expected: str) -> None:
     assert str(hub_cache_directory(environment)) == expected
