@@ -1,4 +1,4 @@
-"""A real server with the real engine, and the process in which the official SDK runs."""
+"""A real server with the real engine, and the process that runs the official SDK."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.acceptance.engine.scenario_context import (
 from tests.acceptance.server.conftest import prepare_process
 from tests.support.engine_server import LocalServer, make_folders
 
-#: Nothing here takes this long; it only says that nothing hangs.
+#: Much longer than any test needs; detects hangs.
 TIMEOUT_SECONDS = 180.0
 NUM_TENANTS = 4
 
@@ -37,7 +37,7 @@ def isolated_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Base models as users have them."""
+    """Base model folders."""
     return make_folders(tmp_path_factory.mktemp("models"))
 
 
@@ -53,19 +53,19 @@ def server(
 def exact_server(
     tmp_path_factory: pytest.TempPathFactory, folders: Mapping[str, Path]
 ) -> Iterator[LocalServer]:
-    """A server whose every bit is certain, whoever shares it."""
+    """A server with `deterministic = true`."""
     yield from served(tmp_path_factory.mktemp("exact"), folders, deterministic="true")
 
 
 def served(directory: Path, folders: Mapping[str, Path], **settings: Any) -> Iterator[LocalServer]:
-    """A server for as long as its tests run; its worker may be killed."""
+    """Run a server during its tests; its worker may be killed."""
     server = LocalServer(
         directory / "home",
         folders,
-        # A refused request leaves a gap in the numbers, for which the work behind it waits so long.
+        # A rejected request leaves a gap in the sequence numbers, and later jobs wait this long.
         gap_seconds=1.0,
         snapshot_changes=5,
-        # What a killed worker was doing is not to blame.
+        # Jobs must not fail because the worker was killed.
         max_attempts=1_000_000,
         **settings,
     )
@@ -85,27 +85,25 @@ class Official:
         self._num_played = 0
 
     def run_scenario(self, scenario: Scenario, server: LocalServer, *args: Any) -> Any:
-        """What the scenario returns; fails with what went wrong in it."""
+        """Run a scenario and return its result; fails the test with its traceback."""
         return self.end(self.begin(scenario, server, *args), server)
 
     def begin(self, scenario: Scenario, server: LocalServer, *args: Any) -> Future[ScenarioResult]:
-        """Let a scenario play by itself."""
+        """Start a scenario."""
         self._num_played += 1
-        place = new_context(server, self._directory / str(self._num_played))
-        return self._pool.submit(run_scenario, scenario, place, *args)
+        context = new_context(server, self._directory / str(self._num_played))
+        return self._pool.submit(run_scenario, scenario, context, *args)
 
-    def end(self, playing: Future[ScenarioResult], server: LocalServer) -> Any:
-        """What a scenario that was begun returns; fails with what went wrong in it."""
-        failure_text, result = playing.result(TIMEOUT_SECONDS)
+    def end(self, running: Future[ScenarioResult], server: LocalServer) -> Any:
+        """Wait for a started scenario; fails the test with its traceback."""
+        failure_text, result = running.result(TIMEOUT_SECONDS)
         if failure_text:
-            pytest.fail(
-                f"{failure_text}\nThe server said:\n{server.log_text[-5000:]}", pytrace=False
-            )
+            pytest.fail(f"{failure_text}\nServer log:\n{server.log_text[-5000:]}", pytrace=False)
         return result
 
 
 def new_context(server: LocalServer, directory: Path) -> ScenarioContext:
-    """Tenants of their own and an empty directory on a server."""
+    """New tenants and an empty directory on a server."""
     directory.mkdir()
     names = [f"{directory.name}-{number}" for number in range(NUM_TENANTS)]
     return ScenarioContext(
@@ -118,7 +116,7 @@ def new_context(server: LocalServer, directory: Path) -> ScenarioContext:
 
 @pytest.fixture(scope="session")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Official]:
-    """The official SDK's process: it leaves sockets open, which is an error in this one."""
+    """The official SDK in its own process: it leaves sockets open, which is an error in tests."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=prepare_process) as pool:
         yield Official(pool, tmp_path_factory.mktemp("official"))

@@ -1,4 +1,4 @@
-"""A client of the official SDK that trains, saves, loads and samples, whatever happens."""
+"""Training, saving, loading and sampling with the official SDK while workers are killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = (4, 8)
 
 
 def train(place: ScenarioContext) -> dict[str, Any]:
-    """Two models of two tenants, step by step; returns everything that was seen."""
+    """Train two models of two tenants; returns all results."""
     seen: list[Any] = []
     with connect(place, 0) as first, connect(place, 1) as second:
         services = (first, second)
@@ -33,7 +33,7 @@ def train(place: ScenarioContext) -> dict[str, Any]:
                 seen += [_draw(client, number) for client in clients]
             if number % 5 == 4:
                 paths = [client.save_state(f"step-{number}").result().path for client in clients]
-                # What comes next is done by models that were made of what was saved.
+                # Continue with models created from the checkpoints.
                 clients = [
                     service.create_training_client_from_state_with_optimizer(path)
                     for service, path in zip(services, paths, strict=True)

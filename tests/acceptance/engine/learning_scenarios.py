@@ -1,4 +1,4 @@
-"""Loops that people run, with the official SDK: by heart, by reward, by preference."""
+"""Typical training loops with the official SDK: supervised, RL and DPO."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAYINGS = {
 
 
 def learn_by_heart(place: ScenarioContext) -> None:
-    """The loss goes to nothing, and the most likely text is the one that was learned."""
+    """The loss approaches zero, and greedy samples are the learned texts."""
     import tinker
 
     with connect(place) as service:
@@ -40,7 +40,7 @@ def learn_by_heart(place: ScenarioContext) -> None:
         data = [lesson(*pair) for pair in pairs.values()]
         num_tokens = sum(len(answer) for _, answer in pairs.values())
         losses = [step(client, data)[0]["loss:sum"] / num_tokens for _ in range(40)]
-        assert losses[0] > 2.0, "nothing was to be learned"
+        assert losses[0] > 2.0, "there is nothing to learn"
         assert losses[-1] < 0.05, losses
         sampler = client.save_weights_and_get_sampling_client()
         params = tinker.SamplingParams(max_tokens=40, temperature=0.0)
@@ -51,7 +51,7 @@ def learn_by_heart(place: ScenarioContext) -> None:
             assert tokenizer.decode(drawn.tokens) == f"{answer}<|end|>"
 
 
-# --- by reward -----------------------------------------------------------------------------------
+# --- RL ------------------------------------------------------------------------------------------
 
 NUM_ROUNDS = 11
 GROUP = 16
@@ -64,7 +64,7 @@ def reward_of(tokens: Sequence[int]) -> float:
 
 
 def earn_rewards(place: ScenarioContext, loss_fn: str) -> list[float]:
-    """The mean reward of each round; groups of samples, centred advantages, the sampler's odds."""
+    """Train with groups of samples and centered advantages; returns the mean reward per round."""
     import tinker
 
     prompts = [text(seed, 4) for seed in range(3)]
@@ -81,7 +81,7 @@ def earn_rewards(place: ScenarioContext, loss_fn: str) -> list[float]:
                 for prompt, group in zip(prompts, groups, strict=True)
                 for datum in _judge(prompt, group)
             ]
-            # Twice, so that the second time the odds are not those of the sampler any more.
+            # Twice, so that the second step is off-policy.
             for _ in range(2):
                 step(client, data, loss_fn, learning_rate=1e-2)
             found = [reward_of(one.tokens) for group in groups for one in group]
@@ -98,14 +98,14 @@ def _judge(prompt: Sequence[int], group: Sequence[Any]) -> list[Any]:
     ]
 
 
-# --- by preference -------------------------------------------------------------------------------
+# --- DPO -----------------------------------------------------------------------------------------
 
 NUM_PAIRS = 6
 BETA = 0.1
 
 
 def prefer(place: ScenarioContext) -> None:
-    """DPO with a loss that the SDK computes: chosen texts gain on rejected ones."""
+    """DPO with a custom loss: the margin of chosen over rejected texts grows."""
     prompts = [text(seed, 5) for seed in range(NUM_PAIRS)]
     chosen = [lesson(prompt, text(100 + index, 7)) for index, prompt in enumerate(prompts)]
     rejected = [lesson(prompt, text(200 + index, 7)) for index, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""What every scenario is told, and the few things that all of them do with the official SDK."""
+"""The context of a scenario, and helpers for the official SDK."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scenario: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioContext:
-    """Where a scenario plays: a server, tenants of its own, the models' folders, a directory."""
+    """A server, tenants, model folders and a directory for one scenario."""
 
     url: str
     keys: tuple[str, ...]
@@ -27,14 +27,14 @@ class ScenarioContext:
 
 
 class ScenarioResult(NamedTuple):
-    """What went wrong in a scenario, or what it returned."""
+    """The traceback of a scenario, or its result."""
 
     failure_text: str
     result: Any = None
 
 
 def run_scenario(scenario: Scenario, place: ScenarioContext, *args: Any) -> ScenarioResult:
-    """Play a scenario to its end, in this process."""
+    """Run a scenario in this process."""
     try:
         return ScenarioResult("", scenario(place, *args))
     except Exception:  # noqa: BLE001 - not every error can be sent to another process
@@ -62,7 +62,7 @@ def prompt_of(tokens: Sequence[int]) -> Any:
 
 
 def lesson(prompt: Sequence[int], answer: Sequence[int], **inputs: Any) -> Any:
-    """Predict an answer, token by token; `inputs` are of the answer, the prompt has zeros."""
+    """A training example for an answer; `inputs` are for the answer, the prompt gets zeros."""
     import tinker
 
     tokens = [*prompt, *answer]
@@ -80,7 +80,7 @@ def lesson(prompt: Sequence[int], answer: Sequence[int], **inputs: Any) -> Any:
 def step(
     client: Any, data: Sequence[Any], loss_fn: str = "cross_entropy", **adam: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """One step of training: what the pass told, and what the optimizer did."""
+    """One training step; returns the metrics of the pass and of the optimizer."""
     import tinker
 
     passed = client.forward_backward(list(data), loss_fn)
@@ -97,7 +97,7 @@ def logprobs_of(client: Any, data: Sequence[Any]) -> list[npt.NDArray[np.float32
 def fetch_adapter(
     place: ScenarioContext, client: Any, name: str, tenant: int = 0
 ) -> dict[str, bytes]:
-    """The files of a PEFT adapter, as they are downloaded."""
+    """Download the files of a PEFT adapter."""
     import tinker
 
     rest = tinker.RestClient(base_url=place.url, api_key=place.keys[tenant])
@@ -107,7 +107,7 @@ def fetch_adapter(
 
 
 def fetch(url: str) -> bytes:
-    """GET without any key: whoever has the link may read."""
+    """GET without an API key: the signed URL is enough."""
     with urllib.request.urlopen(url, timeout=30) as response:
         content: bytes = response.read()
     return content
@@ -129,19 +129,19 @@ def furthest(
     return max(float(np.abs(mine[name] - other[name]).max()) for name in mine)
 
 
-def error_text(ask: Callable[[], Any]) -> str:
-    """What the server says about a request that is the user's fault: one clear sentence."""
+def error_text(call: Callable[[], Any]) -> str:
+    """The one-line error of a call that fails because of the user."""
     import tinker
 
     try:
-        ask()
+        call()
     except tinker.RequestFailedError as error:
         assert error.category.value == "user", error
-        said = str(error)
+        message = str(error)
     except tinker.APIStatusError as error:
         assert 400 <= error.status_code < 500, error
-        said = str(error)
+        message = str(error)
     else:
-        raise AssertionError("nothing was refused")
-    assert "Traceback" not in said and "\n" not in said.strip(), said
-    return said
+        raise AssertionError("the call did not fail")
+    assert "Traceback" not in message and "\n" not in message.strip(), message
+    return message

@@ -1,4 +1,4 @@
-"""Several tenants and several base models on one server: nobody notices the others."""
+"""Several tenants and several base models on one server are independent of each other."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TOLERANCE = 1e-5
 
 
 def lessons(rank: int, number: int) -> list[Any]:
-    """Every tenant has other data, of other lengths."""
+    """Different data and lengths for every tenant."""
     seed = 100 * rank + 10 * number
     return [lesson(text(seed + index, 3), text(seed - index, 4 + index)) for index in range(4)]
 
 
 def train_at_once(place: ScenarioContext) -> list[str]:
-    """Passes of all tenants wait together; each gets what it would get alone.
+    """Queued passes of all tenants run together; each has the same result as alone.
 
     Returns the models that were trained together.
     """
@@ -47,7 +47,7 @@ def train_at_once(place: ScenarioContext) -> list[str]:
             service.create_lora_training_client("tiny", rank=rank, seed=rank)
             for service, rank in zip(services, RANKS, strict=True)
         ]
-        # While this is computed, all that follows arrives.
+        # A long pass, so that all following ones are queued meanwhile.
         long = [lesson(text(seed, 4), text(seed, 400)) for seed in range(20)]
         waiting = [clients[-1].forward(long, "cross_entropy")]
         for number in range(NUM_STEPS):
@@ -70,21 +70,21 @@ def train_at_once(place: ScenarioContext) -> list[str]:
 
 
 def make_mistakes(place: ScenarioContext) -> None:
-    """Each mistake is one sentence for who made it, and nothing at all for the other tenant."""
+    """Each invalid request gives its tenant one error, and does not affect the other tenant."""
     import tinker
 
     with connect(place, 0) as careless, connect(place, 1) as careful:
         bad = careless.create_lora_training_client("other", rank=4, seed=1)
         good = careful.create_lora_training_client("other", rank=4, seed=1)
         model = careful.create_lora_training_client("other", rank=4, seed=1)
-        for number, (ask, words) in enumerate(_mistakes(bad)):
+        for number, (call, words) in enumerate(_mistakes(bad)):
             pending = good.forward_backward(lessons(1, number), "cross_entropy")
-            said = error_text(ask)
-            assert all(word in said for word in words), said
+            message = error_text(call)
+            assert all(word in message for word in words), message
             passed = pending.result().metrics
             moved = good.optim_step(tinker.AdamParams(learning_rate=1e-2)).result().metrics
             assert (passed, moved) == step(model, lessons(1, number))
-        # No gradient of a mistake is left, and the work goes on.
+        # Invalid requests leave no gradient, and training continues.
         model = careful.create_lora_training_client("other", rank=4, seed=1)
         for number in range(2):
             assert step(bad, lessons(1, number)) == step(model, lessons(1, number))
@@ -101,7 +101,7 @@ def _mistakes(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
     )
     long = lesson(text(1, 4), text(2, FEW_TOKENS))
     nothing = lesson(text(1, 4), text(2, 5), weights=[np.nan] * 5)
-    # Each is a number, but their gradient is not.
+    # Each input is finite, but the gradient is not.
     too_much = lesson(text(1, 4), text(2, 5), weights=[3e38] * 5)
 
     def passes(data: list[Any], loss_fn: str = "cross_entropy") -> Callable[[], Any]:
@@ -123,7 +123,7 @@ def _mistakes(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
 
 
 def ask_for_wrong_samples(place: ScenarioContext) -> None:
-    """What cannot be sampled is one sentence, and others' samples go on."""
+    """Invalid sample requests give one error, and do not affect other samples."""
     import tinker
 
     with connect(place, 0) as careless, connect(place, 1) as careful:
@@ -139,10 +139,10 @@ def ask_for_wrong_samples(place: ScenarioContext) -> None:
         ):
             pending = good.sample(prompt, 2, params)
             wrong = tinker.SamplingParams(**options)
-            said = error_text(
+            message = error_text(
                 lambda tokens=tokens, wrong=wrong: bad.sample(prompt_of(tokens), 1, wrong).result()
             )
-            assert word in said, said
+            assert word in message, message
             found = pending.result().sequences
             assert [one.tokens for one in found] == [one.tokens for one in expected]
 
@@ -151,12 +151,12 @@ def ask_for_wrong_samples(place: ScenarioContext) -> None:
 
 
 def use_both_models(place: ScenarioContext) -> None:
-    """Each has its own weights, context and adapters; what is not served is named with what is."""
+    """Each model has its own weights, context and adapters; the error for others lists them."""
     import tinker
 
     with connect(place) as service:
         offered = service.get_server_capabilities().supported_models
-        # What comes with the package is there too, behind those that were named.
+        # The built-in model is listed too, after the configured ones.
         assert offered[-1].model_name == "tinkex/tiny"
         served = offered[:-1]
         assert [(each.model_name, each.max_context_length) for each in served] == [
@@ -184,6 +184,6 @@ def use_both_models(place: ScenarioContext) -> None:
             assert own.tokens == base.tokens, "a new adapter changes nothing"
             drawn[name] = base.tokens
         assert drawn["tiny"] != drawn["other"]
-        for ask in (service.create_lora_training_client, service.create_sampling_client):
-            said = error_text(lambda ask=ask: ask(base_model="absent/model"))
-            assert all(word in said for word in ("'absent/model'", "tiny", "other")), said
+        for call in (service.create_lora_training_client, service.create_sampling_client):
+            message = error_text(lambda call=call: call(base_model="absent/model"))
+            assert all(word in message for word in ("'absent/model'", "tiny", "other")), message

@@ -1,4 +1,4 @@
-"""Recipes of the cookbook, unmodified, run against a real server: the core of `make compat`."""
+"""Unmodified cookbook recipes against a real server: the core of `make compat`."""
 
 from __future__ import annotations
 

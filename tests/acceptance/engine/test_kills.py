@@ -1,4 +1,4 @@
-"""kill -9 of a real server's worker while the official SDK trains: it notices a pause."""
+"""kill -9 of a real server's worker while the official SDK trains."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.acceptance.engine.scenario_context import furthest
 from tests.support.engine_server import LocalServer
 from tests.support.serve_process import eventually
 
-#: Weights of a model that shared its passes with others, against one that did not.
+#: The tolerance for weights of models trained in shared passes.
 TOLERANCE = 1e-5
-#: How long a step of the two models takes here, about.
+#: The approximate time of a step of the two models.
 STEP_SECONDS = 0.15
 
 
@@ -48,12 +48,12 @@ def test_batched_training_across_kills_is_close(
 def train_among_kills(
     official: Official, server: LocalServer, numbers: Sequence[int], rng: random.Random
 ) -> Any:
-    """What a client saw whose worker was killed soon after so many steps of both models."""
+    """Train, killing the worker after these numbers of steps; returns what the client saw."""
     before, num_workers = num_steps(server), len(server.pids("worker"))
     playing = official.begin(kill_scenarios.train, server)
     for number in numbers:
         eventually(lambda number=number: num_steps(server) >= before + number, TIMEOUT_SECONDS)
-        # At any moment of what the client does next.
+        # At a random time of the following step.
         time.sleep(rng.random() * STEP_SECONDS)
         assert not playing.done()
         server.kill_worker()
@@ -64,7 +64,7 @@ def train_among_kills(
 
 
 def num_steps(server: LocalServer) -> int:
-    """How many optimizer steps are on record."""
+    """The number of recorded optimizer steps."""
     with closing(sqlite3.connect(server.home.store_file)) as store:
         query = "SELECT count(*) FROM steps WHERE kind = 'optim_step'"
         (found,) = store.execute(query).fetchone()

@@ -19,9 +19,7 @@ def test_supervised_loop_memorizes(official: Official, server: LocalServer) -> N
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
-def test_rl_loop_increases_reward(
-    official: Official, server: LocalServer, loss_fn: str
-) -> None:
+def test_rl_loop_increases_reward(official: Official, server: LocalServer, loss_fn: str) -> None:
     rewards = official.run_scenario(learning_scenarios.earn_rewards, server, loss_fn)
     first, last = sum(rewards[:2]) / 2, sum(rewards[-2:]) / 2
     assert last > first + 0.2, rewards
@@ -31,15 +29,11 @@ def test_dpo_loop_increases_margin(official: Official, server: LocalServer) -> N
     official.run_scenario(learning_scenarios.prefer, server)
 
 
-def test_training_resumes_bit_identically(
-    official: Official, server: LocalServer
-) -> None:
+def test_training_resumes_bit_identically(official: Official, server: LocalServer) -> None:
     official.run_scenario(weights_scenarios.go_on, server)
 
 
-def test_mismatched_checkpoint_message(
-    official: Official, server: LocalServer
-) -> None:
+def test_mismatched_checkpoint_message(official: Official, server: LocalServer) -> None:
     official.run_scenario(weights_scenarios.refuse_what_does_not_fit, server)
 
 
@@ -54,15 +48,13 @@ def test_downloaded_adapter_matches_peft(
     official.run_scenario(weights_scenarios.leave_for_peft, server, base_model)
 
 
-def test_concurrent_tenants_are_independent(
-    official: Official, server: LocalServer
-) -> None:
+def test_concurrent_tenants_are_independent(official: Official, server: LocalServer) -> None:
     models = official.run_scenario(tenants_scenarios.train_at_once, server)
     assert most_at_once(server, models) > 1
 
 
 def most_at_once(server: LocalServer, models: Sequence[str]) -> int:
-    """How many of these models had a pass in one run of the engine, as the server noted it."""
+    """The maximum number of these models that shared an engine run."""
     query = "SELECT started_at, run_id FROM steps WHERE kind = 'forward_backward'"
     with closing(sqlite3.connect(server.home.store_file)) as store:
         moments = Counter(at for at, run_id in store.execute(query) if run_id in models)
@@ -80,9 +72,7 @@ def test_several_base_models(official: Official, server: LocalServer) -> None:
     official.run_scenario(tenants_scenarios.use_both_models, server)
 
 
-def test_server_log_has_no_errors(
-    official: Official, server: LocalServer
-) -> None:
+def test_server_log_has_no_errors(official: Official, server: LocalServer) -> None:
     official.run_scenario(tenants_scenarios.use_both_models, server)
     assert "Traceback" not in server.log_text
     errors = [line for line in server.log_text.splitlines() if " ERROR " in line]

@@ -1,4 +1,4 @@
-"""Training that goes on from saved weights, and weights that leave the server."""
+"""Resuming from checkpoints, and using downloaded weights elsewhere."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ MODELS = ("tiny", "other")
 
 
 def lessons(number: int, size: int = 3) -> list[Any]:
-    """A small batch, other ones each time."""
+    """A small batch that depends on `number`."""
     return [lesson(text(10 * number + index, 4), text(99 - index, 9)) for index in range(size)]
 
 
 def train(client: Any, first: int = 0, num_steps: int = 3) -> list[Any]:
-    """Some steps; returns everything that was told."""
+    """Train some steps; returns all metrics."""
     return [step(client, lessons(number)) for number in range(first, first + num_steps)]
 
 
 def go_on(place: ScenarioContext) -> None:
-    """With the optimizer the training is the same to the last bit; without, its memory is new."""
+    """Resuming with the optimizer is bit-identical; without it, the optimizer is reset."""
     with connect(place) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
         train(client)
@@ -63,7 +63,7 @@ def go_on(place: ScenarioContext) -> None:
 
 
 def refuse_what_does_not_fit(place: ScenarioContext) -> None:
-    """The sentence names both ranks, or both models; the client that asked is unharmed."""
+    """The error names both ranks, or both models; the client can continue."""
     with connect(place) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
         train(client)
@@ -82,7 +82,7 @@ def refuse_what_does_not_fit(place: ScenarioContext) -> None:
 
 
 class _deprecated(warnings.catch_warnings):
-    """The SDK advises against loading into a model that exists."""
+    """Ignores the SDK's warning about loading into an existing model."""
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -96,7 +96,7 @@ TEMPERATURES = (0.5, 1.0, 1.5)
 
 
 def agree(place: ScenarioContext) -> None:
-    """The sampler's odds of 1,000 tokens at each temperature are the trainer's."""
+    """The sampler's and the trainer's log-probabilities of 1,000 tokens agree."""
     with connect(place) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
         train(client, 0, 6)
@@ -129,7 +129,7 @@ def _disagreement(client: Any, sampler: Any, temperature: float) -> float:
 
 
 def _tempered(client: Any, tokens: list[int], temperature: float) -> Any:
-    """The whole distribution at each place but the last, from the trainer: every token a target."""
+    """The trainer's distribution at each position but the last, with every token as a target."""
     import tinker
 
     num_rows, num_tokens = len(tokens) - 1, 259
@@ -148,7 +148,7 @@ def _tempered(client: Any, tokens: list[int], temperature: float) -> Any:
 
 
 def leave_for_peft(place: ScenarioContext, base_model: str) -> None:
-    """What is downloaded does in plain transformers with PEFT what it did here."""
+    """A downloaded adapter gives the same results in transformers with PEFT."""
     with connect(place) as service:
         client = service.create_lora_training_client(base_model, rank=6, seed=1)
         train(client, 0, 6)

@@ -1,4 +1,4 @@
-"""A tiny base model on disk, with a tokenizer of its own, and engines that serve it."""
+"""A tiny base model on disk with its own tokenizer, and engines that serve it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeEngine = Callable[..., TorchEngine]
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tests run beside each other's processes: one thread each."""
+    """Use one thread, because tests run in parallel processes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_engine(folder: Path) -> Iterator[MakeEngine]:
-    """Makes engines that serve the tiny model; they are closed at the end."""
+    """Creates engines that serve the tiny model, and closes them at the end."""
     made: list[TorchEngine] = []
 
     def make(**settings: Any) -> TorchEngine:

@@ -1,8 +1,8 @@
-"""Workers with a real engine that kill themselves in the middle of what they do.
+"""Workers with a real engine that kill themselves at a configured point.
 
-`python -m tests.integration.engine.crashing_worker FOLDER` reads one life per line and prints where
-and how it ended. Importing torch and loading the base model takes seconds, so that is done once:
-each worker is a fork, which has no adapter, store or thread yet.
+`python -m tests.integration.engine.crashing_worker FOLDER` reads the settings of one worker per
+line and prints where and how it ended. Importing torch and loading the base model takes seconds, so
+that is done once: each worker is a fork, which has no adapter, store or thread yet.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ MAX_VERBS = 14
 
 
 class CrashPoint(NamedTuple):
-    """When a worker dies: inside a verb of its engine, or around a commit."""
+    """When a worker dies: inside a method of its engine, or around a commit."""
 
     where: str
     num_calls_before_crash: int
-    """So many times it goes well."""
+    """The number of calls that succeed before."""
     num_calls: int
-    """Functions that are entered or left in the verb before the end; fewer die at its end."""
+    """Function calls and returns in the method before the crash, which is at its end at the latest."""
 
 
 class WorkerSpec(NamedTuple):
-    """A worker: where it works, whether with an engine whose bits are certain, when it dies."""
+    """The settings of a worker and of its crash."""
 
     root: str
     is_deterministic: bool
@@ -72,7 +72,7 @@ class WorkerSpec(NamedTuple):
 
 
 class CrashingEngine(TorchEngine):
-    """Serves one tiny model, and dies of its doom."""
+    """Serves one tiny model, and crashes as configured."""
 
     crash_point: CrashPoint | None = None
     _num_calls: Counter[str]
@@ -90,7 +90,7 @@ class CrashingEngine(TorchEngine):
             return found
         crash = partial(_crash_in, name, self.crash_point.num_calls)
         if name == "snapshot":
-            # The state is copied here and written elsewhere; the writing is what takes long.
+            # The state is copied here and written by another thread, which takes longer.
             return lambda adapter_id: partial(crash, found(adapter_id))
         if name == "start_passes":
             return lambda passes: _CrashingRun(found(passes), crash)
@@ -98,7 +98,7 @@ class CrashingEngine(TorchEngine):
 
 
 class _CrashingRun:
-    """Passes whose first micro-batch is the last thing that happens."""
+    """Passes that crash after their first micro-batch."""
 
     num_tokens = 0
 
@@ -128,9 +128,9 @@ def _kill_self(name: str) -> None:
 
 
 def worker_config() -> WorkerConfig:
-    """A worker that keeps trying and writes states often."""
+    """A worker that always retries and often writes snapshots."""
     return WorkerConfig(
-        # What it was doing is not to blame.
+        # Jobs must not fail because of the crashes.
         max_attempts=1_000_000,
         owner="test",
         snapshots=SnapshotPolicy(max_changes=4),
@@ -138,7 +138,7 @@ def worker_config() -> WorkerConfig:
 
 
 def run_worker(root: Path, engine: CrashingEngine, crash_point: CrashPoint) -> None:
-    """Work until everything is done, or the doom comes."""
+    """Work until everything is done, or the worker crashes."""
     database = CrashingDatabase(f"sqlite:///{root / 'store.db'}")
     if crash_point.where in COMMITS:
         database.where, database.commits_before_crash = (

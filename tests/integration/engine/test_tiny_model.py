@@ -1,4 +1,4 @@
-"""The model of the package in the real engine: it answers what its card says it answers."""
+"""The built-in model in the real engine gives the answers of its model card."""
 
 from __future__ import annotations
 

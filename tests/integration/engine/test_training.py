@@ -1,4 +1,4 @@
-"""The engine trains as PEFT with torch's AdamW does, for many adapters as for one."""
+"""Training matches PEFT with torch's AdamW, for one adapter and for many."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_interleaved_passes_are_bit_identical(
             if name not in found and (outcomes := run.step()) is not None:
                 found[name] = outcomes
         if num_turns == 2:
-            # Nothing of a pass counts before all of it is done.
+            # A pass takes effect only when it is complete.
             assert busy._adapters["a"].state.gradient is None
             busy.create("other", spec(seed=3))
             forward_backward(busy, "other", *batch(5))
@@ -228,7 +228,7 @@ def test_non_finite_gradient_is_reported_and_rejected(make_engine: MakeEngine) -
     with pytest.raises(StepRefused, match=r"NaN or infinity.*dropped"):
         step(engine, "a")
     assert torch.equal(weights(engine, "a"), before)
-    # The gradient is gone, so that training can go on.
+    # The gradient was dropped, so that training can continue.
     forward_backward(engine, "a", *batch(1))
     assert step(engine, "a")["step"] == 1
 
@@ -338,9 +338,7 @@ def _named(adapter):
         ({"optimizer": {"type": "dimuon"}}, "'dimuon'"),
     ],
 )
-def test_invalid_adapter_spec_raises(
-    engine: TorchEngine, wrong: dict, told: str
-) -> None:
+def test_invalid_adapter_spec_raises(engine: TorchEngine, wrong: dict, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         engine.create("a", spec(**wrong))
     assert not engine.has_adapter("a")

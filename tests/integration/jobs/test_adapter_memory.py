@@ -115,7 +115,7 @@ def test_an_adapter_larger_than_the_budget_is_refused(harness: WorkerHarness) ->
 
 def test_the_refusal_names_the_rank_and_both_sizes() -> None:
     engine = FakeEngine([BASE_MODEL], max_adapter_bytes=SIZE - 1)
-    with pytest.raises(ValueError, match=f"rank 8 .* takes {SIZE:,} bytes.* has {SIZE - 1:,} "):
+    with pytest.raises(ValueError, match=f"rank 8 .* needs {SIZE:,} bytes.* has {SIZE - 1:,} "):
         engine.create("a", SPEC)
 
 

@@ -1,4 +1,4 @@
-"""Requests into arrays, and a sentence about everything that may be wrong with them."""
+"""Parsing and validation of training examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss functions: slopes by finite differences, formulas by hand, and what is refused."""
+"""Loss functions: gradients by finite differences, formulas by hand, and invalid requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def loss_of(
     config: Mapping[str, float] | None = None,
     **inputs: np.ndarray,
 ) -> LossValue:
-    """The loss of two examples, of three and of two pairs."""
+    """The loss of two examples, with three and two pairs."""
     loss = LOSSES[name]
     given = {"logprobs": SAMPLED, "advantages": ADVANTAGES, **inputs}
     settings = {**loss.settings, **(config or {})}
@@ -206,9 +206,7 @@ def test_unsupported_loss_raises(name: str, reason: str) -> None:
         ("dro", {"beta": None}, "must be a finite number, got None"),
     ],
 )
-def test_invalid_loss_setting_is_named(
-    loss_fn: str, config: dict[str, Any], reason: str
-) -> None:
+def test_invalid_loss_setting_is_named(loss_fn: str, config: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_loss_config(work(loss_fn, config))
 

@@ -1,4 +1,4 @@
-"""The memory that a process may use."""
+"""The memory of the machine or container."""
 
 from __future__ import annotations
 

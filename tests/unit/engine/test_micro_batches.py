@@ -1,4 +1,4 @@
-"""Which examples are computed together, and how they lie in memory."""
+"""Splitting examples into micro-batches, and packing them."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def test_passes_are_contiguous_and_sorted_by_length(
 
 
 @given(lengths=many_lengths, max_tokens=st.integers(1, 100))
-def test_number_of_micro_batches_is_minimal(
-    lengths: list[list[int]], max_tokens: int
-) -> None:
+def test_number_of_micro_batches_is_minimal(lengths: list[list[int]], max_tokens: int) -> None:
     ordered = [length for row in lengths for length in sorted(row)]
     num_batches = sum(length > max_tokens for length in ordered)
     room = 0

@@ -79,7 +79,7 @@ def merge_adapter(
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInput(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if out_folder.exists():
-        raise InvalidInput(f"{out_folder} already exists; give a folder that does not exist")
+        raise InvalidInput(f"{out_folder} exists already; give a folder that does not exist")
     torch_dtype = None if dtype is None else getattr(torch, dtype)
     config = read_transformers_config(read_model_folder(base_folder))
     with _silence_transformers(), torch.device("meta"):

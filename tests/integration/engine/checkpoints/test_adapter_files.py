@@ -1,4 +1,4 @@
-"""Checkpoints and snapshots: to the last bit, and no file that is not what was written gets in."""
+"""Checkpoints and snapshots: bit-exact round trips, and detection of damaged files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_damaged_header_names_the_tensor(saved: Path, dtype: str) -> None:
 
 
 def same(left: AdapterState, right: AdapterState) -> bool:
-    """Whether two states are equal to the last bit."""
+    """Whether two states are bit-identical."""
     return left.num_steps == right.num_steps and all(
         (a is None and b is None) or (a is not None and b is not None and same_bits(a, b))
         for a, b in [
@@ -290,7 +290,7 @@ def test_io_error_is_not_reported_as_damage(saved: Path, name: str) -> None:
 
 
 class Damaged:
-    """Files that are damaged over and over again."""
+    """A file whose content is damaged in many ways."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -300,7 +300,7 @@ class Damaged:
         self.contents = {path.name: path.read_bytes() for path in directory.iterdir()}
 
     def read(self, name: str, content: bytes) -> Any:
-        """Read what the file says, with its content replaced."""
+        """Read the file with its content replaced."""
         (self.directory / name).write_bytes(content)
         try:
             if name == SNAPSHOT:
@@ -323,9 +323,7 @@ FILES = st.sampled_from([WEIGHTS, OPTIMIZER, SNAPSHOT])
 
 @given(name=FILES, data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_truncated_file_is_damaged(
-    damaged: Damaged, name: str, data: st.DataObject
-) -> None:
+def test_truncated_file_is_damaged(damaged: Damaged, name: str, data: st.DataObject) -> None:
     content = damaged.contents[name]
     length = data.draw(st.integers(0, len(content) - 1))
     with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
@@ -357,7 +355,7 @@ def test_flipped_header_bit_is_detected_or_harmless(
         assert name == SNAPSHOT
         assert "has changed" in error.message
         return
-    # A bit of what is only told, such as the seed; the digests of the manifest are for those.
+    # A bit of mere information, such as the seed; the manifest's digests detect that.
     before = damaged.read(name, damaged.contents[name])
     for left, right in zip(tensors_of(before), tensors_of(found), strict=True):
         assert same_bits(left, right)
@@ -375,9 +373,7 @@ def tensors_of(found: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("with_gradient", [True, False])
-def test_snapshot_round_trip_is_bit_exact(
-    tmp_path: Path, kind: str, with_gradient: bool
-) -> None:
+def test_snapshot_round_trip_is_bit_exact(tmp_path: Path, kind: str, with_gradient: bool) -> None:
     layout = make_layout(sites(kind), SPEC)
     state = make_state(layout, with_gradient=with_gradient)
     write_snapshot(tmp_path, SPEC, layout, state)

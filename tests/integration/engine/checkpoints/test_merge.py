@@ -1,4 +1,4 @@
-"""A merged folder needs neither base nor adapter: plain transformers makes the same of it."""
+"""A merged folder gives the same results in plain transformers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARD = "20KB"
 
 
 class Case:
-    """A base folder, an adapter folder, and what both together make."""
+    """A base folder, an adapter folder, and their expected results."""
 
     def __init__(self, root: Path, model: PreTrainedModel, **options: Any) -> None:
         self.base, self.adapter, self.out = root / "base", root / "adapter", root / "out"
@@ -61,7 +61,7 @@ class Case:
 
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no folder lend itself to be merged piece by piece."""
+    """Disable the streaming merge."""
     monkeypatch.setattr(merge, "plan_merge", lambda *args: None)
 
 
@@ -69,7 +69,7 @@ def refuse_whole(*args: Any) -> None:
     raise AssertionError("this folder should be merged piece by piece")
 
 
-# --- the same numbers ----------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shard", ["1GB", SHARD])
@@ -109,9 +109,7 @@ def test_experts_are_merged_in_any_storage_layout(
 @pytest.mark.parametrize(
     ("kind", "tied"), [("qwen3", True), ("qwen3", False), ("qwen3_moe", False), ("gpt_oss", False)]
 )
-def test_merge_in_memory(
-    tmp_path: Path, kind: str, tied: bool
-) -> None:
+def test_merge_in_memory(tmp_path: Path, kind: str, tied: bool) -> None:
     case = Case(tmp_path, make_model(kind, tied=tied))
     merge_adapter(case.base, case.adapter, case.out)
     merged = case.check()
@@ -157,9 +155,7 @@ def test_stored_tied_head_is_replaced(tmp_path: Path) -> None:
     case.check()
 
 
-def test_chunk_size_does_not_change_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunk_size_does_not_change_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path, make_model("gpt_oss", tied=True))
     merge_adapter(case.base, case.adapter, case.out)
     monkeypatch.setattr(merge, "CHUNK_NUMBERS", 100)
@@ -170,7 +166,7 @@ def test_chunk_size_does_not_change_output(
         torch.testing.assert_close(right[name], tensor, rtol=0.0, atol=1e-6)
 
 
-# --- what is written -----------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------
 
 
 def stored_names(folder: Path) -> set[str]:
@@ -244,7 +240,7 @@ def test_progress_reaches_total(tmp_path: Path) -> None:
     assert len({progress.total_bytes for progress in told}) == 1
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- invalid input -----------------------------------------------------------------------------
 
 
 def left_behind(case: Case) -> list[str]:

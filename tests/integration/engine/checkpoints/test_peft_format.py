@@ -1,4 +1,4 @@
-"""Checkpoints are PEFT's: it loads ours to the same numbers, and we load its."""
+"""Checkpoints are compatible with PEFT in both directions."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_peft_loads_experts_and_other_modules(tmp_path: Path, kind: str) -> None
 
 
 def peft_folder(path: Path, **options: Any) -> tuple[Any, torch.Tensor]:
-    """A model, and its log-probabilities with an adapter that PEFT made and saved in `path`."""
+    """A model, and its log-probabilities with an adapter that PEFT saved in `path`."""
     model = make_model("qwen3")
     plain = deepcopy(model)
     config = LoraConfig(**({"r": 4, "target_modules": LINEAR} | options))
@@ -147,9 +147,7 @@ def peft_folder(path: Path, **options: Any) -> tuple[Any, torch.Tensor]:
     [{"lora_alpha": 32}, {"lora_alpha": 8}, {"lora_alpha": 7.5}, {"use_rslora": True}],
     ids=str,
 )
-def test_peft_adapter_gives_same_results(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_peft_adapter_gives_same_results(tmp_path: Path, options: dict[str, Any]) -> None:
     model, expected = peft_folder(tmp_path, **options)
     host, spec = HostedModel(model), make_spec(4)
     layout = make_layout(host.lora_targets, spec)

@@ -1,4 +1,4 @@
-"""Models that went to GGUF and back compute what they computed before."""
+"""Models that are converted to GGUF and back give the same results."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ PARTS = {
 
 
 def make_model(name: str) -> PreTrainedModel:
-    """A model whose every number matters."""
+    """A model in which every weight affects the result."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = AutoModelForCausalLM.from_config(CONFIGS[name])
@@ -82,7 +82,7 @@ def make_model(name: str) -> PreTrainedModel:
 
 
 def gguf_name(name: str) -> str:
-    """What GGUF calls a tensor of transformers."""
+    """The GGUF name of a transformers tensor."""
     path, _, kind = name.rpartition(".")
     if path in PARTS:
         return f"{PARTS[path]}.{kind}"
@@ -91,7 +91,7 @@ def gguf_name(name: str) -> str:
 
 
 def to_gguf(model: PreTrainedModel, path: Path, kind: gguf.GGMLQuantizationType) -> Path:
-    """Write a model as the makers of the format do."""
+    """Write a model with the `gguf` package."""
     config: Any = model.config
     arch, tensors = config.model_type, {}
     for name, tensor in model.state_dict().items():
@@ -135,7 +135,7 @@ def test_float32_conversion_is_exact(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_quantized_weights_match_file(name: str, kind: str, tmp_path: Path) -> None:
-    """What was lost was lost on the way to GGUF: the way back is exact."""
+    """Quantization loses precision; the conversion back is exact."""
     model, theirs = make_model(name), gguf.GGMLQuantizationType[kind]
     source = to_gguf(model, tmp_path / "model.gguf", theirs)
     for parameter in model.parameters():
@@ -150,7 +150,7 @@ def test_quantized_weights_match_file(name: str, kind: str, tmp_path: Path) -> N
 
 
 def test_transformers_loads_bpe_tokenizer(tmp_path: Path) -> None:
-    """No first token of its own, no other end, no other way to cut digits."""
+    """The same BOS, EOS and splitting of digits."""
     source = to_gguf(make_model("llama"), tmp_path / "m.gguf", gguf.GGMLQuantizationType.F32)
     tokenizer = AutoTokenizer.from_pretrained(convert_gguf(source, tmp_path / "model").path)
     assert tokenizer.encode("hello12") == [TOKENS.index(text) for text in ("hello", "1", "2")]
@@ -160,7 +160,7 @@ def test_transformers_loads_bpe_tokenizer(tmp_path: Path) -> None:
 
 
 def test_transformers_loads_sentencepiece_tokenizer(tmp_path: Path) -> None:
-    """It has a class of its own for such models, which must not make it anew."""
+    """transformers has a special class for such models, which must not rebuild the tokenizer."""
     for name, content in tokenizer_files(vocabulary(add_bos_token=None)).items():
         (tmp_path / name).write_bytes(content)
     CONFIGS["llama"].save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Models of the hub: from the cache without asking, from a hub on this machine, or a sentence."""
+"""Models of the Hub: from the cache, or downloaded from a fake Hub on this machine."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ FILES = {
 
 
 class FakeHub(SmallServer):
-    """As much of the hub as a download asks for; it remembers which files were fetched."""
+    """The part of the Hub API that a download needs; records the downloaded files."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.status = 200
         self.fetched: list[str] = []
         self.stuck: str | None = None
-        """A file that is not answered before `released` is set, and then with 404."""
+        """A file whose response is delayed until `released` is set, and is then 404."""
         self.released = threading.Event()
         super().__init__(_Handler)
 
     def answer(self, path: str) -> Any:
-        """The JSON of a question; None if the path is that of a file."""
+        """The JSON response for an API path; None if the path is a file."""
         if "/resolve/" in path:
             return None
         if "/tree/" in path:
@@ -99,12 +99,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Suppress the log."""
 
 
 @pytest.fixture
 def fake_hub() -> Iterator[Callable[..., FakeHub]]:
-    """Starts hubs that end with the test."""
+    """Starts fake Hubs that stop with the test."""
     made: list[FakeHub] = []
 
     def start(files: dict[str, bytes] = FILES) -> FakeHub:
@@ -158,9 +158,7 @@ def test_pickles_are_downloaded_without_safetensors(
     assert found.weights.format == "pickle"
 
 
-def test_incomplete_download_is_completed(
-    fake_hub: Callable[..., FakeHub], cache: Path
-) -> None:
+def test_incomplete_download_is_completed(fake_hub: Callable[..., FakeHub], cache: Path) -> None:
     server = fake_hub()
     found = Hub(server.url, cache).find(MODEL)
     (found.path / "model.safetensors").resolve().unlink()
@@ -170,9 +168,7 @@ def test_incomplete_download_is_completed(
     assert Hub(server.url, cache).find(MODEL) == found
 
 
-def test_unusable_model_is_not_downloaded(
-    fake_hub: Callable[..., FakeHub], cache: Path
-) -> None:
+def test_unusable_model_is_not_downloaded(fake_hub: Callable[..., FakeHub], cache: Path) -> None:
     config = json.dumps(CONFIG | {"architectures": ["BertForMaskedLM"]}).encode()
     server = fake_hub(FILES | {"config.json": config})
     for _ in range(2):
@@ -265,7 +261,7 @@ def test_interrupted_download_keeps_complete_files(
     finally:
         server.stuck = None
         server.released.set()
-    # Nothing is left that the next download would not use.
+    # Only files remain that the next download uses.
     assert sorted(file.suffix for file in cache.rglob("blobs/*")) == ["", ""]
     assert Hub(server.url, cache).find(MODEL).weights.num_parameters == NUM_PARAMETERS
 

@@ -1,4 +1,4 @@
-"""An engine whose base models do not fit into memory together: slower, and never different."""
+"""An engine whose base models do not fit into memory together gives identical results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def engines(sources: dict[str, str]) -> Iterator[tuple[TorchEngine, TorchEngine]]:
-    """One with room for both models, one with room for one."""
+    """An engine with memory for both models, and one with memory for one."""
     size = read_model_folder(Path(sources["one"])).num_bytes("float32")
     roomy = TorchEngine(sources, EngineConfig())
     tight = TorchEngine(sources, EngineConfig(memory_bytes=size + 4000))

@@ -1,4 +1,4 @@
-"""Base models from disk: loaded, let go of, loaded again; and folders that cannot be used."""
+"""The model registry: loading, eviction, changing model lists and unusable folders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def registry_of(*folders: Path, **settings: Any) -> ModelRegistry:
 
 @torch.no_grad()
 def logits_of(model: LoadedModel) -> torch.Tensor:
-    """What a hosted model makes of a few tokens."""
+    """A hosted model's logits of a few tokens."""
     rows = ForwardContext(SegmentedLora([]), PackedAttention([len(TOKENS)]))
     hidden = model.hosted_model.hidden_states(torch.tensor(TOKENS), torch.arange(len(TOKENS)), rows)
     return model.hosted_model.lm_head.logits(hidden, rows.lora)[0].float()
@@ -46,7 +46,7 @@ def logits_of(model: LoadedModel) -> torch.Tensor:
 
 @torch.no_grad()
 def expected_logits(folder: Path, dtype: torch.dtype) -> torch.Tensor:
-    """The same of the model as transformers runs it."""
+    """The logits of the same model in transformers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -56,11 +56,11 @@ def expected_logits(folder: Path, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Path]:
-    """Saves tiny models, all of the same size."""
+    """Saves tiny models of the same size."""
     return lambda name, **fields: save_tiny(tmp_path / name, **fields)
 
 
-# --- what is loaded -----------------------------------------------------------------------------
+# --- loading ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -73,16 +73,16 @@ def test_model_matches_transformers(folder: Path, dtype: str) -> None:
 
 
 def test_base_model_description(folder: Path) -> None:
-    shelf = registry_of(folder)
-    (told,) = shelf.base_models()
+    registry = registry_of(folder)
+    (told,) = registry.base_models()
     assert (told.name, told.arch, told.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
     assert (told.tokenizer_id, told.tokenizer_folder) == (None, str(folder))
-    assert shelf.loaded_names == ()
-    model = shelf.get("tiny")
-    assert shelf.loaded_names == ("tiny",)
-    assert shelf.get("tiny") is model
+    assert registry.loaded_names == ()
+    model = registry.get("tiny")
+    assert registry.loaded_names == ("tiny",)
+    assert registry.get("tiny") is model
     assert model.max_context_tokens == 512
-    # Besides the weights there are a few numbers that are worked out.
+    # Besides the weights there are a few computed buffers.
     assert 0 <= model.num_bytes - read_model_folder(folder).num_bytes("float32") < 1000
 
 
@@ -109,11 +109,11 @@ def test_model_without_tokenizer(
     tmp_path: Path,
 ) -> None:
     tiny_qwen3(eos_token_id=4).save_pretrained(tmp_path / "bare")
-    shelf = registry_of(tmp_path / "bare")
-    model = shelf.get("bare")
+    registry = registry_of(tmp_path / "bare")
+    model = registry.get("bare")
     assert model.decode is None
     assert model.eos_tokens == {4}
-    assert shelf.base_models()[0].tokenizer_folder is None
+    assert registry.base_models()[0].tokenizer_folder is None
 
 
 def test_damaged_tokenizer_is_ignored_with_warning(
@@ -134,15 +134,13 @@ def test_load_shards_and_pickles(tmp_path: Path, folder: Path) -> None:
     shutil.copytree(folder, pickled)
     torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
     (pickled / "model.safetensors").unlink()
-    shelf = registry_of(sharded, pickled)
+    registry = registry_of(sharded, pickled)
     expected = expected_logits(folder, torch.float32)
     for name in ("sharded", "pickled"):
-        torch.testing.assert_close(logits_of(shelf.get(name)), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits_of(registry.get(name)), expected, rtol=0, atol=1e-5)
 
 
-def test_pickle_with_code_is_rejected(
-    saved: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_pickle_with_code_is_rejected(saved: Callable[..., Path], tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
             return (Path.touch, (tmp_path / "ran",))
@@ -150,9 +148,9 @@ def test_pickle_with_code_is_rejected(
     folder = saved("tiny")
     (folder / "model.safetensors").unlink()
     torch.save({"x": Evil()}, folder / "pytorch_model.bin")
-    shelf = registry_of(folder)
+    registry = registry_of(folder)
     with pytest.raises(UnusableModel, match="holds more than tensors; code in pickles"):
-        shelf.get("tiny")
+        registry.get("tiny")
     assert not (tmp_path / "ran").exists()
 
 
@@ -187,20 +185,20 @@ def test_lru_model_is_evicted_and_reloads_identically(
     caplog.set_level(logging.INFO, "tinkex")
     folders = [saved(name, seed=seed) for seed, name in enumerate("abc")]
     size = read_model_folder(folders[0]).num_bytes("float32")
-    shelf = registry_of(*folders, memory_bytes=2 * size + 100)
-    first = logits_of(shelf.get("a"))
-    gone = weakref.ref(shelf.get("a").hosted_model.model)
-    second = logits_of(shelf.get("b"))
+    registry = registry_of(*folders, memory_bytes=2 * size + 100)
+    first = logits_of(registry.get("a"))
+    gone = weakref.ref(registry.get("a").hosted_model.model)
+    second = logits_of(registry.get("b"))
     assert not torch.equal(first, second)
-    shelf.get("a")
-    shelf.get("c")
-    assert shelf.loaded_names == ("a", "c")
+    registry.get("a")
+    registry.get("c")
+    assert registry.loaded_names == ("a", "c")
     assert "evicting base model 'b' to load 'c'" in caplog.text
-    assert torch.equal(logits_of(shelf.get("b")), second)
-    assert shelf.loaded_names == ("c", "b")
+    assert torch.equal(logits_of(registry.get("b")), second)
+    assert registry.loaded_names == ("c", "b")
     gc.collect()
-    assert gone() is None, "a model that made room is still in memory"
-    assert torch.equal(logits_of(shelf.get("a")), first)
+    assert gone() is None, "an evicted model is still in memory"
+    assert torch.equal(logits_of(registry.get("a")), first)
 
 
 def test_busy_model_is_not_evicted_and_callback_runs_before_eviction(
@@ -209,22 +207,22 @@ def test_busy_model_is_not_evicted_and_callback_runs_before_eviction(
     folders = [saved(name) for name in "abc"]
     size = read_model_folder(folders[0]).num_bytes("float32")
     busy, told = {"a"}, []
-    shelf = ModelRegistry(
+    registry = ModelRegistry(
         {folder.name: str(folder) for folder in folders},
         EngineConfig(memory_bytes=2 * size + 100),
         busy.__contains__,
         told.append,
     )
-    shelf.get("a")
-    shelf.get("b")
-    assert shelf.can_load("c")
-    shelf.get("c")
-    assert (told, shelf.loaded_names) == (["b"], ("a", "c"))
+    registry.get("a")
+    registry.get("b")
+    assert registry.can_load("c")
+    registry.get("c")
+    assert (told, registry.loaded_names) == (["b"], ("a", "c"))
     busy.add("c")
-    assert not shelf.can_load("b")
-    assert shelf.can_load("a")
-    shelf.get("b")
-    assert shelf.loaded_names == ("a", "c", "b")
+    assert not registry.can_load("b")
+    assert registry.can_load("a")
+    registry.get("b")
+    assert registry.loaded_names == ("a", "c", "b")
     assert "more than memory_bytes" in caplog.text
 
 
@@ -237,61 +235,61 @@ def test_model_larger_than_budget_is_rejected(folder: Path) -> None:
 
 
 def test_no_eviction_without_budget(saved: Callable[..., Path]) -> None:
-    shelf = registry_of(saved("a"), saved("b"))
-    shelf.get("a")
-    shelf.get("b")
-    assert shelf.loaded_names == ("a", "b")
-    shelf.close()
-    assert shelf.loaded_names == ()
+    registry = registry_of(saved("a"), saved("b"))
+    registry.get("a")
+    registry.get("b")
+    assert registry.loaded_names == ("a", "b")
+    registry.close()
+    assert registry.loaded_names == ()
 
 
-# --- a list that changes ------------------------------------------------------------------------
+# --- changing model list ------------------------------------------------------------------------
 
 
 def test_add_model_while_others_are_loaded(saved: Callable[..., Path]) -> None:
     first, second = saved("a"), saved("b")
-    shelf = registry_of(first)
-    kept = shelf.get("a")
-    shelf.replace_sources({"a": str(first), "b": str(second)})
-    assert [model.name for model in shelf.base_models()] == ["a", "b"]
-    assert shelf.get("a") is kept
-    assert shelf.get("b").name == "b"
+    registry = registry_of(first)
+    kept = registry.get("a")
+    registry.replace_sources({"a": str(first), "b": str(second)})
+    assert [model.name for model in registry.base_models()] == ["a", "b"]
+    assert registry.get("a") is kept
+    assert registry.get("b").name == "b"
 
 
 def test_removed_model_is_unloaded_unless_in_use(saved: Callable[..., Path]) -> None:
     folders = [saved(name) for name in "abc"]
-    shelf = registry_of(*folders)
-    used = shelf.get("a")
-    shelf.get("b")
-    shelf.replace_sources({"c": str(folders[2])}, in_use={"a"})
-    assert [model.name for model in shelf.base_models()] == ["c"]
-    assert shelf.loaded_names == ("a",)
-    assert shelf.get("a") is used
-    # A run that began on it, and was not in memory, goes on too.
-    assert shelf.get("b").name == "b"
+    registry = registry_of(*folders)
+    used = registry.get("a")
+    registry.get("b")
+    registry.replace_sources({"c": str(folders[2])}, in_use={"a"})
+    assert [model.name for model in registry.base_models()] == ["c"]
+    assert registry.loaded_names == ("a",)
+    assert registry.get("a") is used
+    # An existing run that was not in memory can continue too.
+    assert registry.get("b").name == "b"
 
 
 def test_moved_model_is_reloaded(saved: Callable[..., Path]) -> None:
     first, second = saved("a"), saved("b", seed=7)
-    shelf = registry_of(first)
-    before = logits_of(shelf.get("a"))
-    shelf.replace_sources({"a": str(second)}, in_use={"a"})
-    assert torch.equal(logits_of(shelf.get("a")), before)
-    shelf.replace_sources({"a": str(second)})
-    assert not torch.equal(logits_of(shelf.get("a")), before)
+    registry = registry_of(first)
+    before = logits_of(registry.get("a"))
+    registry.replace_sources({"a": str(second)}, in_use={"a"})
+    assert torch.equal(logits_of(registry.get("a")), before)
+    registry.replace_sources({"a": str(second)})
+    assert not torch.equal(logits_of(registry.get("a")), before)
 
 
 def test_unusable_new_model_is_skipped(
     saved: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved("a")
-    shelf = registry_of(folder)
-    shelf.replace_sources({"a": str(folder), "none": str(tmp_path / "none")})
-    assert [model.name for model in shelf.base_models()] == ["a"]
+    registry = registry_of(folder)
+    registry.replace_sources({"a": str(folder), "none": str(tmp_path / "none")})
+    assert [model.name for model in registry.base_models()] == ["a"]
     assert "base model 'none': there is no folder" in caplog.text
 
 
-# --- what cannot be used ------------------------------------------------------------------------
+# --- unusable models ----------------------------------------------------------------------------
 
 
 def test_unknown_model_message(folder: Path) -> None:
@@ -354,12 +352,12 @@ def test_deleted_folder_is_a_server_error(
     saved: Callable[..., Path],
 ) -> None:
     folder = saved("tiny")
-    shelf = registry_of(folder)
+    registry = registry_of(folder)
     shutil.rmtree(folder)
     with pytest.raises(UnusableModel, match="base model 'tiny' cannot be loaded"):
-        shelf.get("tiny")
+        registry.get("tiny")
     save_tiny(folder)
-    assert shelf.get("tiny").hosted_model.vocab_size == VOCAB_SIZE
+    assert registry.get("tiny").hosted_model.vocab_size == VOCAB_SIZE
 
 
 def test_context_length_of_special_families(tmp_path: Path) -> None:
@@ -369,7 +367,7 @@ def test_context_length_of_special_families(tmp_path: Path) -> None:
     assert (told.max_context_tokens, told.arch) == (48, "GPT2LMHeadModel")
 
 
-# --- where --------------------------------------------------------------------------------------
+# --- devices ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "meat", "cuda:x"])

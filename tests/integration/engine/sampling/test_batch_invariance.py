@@ -1,4 +1,4 @@
-"""What a request gets depends on nobody else: not on who runs beside it, comes, goes or fails."""
+"""The result of a request does not depend on what else is in the batch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _alone(name: str, seed: int | None) -> SampleResponse:
 def test_tokens_are_independent_of_batch(
     name: str, seed: int | None, arrives: int, concurrent_requests: list[_ConcurrentRequest]
 ) -> None:
-    # Little memory and few places, so that guests wait, and samples make room for others.
+    # Little memory and few sequences, so that requests wait and sequences are preempted.
     runner = new_runner(cache_bytes=1 << 20, max_sequences=12)
     mine = _ConcurrentRequest(arrives, None, seed, _MINE[name])
     found: dict[str, SampleResponse | EngineFailure] = {}
@@ -123,9 +123,9 @@ def test_non_finite_weights_fail_only_their_request() -> None:
         found.update(runner.step())
     bad = found["bad"]
     assert isinstance(bad, EngineFailure)
-    assert "not a number" in bad.message
+    assert "NaN or infinite" in bad.message
     assert tokens_of(answered(found["mine"])) == tokens_of(answer(new_runner(), mine, adapter(1)))
-    # A slot that held what is not finite is as good as new.
+    # A slot that held non-finite values can be reused.
     again = answers(runner, dict.fromkeys("abc", (None, mine)))
     assert all(tokens_of(one) == tokens_of(answer(new_runner(), mine)) for one in again.values())
 
@@ -152,7 +152,7 @@ def test_seeded_samples_are_reproducible() -> None:
     first = tokens_of(answer(new_runner(), asked))
     assert len({tuple(one) for one in first}) == 4, "samples of a request differ"
     fewer = tokens_of(answer(new_runner(), request(prompt_of(5), 2, max_tokens=20, seed=9)))
-    assert fewer == first[:2], "sample j depends on the seed and j alone"
+    assert fewer == first[:2], "sample j depends only on the seed and j"
     free = request(prompt_of(5), max_tokens=20)
     assert tokens_of(answer(new_runner(), free)) != tokens_of(answer(new_runner(), free))
 

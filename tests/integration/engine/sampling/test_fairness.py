@@ -1,4 +1,4 @@
-"""A tenant with few samples is served beside one with many, at once and with the same result."""
+"""A light tenant is served promptly beside a bulk tenant, with the same results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOUD, QUIET = "loud", "quiet"
 
 @pytest.fixture(autouse=True)
 def one_turn_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every step of a runner be one turn."""
+    """Limit every step to one iteration."""
     monkeypatch.setattr(runner_module, "STEP_SECONDS", 0.0)
 
 
@@ -44,7 +44,7 @@ def test_new_tenant_starts_when_all_slots_are_taken() -> None:
     asked = request(prompt_of(6, 3), max_tokens=4, seed=7)
     runner.add("mine", None, asked, tenant_id=QUIET)
     num_steps, over = steps_until(runner, "mine", 20)
-    # Its prompt is read in the first step, and some steps in between are of all.
+    # The first step is its prefill, and some steps in between are for all tenants.
     assert num_steps <= 12
     assert num_running(runner, LOUD) == 8
     alone = answer(new_runner(), asked)

@@ -1,4 +1,4 @@
-"""Samples are what the model says: tokens as transformers generates them, log-probs as trained."""
+"""Samples match transformers, and log-probabilities match training passes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_sliding_window_and_softcap_match_transformers(build: object, num_sample
         name: (None, request(prompt, num_samples, temperature=0.0, max_tokens=40))
         for name, prompt in prompts.items()
     }
-    # Small passes, so that prompts are read in pieces that see each other.
+    # Small passes, so that prompts are prefilled in several chunks.
     found = answers(new_runner(HostedModel(model), pass_tokens=29), jobs)
     for name in prompts:
         assert tokens_of(found[name]) == [wanted[name]] * num_samples, name
@@ -113,7 +113,7 @@ def _check_logprobs(found: SampleResponse, prompt: list[int], seed: int, tempera
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_logprobs_match_training_pass(temperature: float) -> None:
-    # Adapters of several kinds run beside the base model, alone and in groups.
+    # Several adapters run together with the base model, alone and in groups.
     prompts = {0: prompt_of(10), 1: prompt_of(80), 2: prompt_of(50), 3: prompt_of(90)}
     jobs = {
         str(seed): (

@@ -1,4 +1,4 @@
-"""Memory: within its limit, shared, waited for, given back; and prompts that are read only once."""
+"""KV cache memory: limits, sharing, preemption, release and the prefix cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 
 
 def _live_bytes(runner: ContinuousBatcher) -> int:
-    """What is taken although nobody could use it."""
+    """Reserved memory that cannot be evicted."""
     return runner._kv_manager.busy_bytes
 
 
@@ -60,7 +60,7 @@ def test_newest_sequence_is_preempted_when_kv_cache_grows() -> None:
             order.append(ticket)
             assert tokens_of(answered(outcome)) == tokens_of(answer(new_runner(), asked[ticket]))
     assert "2" in paused
-    assert "0" not in paused, "the oldest never makes room"
+    assert "0" not in paused, "the oldest is never preempted"
     assert order[0] == "0"
 
 

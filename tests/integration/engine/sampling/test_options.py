@@ -1,4 +1,4 @@
-"""Every option of a request, against what the model itself says."""
+"""Every option of a sample request, compared with the model's own output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _logprobs(tokens: Sequence[int], temperature: float = 1.0) -> np.ndarray:
     return (logits / temperature).log_softmax(-1).numpy()
 
 
-# --- what was drawn ------------------------------------------------------------------------------
+# --- sampled tokens ------------------------------------------------------------------------------
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 def test_topk_sample_logprobs_are_after_temperature(temperature: float) -> None:
     asked = request(PROMPT, 2, topk_sample_logprobs=5, temperature=temperature, top_k=3, seed=1)
@@ -67,9 +67,9 @@ def test_top_k_of_one_is_greedy_at_any_temperature() -> None:
     assert tokens_of(greedy) == tokens_of(hot) == tokens_of(tiny) == tokens_of(cold)
 
 
-# --- where it ends -------------------------------------------------------------------------------
+# --- stop conditions -----------------------------------------------------------------------------
 class _Letters:
-    """Every token is one letter."""
+    """Decodes every token to one letter."""
 
     def decode(self, token_ids: Sequence[int], /) -> str:
         return "".join(chr(0x4E00 + token) for token in token_ids)
@@ -91,7 +91,7 @@ def test_every_stop_condition_ends_a_sequence() -> None:
 
 
 def test_eos_ends_a_sequence_unless_stop_is_given() -> None:
-    # At a high temperature every token comes up soon.
+    # At a high temperature every token is sampled soon.
     params = {"temperature": 50.0, "max_tokens": 400, "seed": 2}
     short = answer(new_runner(), request(PROMPT, stop=None, **params)).sequences[0]
     assert short.stop_reason == "stop"
@@ -107,7 +107,7 @@ def test_max_tokens_defaults_to_context_length() -> None:
     assert len(one.tokens) == 512 - 40
 
 
-# --- about the prompt ----------------------------------------------------------------------------
+# --- prompt scores -------------------------------------------------------------------------------
 @pytest.mark.parametrize("pass_tokens", [4096, 7])
 def test_prompt_logprobs_match_model(pass_tokens: int) -> None:
     asked = request(

@@ -1,4 +1,4 @@
-"""Trouble: what goes wrong for one request stays with it, and the others are answered."""
+"""Failures of one request do not affect the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_STEPS = 3000
 
 
 class _Decoder:
-    """Writes a letter for each token, but cannot read some."""
+    """Decodes each token to a letter, but fails for some."""
 
     def __init__(self, *unreadable: int) -> None:
         self._unreadable = set(unreadable)
@@ -50,7 +50,7 @@ class _Decoder:
 
 
 class _Bytes:
-    """Each token is a few bytes of a text."""
+    """Decodes each token to a few bytes of a text."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -62,7 +62,7 @@ class _Bytes:
 def _break(
     monkeypatch: pytest.MonkeyPatch, runner: ContinuousBatcher, name: str, error: Exception, at: int
 ) -> None:
-    """Let one call of a step of the passes fail."""
+    """Make one call of a ModelRunner method fail."""
     real, calls = getattr(runner._model_runner, name), count(1)
 
     def run(*given: object) -> Tensor:
@@ -81,7 +81,7 @@ def _failed(outcome: SampleResponse | EngineFailure) -> EngineFailure:
 
 
 def _some_steps(runner: ContinuousBatcher) -> dict[str, SampleResponse | EngineFailure]:
-    """Run until nothing is left, but not for ever."""
+    """Run until all requests are finished, with a limit."""
     found: dict[str, SampleResponse | EngineFailure] = {}
     for _ in range(MAX_STEPS):
         found.update(runner.step())
@@ -120,7 +120,7 @@ def test_out_of_memory_fails_newest_request(
         runner.add(ticket, None, one)
     _break(monkeypatch, runner, name, RuntimeError(FULL), at)
     found = drain(runner)
-    assert "no memory" in _failed(found.pop("2")).message
+    assert "not enough memory" in _failed(found.pop("2")).message
     wanted = {ticket: tokens_of(answer(new_runner(), asked[ticket])) for ticket in found}
     assert {ticket: tokens_of(answered(one)) for ticket, one in found.items()} == wanted
 
@@ -154,7 +154,7 @@ def test_failed_pass_fails_only_active_requests(
     assert tokens_of(answered(found["c"])) == tokens_of(answer(runner, again))
 
 
-# --- reading --------------------------------------------------------------------------------------
+# --- prefill --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", ["x", "ax", "xa", "axb"])
 def test_prompt_scores_out_of_memory_fails_that_request(
     monkeypatch: pytest.MonkeyPatch, order: str
@@ -192,7 +192,7 @@ def test_failed_allocation_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> No
     assert memory.used_bytes == 2 * 64 * TOKEN_BYTES
 
 
-# --- texts, amounts, scopes -----------------------------------------------------------------------
+# --- text, top-k, tenants -------------------------------------------------------------------------
 def test_tokenizer_error_fails_only_that_request() -> None:
     plain = {n: request(prompt_of(9, n), temperature=0.0, max_tokens=6) for n in range(2)}
     bad = tokens_of(answer(new_runner(), plain[0]))[0][2]

@@ -1,4 +1,4 @@
-"""Choosing: each token as often as it should be, whatever the vocabulary's size and the cut."""
+"""Sampled tokens follow the distribution for any vocabulary size, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -36,26 +36,28 @@ def _logits(size: int, seed: int = 0, spread: float = 1.5) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def _choose(logits: torch.Tensor, ask: SampleSpec, numbers: np.ndarray) -> SampledTokens:
+def _choose(logits: torch.Tensor, spec: SampleSpec, numbers: np.ndarray) -> SampledTokens:
     rows = logits.expand(len(numbers), -1).clone()
-    return sample_tokens(rows, SamplingSettings([ask] * len(numbers), torch.device("cpu")), numbers)
+    return sample_tokens(
+        rows, SamplingSettings([spec] * len(numbers), torch.device("cpu")), numbers
+    )
 
 
-def _wanted(logits: torch.Tensor, ask: SampleSpec) -> np.ndarray:
+def _wanted(logits: torch.Tensor, spec: SampleSpec) -> np.ndarray:
     """The distribution by its definition, in float64: temperature, then top-k, then top-p."""
-    chances = (logits.double() / ask.temperature).softmax(-1).numpy()
+    chances = (logits.double() / spec.temperature).softmax(-1).numpy()
     order = np.argsort(-chances, kind="stable")
-    if ask.top_k:
-        order = order[: ask.top_k]
-    kept = chances[order] / chances[order].sum()
-    order = order[kept.cumsum() - kept < ask.top_p]
+    if spec.top_k:
+        order = order[: spec.top_k]
+    kept_probs = chances[order] / chances[order].sum()
+    order = order[kept_probs.cumsum() - kept_probs < spec.top_p]
     cut = np.zeros_like(chances)
     cut[order] = chances[order]
     return cut / cut.sum()
 
 
 def _is_plausible(counts: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether chi-square is within five deviations of what it should be; rare cells are joined."""
+    """Whether chi-square is within five standard deviations; rare cells are merged."""
     expected = wanted * counts.sum()
     is_rare = expected < 5
     seen = np.append(counts[~is_rare], counts[is_rare].sum())
@@ -82,28 +84,28 @@ def _is_plausible(counts: np.ndarray, wanted: np.ndarray) -> bool:
 )
 @pytest.mark.parametrize("size", [50, 128, 300])
 def test_sampled_token_frequencies_match_distribution(fields: dict[str, float], size: int) -> None:
-    ask, logits = replace(ASK, **fields), _logits(size)
+    spec, logits = replace(ASK, **fields), _logits(size)
     numbers = np.random.default_rng(1).random(20_000)
-    found = _choose(logits, ask, numbers)
+    found = _choose(logits, spec, numbers)
     counts = np.bincount(found.tokens, minlength=size)
-    wanted = _wanted(logits, ask)
-    assert not counts[wanted == 0].any(), "what is cut never comes"
+    wanted = _wanted(logits, spec)
+    assert not counts[wanted == 0].any(), "truncated tokens are never sampled"
     assert _is_plausible(counts, wanted)
-    scores = (logits.double() / ask.temperature).log_softmax(-1).numpy()
+    scores = (logits.double() / spec.temperature).log_softmax(-1).numpy()
     assert np.allclose(found.logprobs, scores[found.tokens], atol=1e-5)
 
 
 def test_top_p_of_flat_distribution() -> None:
     logits = _logits(3000, spread=0.01)
-    ask = replace(ASK, top_p=0.9)
-    found = _choose(logits, ask, np.random.default_rng(1).random(4000))
-    wanted = _wanted(logits, ask)
+    spec = replace(ASK, top_p=0.9)
+    found = _choose(logits, spec, np.random.default_rng(1).random(4000))
+    wanted = _wanted(logits, spec)
     assert 2500 < (wanted > 0).sum() < 2900
     assert (wanted[found.tokens] > 0).all()
 
 
 def test_rare_token_of_large_vocabulary() -> None:
-    # A running total in float32 would lose all of these.
+    # A cumulative sum in float32 would lose all of these.
     weights = torch.full((1, 60_000), 1e-9)
     weights[0, 0] = 1.0
     numbers = torch.tensor([0.9999], dtype=torch.float64)
@@ -128,7 +130,7 @@ def test_greedy_breaks_ties_by_lowest_id() -> None:
 
 
 def test_rows_have_their_own_settings() -> None:
-    asks = [
+    specs = [
         replace(ASK, temperature=0.0),
         replace(ASK, temperature=0.2),
         replace(ASK, top_k=1),
@@ -138,15 +140,15 @@ def test_rows_have_their_own_settings() -> None:
     logits = _logits(300).expand(5, -1).clone()
     best = int(logits[0].argmax())
     numbers = np.full(5, 0.9)
-    together = sample_tokens(logits.clone(), SamplingSettings(asks, torch.device("cpu")), numbers)
-    alone = [_choose(logits[0], ask, numbers[:1]) for ask in asks]
+    together = sample_tokens(logits.clone(), SamplingSettings(specs, torch.device("cpu")), numbers)
+    alone = [_choose(logits[0], spec, numbers[:1]) for spec in specs]
     assert together.tokens == [one.tokens[0] for one in alone]
     assert [together.tokens[row] for row in (0, 2, 3)] == [best] * 3
     assert np.allclose(together.logprobs, [one.logprobs[0] for one in alone])
 
 
 def test_nan_logits_are_detected() -> None:
-    for ask in (ASK, replace(ASK, temperature=0.0), replace(ASK, top_k=3)):
-        found = _choose(torch.full((211,), float("nan")), ask, np.array([0.5]))
+    for spec in (ASK, replace(ASK, temperature=0.0), replace(ASK, top_k=3)):
+        found = _choose(torch.full((211,), float("nan")), spec, np.array([0.5]))
         assert np.isnan(found.logprobs[0])
         assert 0 <= found.tokens[0] < 211

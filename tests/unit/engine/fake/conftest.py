@@ -1,4 +1,4 @@
-"""What the tests of the fake engine share."""
+"""Fixtures and helpers of the fake engine's tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(engine: FakeEngine, *args: Any, **kwargs: Any) -> ForwardBackwardOutput:
 
 
 def logprobs(engine: FakeEngine, adapter_id: str = "a") -> list[float]:
-    """How the adapter scores the same few tokens, without training on them."""
+    """The adapter's log-probabilities of a few fixed tokens."""
     output = run(engine, adapter_id, is_forward_only=True)
     scores: list[float] = output.loss_fn_outputs[0]["logprobs"].tolist()
     return scores

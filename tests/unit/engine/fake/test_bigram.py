@@ -1,4 +1,4 @@
-"""The tiny model: its probabilities, its gradients by finite differences, its optimizer."""
+"""The bigram model: probabilities, gradients by finite differences, optimizer."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_gradient_clipping_reports_original_norm() -> None:
     norm = float(np.linalg.norm(gradient))
     clipped.accumulate(gradient)
     scaled.accumulate(gradient / norm)
-    # A large eps makes AdamW feel the gradient's length.
+    # A large eps makes the AdamW step depend on the gradient's length.
     metrics = clipped.adamw_step(OptimStepParams(learning_rate=0.1, eps=1.0, grad_clip_norm=1.0))
     scaled.adamw_step(OptimStepParams(learning_rate=0.1, eps=1.0))
     assert metrics["grad_norm"] == pytest.approx(norm)

@@ -1,4 +1,4 @@
-"""The fake engine's verbs for adapters and training."""
+"""Adapters and training in the fake engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling through the engine: turns, seeds, weights from disk, and failures as values."""
+"""Sampling through the fake engine: order, seeds, checkpoints and failures."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def finish(engine: FakeEngine) -> list[FinishedSample]:
     return finished
 
 
-def ask(
+def sample(
     engine: FakeEngine, source: SamplerSource = ALONE, *args: Any, **kwargs: Any
 ) -> SampleResponse | EngineFailure:
     engine.start_sample("only", source, request(*args, **kwargs))
-    [(ticket, outcome)] = finish(engine)
-    assert ticket == "only"
+    [(job_id, outcome)] = finish(engine)
+    assert job_id == "only"
     return outcome
 
 
@@ -63,7 +63,7 @@ def response(outcome: SampleResponse | EngineFailure) -> SampleResponse:
 
 @pytest.fixture
 def saved(engine: FakeEngine, tmp_path: Path) -> SamplerSource:
-    """Sampler weights after some training."""
+    """A sampler checkpoint after some training."""
     train(engine, steps=3)
     return save(engine, tmp_path / "saved")
 
@@ -74,30 +74,28 @@ def save(engine: FakeEngine, directory: Path) -> SamplerSource:
     return SamplerSource(base_model=BASE, directory=directory)
 
 
-# --- what is drawn -------------------------------------------------------------------------------
+# --- samples -------------------------------------------------------------------------------------
 
 
-def test_seeded_sample_is_batch_invariant(
-    engine: FakeEngine, saved: SamplerSource
-) -> None:
-    alone = ask(engine, saved, seed=5, asked={"num_samples": 3})
+def test_seeded_sample_is_batch_invariant(engine: FakeEngine, saved: SamplerSource) -> None:
+    alone = sample(engine, saved, seed=5, asked={"num_samples": 3})
     engine.start_sample("other", ALONE, request(seed=5, temperature=0.5))
     engine.start_sample("mine", saved, request(seed=5, asked={"num_samples": 3}))
     engine.start_sample("third", saved, request([7, 3]))
     outcomes = dict(finish(engine))
     assert outcomes["mine"] == alone
     assert outcomes["other"] != alone
-    again = ask(FakeEngine(), saved, seed=5, asked={"num_samples": 3})
+    again = sample(FakeEngine(), saved, seed=5, asked={"num_samples": 3})
     assert again == alone
 
 
 def test_unseeded_samples_differ(engine: FakeEngine) -> None:
-    draws = [response(ask(engine, max_tokens=32)).sequences[0].tokens for _ in range(3)]
+    draws = [response(sample(engine, max_tokens=32)).sequences[0].tokens for _ in range(3)]
     assert len({tuple(draw) for draw in draws}) == 3
 
 
 def test_sampling_and_training_agree_on_logprobs(engine: FakeEngine, saved: SamplerSource) -> None:
-    sampled = response(ask(engine, saved, seed=1)).sequences[0]
+    sampled = response(sample(engine, saved, seed=1)).sequences[0]
     path = [3, *sampled.tokens]
     output = run(engine, "a", [datum(path[:-1], path[1:])], is_forward_only=True)
     assert sampled.logprobs == output.loss_fn_outputs[0]["logprobs"].tolist()
@@ -105,8 +103,8 @@ def test_sampling_and_training_agree_on_logprobs(engine: FakeEngine, saved: Samp
 
 def test_checkpoint_differs_from_base_model(engine: FakeEngine, saved: SamplerSource) -> None:
     asked = {"prompt_logprobs": True}
-    base = response(ask(engine, asked=asked)).prompt_logprobs
-    trained = response(ask(engine, saved, asked=asked)).prompt_logprobs
+    base = response(sample(engine, asked=asked)).prompt_logprobs
+    trained = response(sample(engine, saved, asked=asked)).prompt_logprobs
     assert base is not None
     assert trained is not None
     assert (trained[1] or 0.0) > (base[1] or 0.0) + 0.1
@@ -114,7 +112,7 @@ def test_checkpoint_differs_from_base_model(engine: FakeEngine, saved: SamplerSo
 
 def test_all_prompt_scores_can_be_requested(engine: FakeEngine) -> None:
     asked = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_alt_tokens_k": 2}
-    answer = response(ask(engine, asked=asked))
+    answer = response(sample(engine, asked=asked))
     assert answer.prompt_logprobs is not None
     assert answer.topk_prompt_logprobs is not None
     assert answer.prompt_alt_tokens is not None
@@ -123,15 +121,15 @@ def test_all_prompt_scores_can_be_requested(engine: FakeEngine) -> None:
     assert np.isfinite(scores[1:]).all()
 
 
-# --- whose turn it is ----------------------------------------------------------------------------
+# --- order ---------------------------------------------------------------------------------------
 
 
 def test_first_come_first_served(engine: FakeEngine) -> None:
-    tickets = [str(number) for number in range(20)]
-    for ticket in tickets:
-        engine.start_sample(ticket, ALONE, request())
+    job_ids = [str(number) for number in range(20)]
+    for job_id in job_ids:
+        engine.start_sample(job_id, ALONE, request())
     assert engine.num_samples == 20
-    assert [ticket for ticket, _ in finish(engine)] == tickets
+    assert [job_id for job_id, _ in finish(engine)] == job_ids
     assert engine.step_samples() == []
 
 
@@ -141,7 +139,7 @@ def test_step_ends_after_its_time_limit(
     monkeypatch.setattr(sample_queue, "STEP_SECONDS", 0.0)
     engine.start_sample("long", ALONE, request(asked={"num_samples": 3}))
     engine.start_sample("next", ALONE, request())
-    steps = [[ticket for ticket, _ in engine.step_samples()] for _ in range(6)]
+    steps = [[job_id for job_id, _ in engine.step_samples()] for _ in range(6)]
     assert steps == [[], [], [], ["long"], [], ["next"]]
 
 
@@ -149,14 +147,14 @@ def test_started_request_can_be_cancelled(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_queue, "STEP_SECONDS", 0.0)
-    for ticket in ("begun", "waiting", "kept"):
-        engine.start_sample(ticket, ALONE, request(asked={"num_samples": 3}))
+    for job_id in ("begun", "waiting", "cached"):
+        engine.start_sample(job_id, ALONE, request(asked={"num_samples": 3}))
     engine.step_samples()
     engine.cancel_sample("begun")
     engine.cancel_sample("waiting")
     engine.cancel_sample("unknown")
     assert engine.num_samples == 1
-    assert [ticket for ticket, _ in finish(engine)] == ["kept"]
+    assert [job_id for job_id, _ in finish(engine)] == ["cached"]
 
 
 def test_slow_engine_finishes_one_request_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,10 +162,10 @@ def test_slow_engine_finishes_one_request_per_step(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "sleep", slept.append)
     engine = FakeEngine(seconds_per_op=0.5)
     assert engine.step_samples() == []
-    for ticket in "ab":
-        engine.start_sample(ticket, ALONE, request(asked={"num_samples": 3}))
-    assert [ticket for ticket, _ in engine.step_samples()] == ["a"]
-    assert [ticket for ticket, _ in engine.step_samples()] == ["b"]
+    for job_id in "ab":
+        engine.start_sample(job_id, ALONE, request(asked={"num_samples": 3}))
+    assert [job_id for job_id, _ in engine.step_samples()] == ["a"]
+    assert [job_id for job_id, _ in engine.step_samples()] == ["b"]
     assert slept == [0.5, 0.5]
 
 
@@ -186,14 +184,14 @@ def test_any_request_is_answered_or_rejected(
 ) -> None:
     asked = {"num_samples": num_samples, "prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
     asked |= {"topk_sample_logprobs": 2, "prompt_alt_tokens_k": 1}
-    outcome = ask(SHARED, ALONE, prompt, asked, seed=1, **params)
+    outcome = sample(SHARED, ALONE, prompt, asked, seed=1, **params)
     if isinstance(outcome, SampleResponse):
         assert len(outcome.sequences) == num_samples
         for sequence in outcome.sequences:
             assert np.isfinite(sequence.logprobs or []).all()
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- invalid requests ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,7 +209,7 @@ def test_any_request_is_answered_or_rejected(
         (request(asked={"topk_prompt_logprobs": 513}), "topk_prompt_logprobs is 513"),
         (request(asked={"topk_sample_logprobs": 513}), "topk_sample_logprobs is 513"),
         (request(asked={"prompt_alt_tokens_k": 513}), "prompt_alt_tokens_k is 513"),
-        (request(stop=""), "stop has an empty text"),
+        (request(stop=""), "stop has an empty string"),
         (
             SampleRequest(
                 prompt=ModelInput(
@@ -226,7 +224,9 @@ def test_any_request_is_answered_or_rejected(
         ),
     ],
 )
-def test_invalid_request_does_not_affect_others(engine: FakeEngine, wrong: SampleRequest, reason: str) -> None:
+def test_invalid_request_does_not_affect_others(
+    engine: FakeEngine, wrong: SampleRequest, reason: str
+) -> None:
     engine.start_sample("bad", ALONE, wrong)
     engine.start_sample("good", ALONE, request())
     outcomes = dict(finish(engine))
@@ -238,20 +238,20 @@ def test_invalid_request_does_not_affect_others(engine: FakeEngine, wrong: Sampl
 
 
 def test_full_context_is_accepted(engine: FakeEngine) -> None:
-    [sequence] = response(ask(engine, prompt=[1] * 32760, max_tokens=8)).sequences
+    [sequence] = response(sample(engine, prompt=[1] * 32760, max_tokens=8)).sequences
     assert len(sequence.tokens) == 8
 
 
 def test_missing_weights_are_a_failure(
     engine: FakeEngine, saved: SamplerSource, tmp_path: Path
 ) -> None:
-    unknown = ask(engine, SamplerSource(base_model="nobody/none"))
+    unknown = sample(engine, SamplerSource(base_model="nobody/none"))
     assert unknown == EngineFailure("base model 'nobody/none' is not one of tinkex/bigram")
     gone = SamplerSource(base_model=BASE, directory=tmp_path / "gone")
-    assert ask(engine, gone) == EngineFailure("there are no saved weights in 'gone'")
+    assert sample(engine, gone) == EngineFailure("there are no saved weights in 'gone'")
     assert saved.directory is not None
     other = SamplerSource(base_model="other", directory=saved.directory)
-    assert ask(FakeEngine((BASE, "other")), other) == EngineFailure(
+    assert sample(FakeEngine((BASE, "other")), other) == EngineFailure(
         "the weights are of base model 'tinkex/bigram', not of 'other'"
     )
 
@@ -259,13 +259,13 @@ def test_missing_weights_are_a_failure(
 def test_damaged_weights_are_a_server_error(engine: FakeEngine, saved: SamplerSource) -> None:
     assert saved.directory is not None
     (saved.directory / "adapter_model.safetensors").write_bytes(b"\xff" * 64)
-    failure = ask(engine, saved)
+    failure = sample(engine, saved)
     assert isinstance(failure, EngineFailure)
     assert "saved/adapter_model.safetensors cannot be read" in failure.message
     assert failure.category is RequestErrorCategory.Server
 
 
-# --- weights that are kept ready -----------------------------------------------------------------
+# --- sampler cache ------------------------------------------------------------------------------
 
 
 def test_replaced_checkpoint_is_reloaded(
@@ -279,14 +279,14 @@ def test_replaced_checkpoint_is_reloaded(
         return read_model(directory, vocab_size)
 
     monkeypatch.setattr(sample_queue, "read_model", count)
-    first = ask(engine, saved, seed=1, max_tokens=64)
-    assert ask(engine, saved, seed=1, max_tokens=64) == first
+    first = sample(engine, saved, seed=1, max_tokens=64)
+    assert sample(engine, saved, seed=1, max_tokens=64) == first
     assert len(reads) == 1
     assert saved.directory is not None
     shutil.rmtree(saved.directory)
     train(engine, steps=20)
     save(engine, saved.directory)
-    assert ask(engine, saved, seed=1, max_tokens=64) != first
+    assert sample(engine, saved, seed=1, max_tokens=64) != first
     assert len(reads) == 2
 
 
@@ -294,12 +294,12 @@ def test_sampler_cache_evicts_least_recently_used(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_queue, "MAX_SAMPLERS", 2)
-    shelf = sample_queue.FakeSamplerCache(engine._bases)
+    cache = sample_queue.FakeSamplerCache(engine._bases)
     one, two, three = (save(engine, tmp_path / name) for name in ("1", "2", "3"))
-    kept = shelf.get_or_load(one)
-    lost = shelf.get_or_load(two)
-    assert shelf.get_or_load(one) is kept
-    shelf.get_or_load(three)
-    assert len(shelf) == 2
-    assert shelf.get_or_load(one) is kept
-    assert shelf.get_or_load(two) is not lost
+    cached = cache.get_or_load(one)
+    evicted = cache.get_or_load(two)
+    assert cache.get_or_load(one) is cached
+    cache.get_or_load(three)
+    assert len(cache) == 2
+    assert cache.get_or_load(one) is cached
+    assert cache.get_or_load(two) is not evicted

@@ -1,4 +1,4 @@
-"""Sampling: settings, stops, seeds, and questions about the prompt."""
+"""Sampling from a bigram model: parameters, stop conditions, seeds and prompt scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = Bigram.base("tinkex/bigram")
 
 
 def chain(*tokens: int) -> Bigram:
-    """A model that says these tokens one after the other, nearly always."""
+    """A model that almost always generates these tokens in order."""
     logits = np.zeros((512, 512))
     for previous, following in pairwise(tokens):
         logits[previous, following] = 50.0
@@ -170,9 +170,9 @@ def test_multibyte_stop_string_spans_tokens() -> None:
 
 
 def test_empty_stop_string_is_rejected() -> None:
-    with pytest.raises(InvalidInput, match="stop has an empty text"):
+    with pytest.raises(InvalidInput, match="stop has an empty string"):
         sample(stop="")
-    with pytest.raises(InvalidInput, match="stop has an empty text"):
+    with pytest.raises(InvalidInput, match="stop has an empty string"):
         sample(stop=["a", ""])
 
 

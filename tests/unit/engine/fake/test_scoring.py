@@ -1,4 +1,4 @@
-"""Passes of the bigram model: outputs, metrics, and gradients that are left or not."""
+"""Passes of the bigram model: outputs, metrics and gradients."""
 
 from __future__ import annotations
 

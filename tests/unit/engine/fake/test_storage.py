@@ -1,4 +1,4 @@
-"""Saving, loading, snapshots: to the last bit, and no file that does not fit gets in."""
+"""Checkpoints and snapshots of the fake engine: bit-exact round trips, invalid files rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(engine: FakeEngine, tmp_path: Path) -> Path:
 
 
 def state(engine: FakeEngine, adapter_id: str = "a") -> list[Any]:
-    """Everything that decides what an adapter does next."""
+    """The complete state of an adapter."""
     trainer = engine._adapters[adapter_id].trainer
     tables = (trainer.model.logits_VV, *trainer.moments[1:], trainer.gradient_VV)
     return [trainer.moments.num_steps, *(None if t is None else t.tobytes() for t in tables)]

@@ -1,4 +1,4 @@
-"""The toy tokenizer, and what importing the package costs."""
+"""The toy tokenizer, and the import cost of the package."""
 
 from __future__ import annotations
 

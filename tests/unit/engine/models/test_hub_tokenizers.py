@@ -1,4 +1,4 @@
-"""Copies of tokenizers in the cache of Hugging Face: found, updated, removed, never over others."""
+"""Tokenizer copies in the Hugging Face cache: added, updated, removed, never over Hub entries."""
 
 from __future__ import annotations
 
@@ -103,5 +103,7 @@ def test_damaged_marker_still_marks_copy(model: Path, cache: Path) -> None:
         ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
     ],
 )
-def test_cache_directory_matches_huggingface_hub(environment: dict[str, str], expected: str) -> None:
+def test_cache_directory_matches_huggingface_hub(
+    environment: dict[str, str], expected: str
+) -> None:
     assert str(hub_cache_directory(environment)) == expected

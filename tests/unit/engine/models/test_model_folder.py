@@ -1,4 +1,4 @@
-"""Model folders by their small files: what they are, and why one cannot be used."""
+"""Inspection of model folders, valid and unusable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refusal(folder: Path) -> str:
     return refused.value.message
 
 
-# --- what a folder tells ------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------
 
 
 def test_read_model_folder_properties(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_tokenizer_is_detected(tmp_path: Path, name: str) -> None:
     assert read_model_folder(tmp_path).has_tokenizer
 
 
-# --- why a folder cannot be used ----------------------------------------------------------------
+# --- unusable folders ---------------------------------------------------------------------------
 
 
 def test_missing_file_and_empty_folders_are_rejected(tmp_path: Path) -> None:
@@ -138,17 +138,17 @@ def test_damaged_config_is_rejected(tmp_path: Path, text: str, words: str) -> No
 
 def test_missing_weights_message(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"weights.gguf": b"GGUF"})
-    said = refusal(tmp_path)
-    assert "expected model.safetensors or" in said
-    assert ".gguf files are not supported" in said
+    message = refusal(tmp_path)
+    assert "expected model.safetensors or" in message
+    assert ".gguf files are not supported" in message
 
 
 def test_truncated_weights_message(tmp_path: Path) -> None:
     whole = safetensors()
     write_folder(tmp_path, files={"model.safetensors": whole[:-1]})
     size = 4 * NUM_PARAMETERS
-    told = f"it has {size - 1:,} bytes of tensors, but its header describes {size:,}"
-    assert told in refusal(tmp_path)
+    expected = f"it has {size - 1:,} bytes of tensors, but its header describes {size:,}"
+    assert expected in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
         ({"shape": [2, 3.0]}, "has the shape [2, 3.0]"),
         ({"shape": [True, 6]}, "has the shape [True, 6]"),
         ({"shape": None}, "has the shape None"),
-        ({"shape": [2, 4]}, "has 24 bytes, but F32 of shape [2, 4] takes 32"),
+        ({"shape": [2, 4]}, "has 24 bytes, but F32 of shape [2, 4] needs 32"),
         ({"data_offsets": [0]}, "has data_offsets [0], expected two positions"),
         ({"data_offsets": [24, 0]}, "has -24 bytes, but F32"),
         ({"data_offsets": [0, 1e400]}, "has data_offsets [0, inf]"),
@@ -187,9 +187,11 @@ def test_damaged_entry_names_file_and_tensor(
     text = json.dumps({"model.norm.weight": {**GOOD, **change}}).encode()
     content = len(text).to_bytes(8, "little") + text + bytes(24)
     write_folder(tmp_path, files={"model.safetensors": content})
-    said = refusal(tmp_path)
-    assert said.startswith(f"{tmp_path / 'model.safetensors'} cannot be read: tensor 'model.norm.w")
-    assert words in said
+    message = refusal(tmp_path)
+    assert message.startswith(
+        f"{tmp_path / 'model.safetensors'} cannot be read: tensor 'model.norm.w"
+    )
+    assert words in message
 
 
 @pytest.mark.parametrize("entry", [None, [], "F32", 5, {}])
@@ -263,7 +265,7 @@ def test_damaged_header_is_always_reported(tmp_path_factory: Any, data: st.DataO
 
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists), st.text())
 def test_any_header_is_read_or_rejected(value: Any, name: str) -> None:
-    """JSON that is no header at all must not end in a traceback."""
+    """JSON that is not a header must not cause a traceback."""
     import tempfile
 
     text = json.dumps({name: value}).encode()

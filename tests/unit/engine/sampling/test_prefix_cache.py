@@ -1,4 +1,4 @@
-"""Prompts that begin the same are found, by adapter, and the longest match is taken."""
+"""The prefix index finds the longest common prefix, by key."""
 
 from __future__ import annotations
 
@@ -34,49 +34,49 @@ def test_common_prefix_length(one: list[int], two: list[int]) -> None:
 
 
 def test_find_longest_common_prefix() -> None:
-    kept: PrefixIndex[str] = PrefixIndex()
-    kept.add("a", _after_start(1, 2, 3), "near")
-    kept.add("a", _after_start(1, 9), "far")
-    assert kept.find("a", _after_start(1, 2, 7)) == PrefixMatch("near", MIN_PREFIX_TOKENS + 2)
-    assert kept.find("a", _after_start(1, 9, 9)) == PrefixMatch("far", MIN_PREFIX_TOKENS + 2)
+    index: PrefixIndex[str] = PrefixIndex()
+    index.add("a", _after_start(1, 2, 3), "near")
+    index.add("a", _after_start(1, 9), "far")
+    assert index.find("a", _after_start(1, 2, 7)) == PrefixMatch("near", MIN_PREFIX_TOKENS + 2)
+    assert index.find("a", _after_start(1, 9, 9)) == PrefixMatch("far", MIN_PREFIX_TOKENS + 2)
 
 
 def test_prompts_of_other_adapters_do_not_match() -> None:
-    kept: PrefixIndex[str] = PrefixIndex()
-    kept.add("a", _after_start(1), "a's")
-    assert kept.find("b", _after_start(1)) is None
-    assert kept.find(None, _after_start(1)) is None
+    index: PrefixIndex[str] = PrefixIndex()
+    index.add("a", _after_start(1), "a's")
+    assert index.find("b", _after_start(1)) is None
+    assert index.find(None, _after_start(1)) is None
 
 
 def test_short_common_prefix_is_ignored() -> None:
-    kept: PrefixIndex[str] = PrefixIndex()
-    assert kept.add("a", _START[:-1], "short") == ["short"]
-    kept.add("a", _after_start(1), "long")
-    assert kept.find("a", np.concatenate([_START[:-1], _tokens(77, 78)])) is None
+    index: PrefixIndex[str] = PrefixIndex()
+    assert index.add("a", _START[:-1], "short") == ["short"]
+    index.add("a", _after_start(1), "long")
+    assert index.find("a", np.concatenate([_START[:-1], _tokens(77, 78)])) is None
 
 
 def test_longer_prompt_replaces_its_prefix() -> None:
-    kept: PrefixIndex[str] = PrefixIndex()
-    kept.add("a", _after_start(1), "first turn")
-    assert kept.add("a", _after_start(1, 2, 3), "second turn") == ["first turn"]
-    assert kept.find("a", _after_start(1)) == PrefixMatch("second turn", MIN_PREFIX_TOKENS + 1)
+    index: PrefixIndex[str] = PrefixIndex()
+    index.add("a", _after_start(1), "first turn")
+    assert index.add("a", _after_start(1, 2, 3), "second turn") == ["first turn"]
+    assert index.find("a", _after_start(1)) == PrefixMatch("second turn", MIN_PREFIX_TOKENS + 1)
 
 
 def test_eviction_is_lru_among_free_prompts() -> None:
-    kept: PrefixIndex[str] = PrefixIndex()
+    index: PrefixIndex[str] = PrefixIndex()
     for name in ("one", "two", "three"):
-        kept.add(name, _after_start(1), name)
-    kept.find("one", _after_start(1))
-    assert kept.evict_oldest(lambda name: name != "two") == "three"
-    assert kept.evict_oldest(lambda name: True) == "two"
-    assert kept.evict_oldest(lambda name: False) is None
-    assert list(kept) == ["one"]
+        index.add(name, _after_start(1), name)
+    index.find("one", _after_start(1))
+    assert index.evict_oldest(lambda name: name != "two") == "three"
+    assert index.evict_oldest(lambda name: True) == "two"
+    assert index.evict_oldest(lambda name: False) is None
+    assert list(index) == ["one"]
 
 
 def test_number_of_prompts_is_limited() -> None:
-    kept: PrefixIndex[int] = PrefixIndex()
-    removed = [out for number in range(100) for out in kept.add("a", _after_start(number), number)]
+    index: PrefixIndex[int] = PrefixIndex()
+    removed = [out for number in range(100) for out in index.add("a", _after_start(number), number)]
     assert removed == list(range(100 - prefix_index._MAX_PER_BUCKET))
     for number in range(2 * prefix_index._MAX_PROMPTS):
-        kept.add(number, _after_start(1), number)
-    assert len(kept) == prefix_index._MAX_PROMPTS
+        index.add(number, _after_start(1), number)
+    assert len(index) == prefix_index._MAX_PROMPTS

@@ -1,4 +1,4 @@
-"""What is asked for is checked before anything is computed, and every refusal names the value."""
+"""Parsing and validation of sample requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sequence ends where it should, and its dice depend on the seed and its number alone."""
+"""The state of requests and sequences, and their random streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex.engine.sampling.request_state import RequestState, SequenceState
 from tinkex.engine.sampling.stop_conditions import StopConditions
 from tinkex.engine.sampling.token_sampler import RandomStream
 
-ASK = SampleSpec(
+SPEC = SampleSpec(
     prompt=np.array([1, 2]),
     num_samples=3,
     max_tokens=3,
@@ -27,10 +27,10 @@ ASK = SampleSpec(
 )
 
 
-def _case(**fields: object) -> RequestState:
-    case = RequestState("ticket", 1, None, replace(ASK, **fields))  # type: ignore[arg-type]
-    case.create_sequences(None)
-    return case
+def _new_request(**fields: object) -> RequestState:
+    request = RequestState("job", 1, None, replace(SPEC, **fields))  # type: ignore[arg-type]
+    request.create_sequences(None)
+    return request
 
 
 def _run(sequence: SequenceState, *tokens: int) -> list[bool]:
@@ -38,20 +38,20 @@ def _run(sequence: SequenceState, *tokens: int) -> list[bool]:
 
 
 def test_sequence_keeps_its_stop_token() -> None:
-    sequence = _case().unstarted[0]
+    sequence = _new_request().unstarted[0]
     assert _run(sequence, 4, 9) == [False, True]
     result = sequence.result()
     assert (result.tokens, result.stop_reason) == ([4, 9], "stop")
 
 
 def test_sequence_ends_at_max_tokens() -> None:
-    sequence = _case().unstarted[0]
+    sequence = _new_request().unstarted[0]
     assert _run(sequence, 4, 5, 6) == [False, False, True]
     assert sequence.result().stop_reason == "length"
 
 
 def test_stop_token_at_max_tokens_is_a_stop() -> None:
-    sequence = _case().unstarted[0]
+    sequence = _new_request().unstarted[0]
     _run(sequence, 4, 5, 9)
     assert sequence.result().stop_reason == "stop"
 
@@ -67,22 +67,22 @@ def test_random_stream_is_reproducible(seed: int, index: int) -> None:
 
 
 def test_request_finishes_with_last_sequence_in_order() -> None:
-    case = _case(max_tokens=1)
-    started = case.start_next(3)
-    assert not case.unstarted
+    request = _new_request(max_tokens=1)
+    started = request.start_next(3)
+    assert not request.unstarted
     for sequence, token in zip(started, (7, 8, 9), strict=True):
         sequence.append_token(token, -1.0)
-    assert [case.finish_sequence(started[index]) for index in (2, 0, 1)] == [False, False, True]
-    assert [one.tokens for one in case.build_response().sequences] == [[7], [8], [9]]
+    assert [request.finish_sequence(started[index]) for index in (2, 0, 1)] == [False, False, True]
+    assert [one.tokens for one in request.build_response().sequences] == [[7], [8], [9]]
 
 
 def test_preempted_sequence_resumes_from_all_tokens() -> None:
-    case = _case()
-    first, *_ = case.start_next(3)
+    request = _new_request()
+    first, *_ = request.start_next(3)
     first.append_token(4, -1.0)
-    case.preempt(first)
-    tokens = case.tokens_to_prefill()
+    request.preempt(first)
+    tokens = request.tokens_to_prefill()
     assert tokens is not None
     assert tokens.tolist() == [1, 2, 4]
-    assert case.next_sequences == [first]
-    assert case.start_next(1) == [first]
+    assert request.next_sequences == [first]
+    assert request.start_next(1) == [first]

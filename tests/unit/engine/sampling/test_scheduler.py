@@ -1,4 +1,4 @@
-"""Who goes next: first come, first served, and prompts never hold samples up for long."""
+"""Scheduling policies: fairness, prefill limits and shared prompts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sequences_start_as_slots_are_free() -> None:
 def test_sequences_wait_to_share_a_prompt() -> None:
     assert num_to_start(9, MIN_SHARED_GROUP - 1, 1000, 64) == 0
     assert num_to_start(9, MIN_SHARED_GROUP, 1000, 64) == MIN_SHARED_GROUP
-    assert num_to_start(9, 2, 1000, 2) == 2, "there will never be more places"
+    assert num_to_start(9, 2, 1000, 2) == 2, "there will never be more free sequences"
 
 
 def test_single_token_needs_no_slot() -> None:
@@ -105,21 +105,19 @@ def test_reserve_is_for_tenants_without_sequences(limit: int, held: int, own: in
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=50), st.floats(0.001, 0.1))
-def test_light_tenants_get_their_share_of_time(
-    full: list[float], light: float
-) -> None:
-    turns, spent = LightStepPolicy(), {True: 0.0, False: 0.0}
+def test_light_tenants_get_their_share_of_time(full: list[float], light: float) -> None:
+    policy, spent = LightStepPolicy(), {True: 0.0, False: 0.0}
     waiting = list(full)
-    while waiting or turns.is_due:
-        is_light = turns.is_due
+    while waiting or policy.is_due:
+        is_light = policy.is_due
         seconds = light if is_light else waiting.pop()
-        turns.record_step(seconds, is_light=is_light, is_mixed=True)
+        policy.record_step(seconds, is_light=is_light, is_mixed=True)
         spent[is_light] += seconds
     assert spent[True] >= LIGHT_TIME_RATIO * spent[False] - 1e-6
     assert spent[True] <= LIGHT_TIME_RATIO * spent[False] + len(full) * light + 1e-6
 
 
 def test_new_light_tenant_gets_next_step() -> None:
-    turns = LightStepPolicy()
-    turns.record_step(1.0, is_light=False, is_mixed=False)
-    assert turns.is_due
+    policy = LightStepPolicy()
+    policy.record_step(1.0, is_light=False, is_mixed=False)
+    assert policy.is_due

@@ -1,4 +1,4 @@
-"""Slots: those in use are always the first, and memory is never given out twice."""
+"""Slot allocation and the memory budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stops: tokens, and texts that may span tokens whose bytes are parts of characters."""
+"""Stop tokens, and stop strings that span tokens and split characters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EOS = frozenset({7})
 
 
 class Bytes:
-    """A tokenizer whose tokens are runs of bytes, as byte-level BPE has them."""
+    """A tokenizer whose tokens are byte strings, like byte-level BPE."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -40,7 +40,7 @@ def test_eos_tokens_stop_unless_stop_is_given() -> None:
 
 
 def test_empty_stop_string_raises() -> None:
-    with pytest.raises(InvalidInput, match="empty text"):
+    with pytest.raises(InvalidInput, match="empty string"):
         _read(["a", ""])
 
 
@@ -50,8 +50,8 @@ def test_stop_strings_need_a_tokenizer() -> None:
 
 
 def _stops_at(pieces: Sequence[bytes], stops: Sequence[str]) -> int | None:
-    watch = StopTextMatcher(Bytes(pieces), stops)
-    return next((n for n in range(len(pieces)) if watch.matches_after(n)), None)
+    matcher = StopTextMatcher(Bytes(pieces), stops)
+    return next((n for n in range(len(pieces)) if matcher.matches_after(n)), None)
 
 
 def test_stop_string_spans_tokens() -> None:
@@ -75,9 +75,7 @@ def test_stop_string_after_invalid_utf8() -> None:
     st.lists(st.integers(1, 3), min_size=1, max_size=60),
     st.lists(st.text(alphabet="ab\u00e9\u20ac\U0001f600", min_size=1, max_size=4), min_size=1),
 )
-def test_first_completing_token_ends_sequence(
-    text: str, cuts: list[int], stops: list[str]
-) -> None:
+def test_first_completing_token_ends_sequence(text: str, cuts: list[int], stops: list[str]) -> None:
     raw, pieces, at = text.encode(), [], 0
     for size in cuts * 40:
         if at >= len(raw):
@@ -92,6 +90,6 @@ def test_first_completing_token_ends_sequence(
 def test_number_of_decoded_tokens_is_bounded() -> None:
     pieces = [b"abc "] * 500
     decoder = Bytes(pieces)
-    watch = StopTextMatcher(decoder, ["never"])
-    assert not any(watch.matches_after(token) for token in range(500))
+    matcher = StopTextMatcher(decoder, ["never"])
+    assert not any(matcher.matches_after(token) for token in range(500))
     assert decoder.longest <= 10

@@ -1,4 +1,4 @@
-"""GGUF files become folders: the same numbers, a config that fits, whole or not at all."""
+"""Conversion of GGUF files to model folders: exact weights, matching config, atomic output."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def turned(rows: Any, num_heads: int) -> Any:
-    """Rows as the format's makers lay out those of queries and keys."""
+    """Query and key rows in the order of llama.cpp."""
     halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-# --- numbers ------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------
 
 
 def test_tensors_are_renamed_with_same_values(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_row_order_inverts_gguf_permutation() -> None:
 def test_quantized_rows_are_dequantized(
     tmp_path: Path, kind: gguf.GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that a tensor takes several turns.
+    # Small chunks, so that a tensor needs several.
     monkeypatch.setattr(convert, "_CHUNK_NUMBERS", 700)
     names = ("blk.0.attn_q.weight", "blk.0.ffn_up.weight", "token_embd.weight")
     source = write_gguf(tmp_path / "model.gguf", kinds=dict.fromkeys(names, kind))
@@ -117,9 +117,9 @@ def test_half_precision_is_copied(tmp_path: Path) -> None:
 def test_non_finite_values_are_rejected(tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["blk.1.ffn_up.weight"][3, 5] = np.nan
-    said = refusal(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "out" / "model")
-    assert "'blk.1.ffn_up.weight'" in said
-    assert "non-finite" in said
+    message = refusal(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "out" / "model")
+    assert "'blk.1.ffn_up.weight'" in message
+    assert "non-finite" in message
 
 
 # --- config.json --------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def test_rope_scaling(tmp_path: Path) -> None:
         "original_max_position_embeddings": 32,
     }
     facts = {"llama.rope.scaling.type": "longrope"}
-    said = refusal(write_gguf(tmp_path / "long.gguf", facts=facts), tmp_path / "out" / "long")
-    assert "'longrope'" in said
+    message = refusal(write_gguf(tmp_path / "long.gguf", facts=facts), tmp_path / "out" / "long")
+    assert "'longrope'" in message
 
 
 def test_llama3_rope_factors(tmp_path: Path) -> None:
@@ -169,15 +169,15 @@ def test_llama3_rope_factors(tmp_path: Path) -> None:
     scaling = config_of(folder)["rope_scaling"]
     assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 32.0)
     tensors["rope_freqs.weight"][20] += 0.5
-    said = refusal(write_gguf(tmp_path / "other.gguf", tensors), tmp_path / "out" / "other")
-    assert "not a supported RoPE scaling" in said
+    message = refusal(write_gguf(tmp_path / "other.gguf", tensors), tmp_path / "out" / "other")
+    assert "not a supported RoPE scaling" in message
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- invalid files ------------------------------------------------------------------------------
 
 
 def damaged(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """Files that cannot be converted, and why."""
+    """Files that cannot be converted, with the expected error."""
     yield write_gguf(tmp_path / "a.gguf", arch="falcon"), "holds a 'falcon' model"
     tensors = llama_tensors()
     del tensors["blk.1.attn_v.weight"]
@@ -203,8 +203,8 @@ def test_full_disk_is_reported_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convert, "_SPARE_BYTES", 1 << 60)
-    said = refusal(write_gguf(tmp_path / "model.gguf"), tmp_path / "out" / "model")
-    assert "GB free, but the converted model needs" in said
+    message = refusal(write_gguf(tmp_path / "model.gguf"), tmp_path / "out" / "model")
+    assert "GB free, but the converted model needs" in message
 
 
 def test_interrupted_conversion_keeps_old_folder(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_interrupted_conversion_keeps_old_folder(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["model"]
 
 
-# --- once ---------------------------------------------------------------------------------------
+# --- repetition ---------------------------------------------------------------------------------
 
 
 def test_same_file_is_converted_once(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_written_weights_are_verified(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
 
     def damage(done: int, total: int) -> None:
-        """What a bad disk does: a bit of what was written changes."""
+        """Simulate a bad disk: flip a bit after writing."""
         if done < total:
             return
         (path,) = tmp_path.rglob("model.safetensors")
@@ -273,7 +273,7 @@ def test_origin_file_records_weights(tmp_path: Path) -> None:
     origin = json.loads((folder / "origin.json").read_text())
     assert origin["weights_sha256"] == convert.file_sha256(weights)
     assert origin["weights_bytes"] == weights.stat().st_size
-    # A sound file, but another one.
+    # A valid file, but not the converted one.
     save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, weights)
     assert convert.find_converted(folder, origin["sha256"]) is None
     convert_gguf(source, folder)

@@ -1,4 +1,4 @@
-"""Packed tensors: the numbers are, bit for bit, those that the format's makers unpack."""
+"""Dequantization is bit-identical to that of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_dequantization_matches_gguf_bit_for_bit(kind: int, num_blocks: int, see
 
 
 def test_q4_block_by_hand() -> None:
-    """What the definition says: scale, minimum, lower halves of the bytes, upper halves."""
+    """The layout of a block: scale, minimum, low nibbles, high nibbles."""
     scale, minimum = np.float16(0.5), np.float16(-3.0)
     packed = bytes((number + 1) % 16 << 4 | number for number in range(16))
     raw = np.frombuffer(scale.tobytes() + minimum.tobytes() + packed, np.uint8)

@@ -1,4 +1,4 @@
-"""Headers of GGUF files: what they tell, and that a damaged one is a sentence."""
+"""Reading GGUF headers, valid and damaged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADER_BYTES = 5760
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file in which nothing is wrong."""
+    """A valid file."""
     return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf")
 
 
@@ -112,14 +112,12 @@ def test_version_2_is_supported(whole: Path, tmp_path: Path) -> None:
         (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 0), "is truncated: it"),
     ],
 )
-def test_invalid_header_message(
-    tmp_path: Path, content: bytes, words: str
-) -> None:
+def test_invalid_header_message(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
-    said = refusal(path)
-    assert words in said
-    assert str(path) in said
+    message = refusal(path)
+    assert words in message
+    assert str(path) in message
 
 
 def test_nested_arrays_are_limited(tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_truncated_file_is_rejected(whole: Path, tmp_path: Path) -> None:
 def test_corrupted_byte_never_causes_a_traceback(
     whole: Path, tmp_path: Path, place: int, change: int
 ) -> None:
-    # The tensors themselves are a hole in the file: only the header is looked at.
+    # The tensor data is a sparse hole in the file; only the header is read.
     with whole.open("rb") as file:
         content = bytearray(file.read(HEADER_BYTES))
     content[place] ^= change

@@ -1,4 +1,4 @@
-"""SentencePiece tokenizers of GGUF files: the same tokens as SentencePiece itself makes."""
+"""SentencePiece tokenizers of GGUF files match SentencePiece itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LETTERS = st.text(st.sampled_from("then quick  ïé,'42\n\t你🙂"), min_size=1
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text has no sign of the tokenizer itself, such as its blank."""
+    """Whether a text has no symbol of the tokenizer itself, such as its space symbol."""
     return not any(sign in text for sign in ("\u2581", "<s>", "</s>", "<unk>", "\0"))
 
 

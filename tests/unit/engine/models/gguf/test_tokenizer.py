@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files: text is cut as the model's own tokenizer cuts it, or there is none."""
+"""Byte-level BPE tokenizers of GGUF files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinkex.engine.models.weight_files import UnusableModel
 
 
 def vocabulary(**changes: Any) -> GgufFile:
-    """A header with a tokenizer, and nothing else."""
+    """A header that has only a tokenizer."""
     kinds = [3] * 3 + [1] * (len(TOKENS) - 3)
     facts = {
         "model": "gpt2",
@@ -43,7 +43,7 @@ def made(**changes: Any) -> Tokenizer:
 
 
 def cut(tokenizer: Tokenizer, text: str) -> list[str]:
-    """The words between which nothing is merged."""
+    """The words of the pre-tokenizer."""
     return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
@@ -57,7 +57,7 @@ def test_encode_decode_round_trip(name: str, text: str) -> None:
     import unicodedata
 
     tokenizer = TOKENIZERS[name]
-    # This family writes letters with their accents as one.
+    # qwen2 normalizes to NFC.
     expected = unicodedata.normalize("NFC", text) if name == "qwen2" else text
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == expected
