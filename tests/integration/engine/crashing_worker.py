@@ -58,7 +58,7 @@ class CrashPoint(NamedTuple):
     num_calls_before_crash: int
     """The number of calls that succeed before."""
     num_calls: int
-    """Function calls and returns in the method before the crash, which is at its end at the latest."""
+    """Calls and returns in the method before the crash, which is at its end at the latest."""
 
 
 class WorkerSpec(NamedTuple):
