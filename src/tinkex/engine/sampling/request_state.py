@@ -97,11 +97,6 @@ class SequenceState:
         return self.stop_reason is not None
 
     @property
-    def arrival_order(self) -> tuple[int, int]:
-        """Lower values arrived earlier."""
-        return self.request.arrival, self.index
-
-    @property
     def all_tokens(self) -> npt.NDArray[np.int64]:
         """The prompt and all sampled tokens."""
         return np.concatenate([self.spec.prompt, np.array(self.tokens, dtype=np.int64)])

@@ -70,9 +70,7 @@ def test_training_is_identical_under_model_eviction(
         assert torch.equal(*(engine_calls.weights(engine, name) for engine in engines))
 
 
-def test_samples_are_identical_after_model_reload(
-    engines: tuple[TorchEngine, TorchEngine],
-) -> None:
+def test_samples_are_identical_after_model_reload(engines: tuple[TorchEngine, TorchEngine]) -> None:
     def sample(engine: TorchEngine, name: str) -> SampleResponse:
         request = SampleRequest(
             prompt=ModelInput.from_ints([5, 6, 7]),

@@ -275,9 +275,7 @@ def test_overflowing_step_can_be_retried(engine: FakeEngine) -> None:
 # --- time ----------------------------------------------------------------------------------------
 
 
-def test_seconds_per_op_delays_passes_and_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_seconds_per_op_delays_passes_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     engine = FakeEngine(seconds_per_op=0.5)

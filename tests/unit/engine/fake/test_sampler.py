@@ -57,9 +57,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.1}])
-def test_logprobs_are_after_temperature_before_truncation(
-    cut: dict[str, Any],
-) -> None:
+def test_logprobs_are_after_temperature_before_truncation(cut: dict[str, Any]) -> None:
     asked = {"topk_sample_logprobs": 2}
     [sequence] = sample(temperature=2.0, stop=[], asked=asked, **cut).sequences
     path = [3, *sequence.tokens]

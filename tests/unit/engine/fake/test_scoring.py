@@ -80,9 +80,7 @@ def test_infinite_loss_leaves_no_gradient(trainer: BigramTrainer, loss_fn: Any) 
     assert trainer.gradient_VV is None
 
 
-def test_overflowing_gradient_is_rejected_and_previous_kept(
-    trainer: BigramTrainer,
-) -> None:
+def test_overflowing_gradient_is_rejected_and_previous_kept(trainer: BigramTrainer) -> None:
     run_pass(trainer, ForwardBackwardInput([datum([1], [2])], "cross_entropy"), forward_only=False)
     before = trainer.gradient_VV
     far = datum([1], [2], logprobs=[-600.0], advantages=[-1.0])
