@@ -22,8 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tinkex.engine.adapters import LORA_ALPHA, AdapterState
-from tinkex.engine.adapters import target_kinds
+from tinkex.engine.adapters import LORA_ALPHA, AdapterState, target_kinds
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.hosted_model import HostedModel

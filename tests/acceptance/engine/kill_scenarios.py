@@ -18,10 +18,10 @@ NUM_STEPS = 16
 RANKS = (4, 8)
 
 
-def train(place: ScenarioContext) -> dict[str, Any]:
+def train(context: ScenarioContext) -> dict[str, Any]:
     """Train two models of two tenants; returns all results."""
     seen: list[Any] = []
-    with connect(place, 0) as first, connect(place, 1) as second:
+    with connect(context, 0) as first, connect(context, 1) as second:
         services = (first, second)
         clients = [
             service.create_lora_training_client(BASE_MODEL, rank=rank, seed=rank)
@@ -39,7 +39,7 @@ def train(place: ScenarioContext) -> dict[str, Any]:
                     for service, path in zip(services, paths, strict=True)
                 ]
         files = [
-            fetch_adapter(place, client, "last", tenant) for tenant, client in enumerate(clients)
+            fetch_adapter(context, client, "last", tenant) for tenant, client in enumerate(clients)
         ]
     return {"seen": seen, "adapters": [each["adapter_model.safetensors"] for each in files]}
 

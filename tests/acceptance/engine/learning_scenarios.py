@@ -26,11 +26,11 @@ SAYINGS = {
 }
 
 
-def learn_by_heart(place: ScenarioContext) -> None:
+def learn_by_heart(context: ScenarioContext) -> None:
     """The loss approaches zero, and greedy samples are the learned texts."""
     import tinker
 
-    with connect(place) as service:
+    with connect(context) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=16, seed=1)
         tokenizer = client.get_tokenizer()
         pairs = {
@@ -63,13 +63,13 @@ def reward_of(tokens: Sequence[int]) -> float:
     return sum(token >= 131 for token in tokens) / len(tokens)
 
 
-def earn_rewards(place: ScenarioContext, loss_fn: str) -> list[float]:
+def earn_rewards(context: ScenarioContext, loss_fn: str) -> list[float]:
     """Train with groups of samples and centered advantages; returns the mean reward per round."""
     import tinker
 
     prompts = [text(seed, 4) for seed in range(3)]
     rewards = []
-    with connect(place) as service:
+    with connect(context) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1)
         for number in range(NUM_ROUNDS):
             sampler = client.save_weights_and_get_sampling_client()
@@ -104,25 +104,25 @@ NUM_PAIRS = 6
 BETA = 0.1
 
 
-def prefer(place: ScenarioContext) -> None:
+def prefer(context: ScenarioContext) -> None:
     """DPO with a custom loss: the margin of chosen over rejected texts grows."""
     prompts = [text(seed, 5) for seed in range(NUM_PAIRS)]
     chosen = [lesson(prompt, text(100 + index, 7)) for index, prompt in enumerate(prompts)]
     rejected = [lesson(prompt, text(200 + index, 7)) for index, prompt in enumerate(prompts)]
-    with connect(place) as service:
+    with connect(context) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1)
         before = logprobs_of(client, [*chosen, *rejected])
         loss = _dpo([float(logprobs[4:].sum()) for logprobs in before])
-        told = []
+        metrics = []
         for _ in range(15):
             passed = client.forward_backward_custom([*chosen, *rejected], loss).result()
-            told.append(passed.metrics)
+            metrics.append(passed.metrics)
             _move(client)
-        assert abs(told[0]["margin:mean"]) < 1e-5, "a new adapter changes nothing"
-        assert abs(told[0]["loss:sum"] - NUM_PAIRS * np.log(2.0)) < 1e-4
-        assert told[-1]["accuracy:mean"] == 1.0, told[-1]
-        assert told[-1]["margin:mean"] > 1.0, told[-1]
-        assert told[-1]["loss:sum"] < 0.5 * told[0]["loss:sum"], told[-1]
+        assert abs(metrics[0]["margin:mean"]) < 1e-5, "a new adapter changes nothing"
+        assert abs(metrics[0]["loss:sum"] - NUM_PAIRS * np.log(2.0)) < 1e-4
+        assert metrics[-1]["accuracy:mean"] == 1.0, metrics[-1]
+        assert metrics[-1]["margin:mean"] > 1.0, metrics[-1]
+        assert metrics[-1]["loss:sum"] < 0.5 * metrics[0]["loss:sum"], metrics[-1]
 
 
 def _dpo(reference: Sequence[float]) -> Callable[[Any, Any], tuple[Any, dict[str, float]]]:
@@ -133,11 +133,11 @@ def _dpo(reference: Sequence[float]) -> Callable[[Any, Any], tuple[Any, dict[str
         sums = [(own * one).sum() for own, one in zip(weights, logprobs, strict=True)]
         gains = torch.stack(sums) - torch.tensor(reference)
         margins = BETA * (gains[:NUM_PAIRS] - gains[NUM_PAIRS:])
-        told = {
+        metrics = {
             "margin:mean": margins.mean().item(),
             "accuracy:mean": (margins > 0).float().mean().item(),
         }
-        return -torch.nn.functional.logsigmoid(margins).sum(), told
+        return -torch.nn.functional.logsigmoid(margins).sum(), metrics
 
     return loss
 

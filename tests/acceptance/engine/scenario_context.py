@@ -33,19 +33,19 @@ class ScenarioResult(NamedTuple):
     result: Any = None
 
 
-def run_scenario(scenario: Scenario, place: ScenarioContext, *args: Any) -> ScenarioResult:
+def run_scenario(scenario: Scenario, context: ScenarioContext, *args: Any) -> ScenarioResult:
     """Run a scenario in this process."""
     try:
-        return ScenarioResult("", scenario(place, *args))
+        return ScenarioResult("", scenario(context, *args))
     except Exception:  # noqa: BLE001 - not every error can be sent to another process
         return ScenarioResult(traceback.format_exc())
 
 
-def connect(place: ScenarioContext, tenant: int = 0) -> Any:
+def connect(context: ScenarioContext, tenant: int = 0) -> Any:
     """A service client of one of the tenants."""
     import tinker
 
-    return tinker.ServiceClient(base_url=place.url, api_key=place.keys[tenant])
+    return tinker.ServiceClient(base_url=context.url, api_key=context.keys[tenant])
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -95,12 +95,12 @@ def logprobs_of(client: Any, data: Sequence[Any]) -> list[npt.NDArray[np.float32
 
 
 def fetch_adapter(
-    place: ScenarioContext, client: Any, name: str, tenant: int = 0
+    context: ScenarioContext, client: Any, name: str, tenant: int = 0
 ) -> dict[str, bytes]:
     """Download the files of a PEFT adapter."""
     import tinker
 
-    rest = tinker.RestClient(base_url=place.url, api_key=place.keys[tenant])
+    rest = tinker.RestClient(base_url=context.url, api_key=context.keys[tenant])
     path = client.save_weights_external(name).result().path
     urls = rest.get_external_weights_urls(path).result().urls
     return {file: fetch(url) for file, url in urls.items()}

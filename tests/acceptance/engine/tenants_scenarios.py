@@ -33,7 +33,7 @@ def lessons(rank: int, number: int) -> list[Any]:
     return [lesson(text(seed + index, 3), text(seed - index, 4 + index)) for index in range(4)]
 
 
-def train_at_once(place: ScenarioContext) -> list[str]:
+def train_at_once(context: ScenarioContext) -> list[str]:
     """Queued passes of all tenants run together; each has the same result as alone.
 
     Returns the models that were trained together.
@@ -42,7 +42,7 @@ def train_at_once(place: ScenarioContext) -> list[str]:
 
     adam = tinker.AdamParams(learning_rate=1e-2)
     with ExitStack() as stack:
-        services = [stack.enter_context(connect(place, tenant)) for tenant in range(len(RANKS))]
+        services = [stack.enter_context(connect(context, tenant)) for tenant in range(len(RANKS))]
         clients = [
             service.create_lora_training_client("tiny", rank=rank, seed=rank)
             for service, rank in zip(services, RANKS, strict=True)
@@ -57,11 +57,11 @@ def train_at_once(place: ScenarioContext) -> list[str]:
         for each in waiting:
             each.result()
         for tenant, (client, rank) in enumerate(zip(clients, RANKS, strict=True)):
-            together = weights_of(fetch_adapter(place, client, "together", tenant))
+            together = weights_of(fetch_adapter(context, client, "together", tenant))
             alone = services[tenant].create_lora_training_client("tiny", rank=rank, seed=rank)
             for number in range(NUM_STEPS):
                 step(alone, lessons(rank, number))
-            found = weights_of(fetch_adapter(place, alone, "alone", tenant))
+            found = weights_of(fetch_adapter(context, alone, "alone", tenant))
             assert furthest(together, found) <= TOLERANCE, rank
     return [client.model_id for client in clients]
 
@@ -69,11 +69,11 @@ def train_at_once(place: ScenarioContext) -> list[str]:
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def make_mistakes(place: ScenarioContext) -> None:
+def make_mistakes(context: ScenarioContext) -> None:
     """Each invalid request gives its tenant one error, and does not affect the other tenant."""
     import tinker
 
-    with connect(place, 0) as careless, connect(place, 1) as careful:
+    with connect(context, 0) as careless, connect(context, 1) as careful:
         bad = careless.create_lora_training_client("other", rank=4, seed=1)
         good = careful.create_lora_training_client("other", rank=4, seed=1)
         model = careful.create_lora_training_client("other", rank=4, seed=1)
@@ -122,11 +122,11 @@ def _mistakes(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
     ]
 
 
-def ask_for_wrong_samples(place: ScenarioContext) -> None:
+def ask_for_wrong_samples(context: ScenarioContext) -> None:
     """Invalid sample requests give one error, and do not affect other samples."""
     import tinker
 
-    with connect(place, 0) as careless, connect(place, 1) as careful:
+    with connect(context, 0) as careless, connect(context, 1) as careful:
         bad = careless.create_sampling_client(base_model="other")
         good = careful.create_sampling_client(base_model="other")
         params = tinker.SamplingParams(max_tokens=20, seed=1, stop=[])
@@ -150,11 +150,11 @@ def ask_for_wrong_samples(place: ScenarioContext) -> None:
 # --- several base models --------------------------------------------------------------------------
 
 
-def use_both_models(place: ScenarioContext) -> None:
+def use_both_models(context: ScenarioContext) -> None:
     """Each model has its own weights, context and adapters; the error for others lists them."""
     import tinker
 
-    with connect(place) as service:
+    with connect(context) as service:
         offered = service.get_server_capabilities().supported_models
         # The built-in model is listed too, after the configured ones.
         assert offered[-1].model_name == "tinkex/tiny"

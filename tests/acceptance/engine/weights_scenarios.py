@@ -35,36 +35,36 @@ def train(client: Any, first: int = 0, num_steps: int = 3) -> list[Any]:
     return [step(client, lessons(number)) for number in range(first, first + num_steps)]
 
 
-def go_on(place: ScenarioContext) -> None:
+def go_on(context: ScenarioContext) -> None:
     """Resuming with the optimizer is bit-identical; without it, the optimizer is reset."""
-    with connect(place) as service:
+    with connect(context) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
         train(client)
         path = client.save_state("third").result().path
         ahead = train(client, 3)
-        adapter = fetch_adapter(place, client, "straight")
+        adapter = fetch_adapter(context, client, "straight")
 
         resumed = service.create_training_client_from_state_with_optimizer(path)
         assert train(resumed, 3) == ahead
-        assert fetch_adapter(place, resumed, "resumed") == adapter
+        assert fetch_adapter(context, resumed, "resumed") == adapter
 
         fresh = service.create_training_client_from_state(path)
-        (told,) = train(fresh, 3, 1)
-        assert told[0] == ahead[0][0], "the weights are the same"
-        assert (told[1]["step"], ahead[0][1]["step"]) == (1.0, 4.0)
+        (metrics,) = train(fresh, 3, 1)
+        assert metrics[0] == ahead[0][0], "the weights are the same"
+        assert (metrics[1]["step"], ahead[0][1]["step"]) == (1.0, 4.0)
         train(fresh, 4, 2)
-        assert furthest(weights_of(fetch_adapter(place, fresh, "f")), weights_of(adapter)) > 1e-4
+        assert furthest(weights_of(fetch_adapter(context, fresh, "f")), weights_of(adapter)) > 1e-4
 
         with _deprecated():
             client.load_state_with_optimizer(path).result()
             assert train(client, 3) == ahead
             client.load_state(path).result()
-        assert train(client, 3, 1) == [told]
+        assert train(client, 3, 1) == [metrics]
 
 
-def refuse_what_does_not_fit(place: ScenarioContext) -> None:
+def refuse_what_does_not_fit(context: ScenarioContext) -> None:
     """The error names both ranks, or both models; the client can continue."""
-    with connect(place) as service:
+    with connect(context) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
         train(client)
         path = client.save_state("eight").result().path
@@ -72,10 +72,10 @@ def refuse_what_does_not_fit(place: ScenarioContext) -> None:
         elsewhere = service.create_lora_training_client("other", rank=8, seed=1)
         (before,) = train(small, 0, 1)
         with _deprecated():
-            said = error_text(lambda: small.load_state_with_optimizer(path).result())
-            assert "rank 8" in said and "has 4" in said, said
-            said = error_text(lambda: elsewhere.load_state(path).result())
-            assert "'tiny'" in said and "'other'" in said, said
+            message = error_text(lambda: small.load_state_with_optimizer(path).result())
+            assert "rank 8" in message and "has 4" in message, message
+            message = error_text(lambda: elsewhere.load_state(path).result())
+            assert "'tiny'" in message and "'other'" in message, message
         other = service.create_lora_training_client("tiny", rank=4, seed=1)
         assert train(other, 0, 1) == [before]
         assert train(other, 1) == train(small, 1)
@@ -95,9 +95,9 @@ TOLERANCE = 1e-4
 TEMPERATURES = (0.5, 1.0, 1.5)
 
 
-def agree(place: ScenarioContext) -> None:
+def agree(context: ScenarioContext) -> None:
     """The sampler's and the trainer's log-probabilities of 1,000 tokens agree."""
-    with connect(place) as service:
+    with connect(context) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
         train(client, 0, 6)
         sampler = client.save_weights_and_get_sampling_client()
@@ -147,31 +147,31 @@ def _tempered(client: Any, tokens: list[int], temperature: float) -> Any:
     return scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
 
 
-def leave_for_peft(place: ScenarioContext, base_model: str) -> None:
+def leave_for_peft(context: ScenarioContext, base_model: str) -> None:
     """A downloaded adapter gives the same results in transformers with PEFT."""
-    with connect(place) as service:
+    with connect(context) as service:
         client = service.create_lora_training_client(base_model, rank=6, seed=1)
         train(client, 0, 6)
-        files = fetch_adapter(place, client, "peft")
+        files = fetch_adapter(context, client, "peft")
         data = lessons(50)
         mine = logprobs_of(client, data)
-    score = _load_with_peft(place, base_model, files)
+    score = _load_with_peft(context, base_model, files)
     for datum, logprobs in zip(data, mine, strict=True):
         assert np.abs(score(datum) - logprobs).max() <= TOLERANCE
 
 
 def _load_with_peft(
-    place: ScenarioContext, base_model: str, files: dict[str, bytes]
+    context: ScenarioContext, base_model: str, files: dict[str, bytes]
 ) -> Callable[[Any], np.ndarray]:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    folder = place.directory / "adapter"
+    folder = context.directory / "adapter"
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    base = AutoModelForCausalLM.from_pretrained(place.folders[base_model], dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(context.folders[base_model], dtype=torch.float32)
     model = PeftModel.from_pretrained(base, folder).eval()
 
     def score(datum: Any) -> np.ndarray:

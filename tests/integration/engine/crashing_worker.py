@@ -47,7 +47,7 @@ VERBS = (
     "step_samples",
 )
 COMMITS = ("before", "after")
-#: Nobody lives longer than so many calls of the engine, besides those for samples.
+#: The maximum number of engine calls of a worker, without those for samples.
 MAX_VERBS = 14
 
 

@@ -21,13 +21,15 @@ NUM_STEPS = 3
 
 def train(engine: TorchEngine, adapter_id: str, first: int = 0, num_steps: int = NUM_STEPS) -> list:
     """Train some steps; returns all outputs and metrics."""
-    told = []
+    results = []
     for number in range(first, first + num_steps):
         data = [datum(10 * number + index, length) for index, length in enumerate((5, 12, 9))]
         output = forward_backward(engine, adapter_id, *data)
         logprobs = [one["logprobs"].to_numpy().tobytes() for one in output.loss_fn_outputs]
-        told.append((dict(output.metrics), logprobs, step(engine, adapter_id, weight_decay=0.01)))
-    return told
+        results.append(
+            (dict(output.metrics), logprobs, step(engine, adapter_id, weight_decay=0.01))
+        )
+    return results
 
 
 def gather(engine: TorchEngine, adapter_id: str, seed: int = 77) -> None:
@@ -99,10 +101,10 @@ def test_load_without_optimizer_resets_moments(
     assert state.num_steps == 0
     assert state.first is None
     assert state.second is None
-    (told,) = train(trained, "b", NUM_STEPS, 1)
+    (results,) = train(trained, "b", NUM_STEPS, 1)
     # The pass is the same; the step is the first one.
-    assert told[:2] == ahead[:2]
-    assert (told[2]["step"], ahead[2]["step"]) == (1, NUM_STEPS + 1)
+    assert results[:2] == ahead[:2]
+    assert (results[2]["step"], ahead[2]["step"]) == (1, NUM_STEPS + 1)
     assert not torch.equal(weights(trained, "b"), weights(trained, "a"))
 
 
@@ -144,7 +146,7 @@ def test_same_state_gives_same_files(trained: TorchEngine, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "results"),
     [
         (spec(rank=4), "rank 8, but the adapter has 4"),
         (spec(train_unembed=False), "train_unembed True, but the adapter has False"),
@@ -153,13 +155,13 @@ def test_same_state_gives_same_files(trained: TorchEngine, tmp_path: Path) -> No
     ],
 )
 def test_mismatched_checkpoint_is_rejected_without_changes(
-    trained: TorchEngine, tmp_path: Path, wanted: AdapterSpec, told: str
+    trained: TorchEngine, tmp_path: Path, wanted: AdapterSpec, results: str
 ) -> None:
     saved = save(trained, tmp_path / "saved")
     trained.create("other", wanted)
     gather(trained, "other")
     before = trained._adapters["other"].state.copy_to_cpu()
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=results):
         trained.load("other", saved, with_optimizer=True)
     after = trained._adapters["other"].state
     assert torch.equal(after.weights, before.weights)
@@ -357,12 +359,12 @@ def test_adapter_larger_than_budget_is_rejected(make_engine: MakeEngine) -> None
 def test_sampler_adapters_stay_within_budget(
     trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
-    places = [save(trained, tmp_path / f"saved-{number}") for number in range(4)]
+    directories = [save(trained, tmp_path / f"saved-{number}") for number in range(4)]
     size = trained._adapters["a"].state.weights.nbytes
     engine = make_engine(sampler_bytes=5 * size)
     host = engine._registry.get(spec().base_model).hosted_model
-    for place in (places[0], *places):
-        source = SamplerSource(base_model=spec().base_model, directory=place)
+    for directory in (directories[0], *directories):
+        source = SamplerSource(base_model=spec().base_model, directory=directory)
         engine._load_sampler_adapter(source, host)
         assert engine._sampler_adapters.size <= 5 * size
     assert 1 <= len(engine._sampler_adapters) < 4

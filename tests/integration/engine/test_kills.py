@@ -127,16 +127,16 @@ class Workers:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def live(self, life: WorkerSpec) -> str:
+    def live(self, worker_spec: WorkerSpec) -> str:
         """Where a worker crashed; empty if it did not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(life) + "\n")
+        self._process.stdin.write(json.dumps(worker_spec) + "\n")
         self._process.stdin.flush()
         *verb, status = self._process.stdout.readline().split()
         assert int(status) in (0, -signal.SIGKILL)
         # A crash around a commit is not logged.
-        return verb[0] if verb else life.crash_point.where if int(status) else ""
+        return verb[0] if verb else worker_spec.crash_point.where if int(status) else ""
 
     def close(self) -> None:
         self._process.communicate(timeout=TIMEOUT_SECONDS)
@@ -171,7 +171,7 @@ def play_among_kills(
     left = list(everywhere)
     while left and not scenario.is_over:
         # Models are created first, and samples finish early.
-        early = [place for place in EARLY if place in left]
+        early = [point for point in EARLY if point in left]
         crash_point = draw_doom(rng, early[0] if early else rng.choice(left))
         root = str(scenario.harness.home.root)
         died = workers.live(WorkerSpec(root, is_deterministic, crash_point, adapter_bytes))

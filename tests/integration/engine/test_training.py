@@ -46,8 +46,9 @@ def test_twenty_steps_match_peft_with_torch_adamw(engine: TorchEngine, folder: P
             tokens = torch.tensor(one.model_input.to_ints())
             logits = model(input_ids=tokens.unsqueeze(0)).logits[0]
             targets = torch.from_numpy(one.loss_fn_inputs["target_tokens"].to_numpy())
-            told = logits.log_softmax(-1).gather(1, targets.unsqueeze(1))[:, 0]
-            loss = loss - (told * torch.from_numpy(one.loss_fn_inputs["weights"].to_numpy())).sum()
+            logprobs = logits.log_softmax(-1).gather(1, targets.unsqueeze(1))[:, 0]
+            weights_T = torch.from_numpy(one.loss_fn_inputs["weights"].to_numpy())
+            loss = loss - (logprobs * weights_T).sum()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, 5.0)
         adamw.step()
@@ -202,7 +203,7 @@ def test_invalid_pass_does_not_affect_others(engine: TorchEngine) -> None:
     passes = [
         Pass(adapter_id="bad", request=work(datum(2), bad)),
         Pass(adapter_id="good", request=work(*batch(1))),
-        Pass(adapter_id="nobody", request=work(*batch(1))),
+        Pass(adapter_id="unknown", request=work(*batch(1))),
     ]
     first, second, third = engine.run_passes(passes)
     assert isinstance(first, EngineFailure)
@@ -330,7 +331,7 @@ def _named(adapter):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reason"),
     [
         ({"rank": 0}, "rank is 0"),
         ({"rank": 100_000}, "rank is 100000"),
@@ -338,7 +339,7 @@ def _named(adapter):
         ({"optimizer": {"type": "dimuon"}}, "'dimuon'"),
     ],
 )
-def test_invalid_adapter_spec_raises(engine: TorchEngine, wrong: dict, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_invalid_adapter_spec_raises(engine: TorchEngine, wrong: dict, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
         engine.create("a", spec(**wrong))
     assert not engine.has_adapter("a")

@@ -163,7 +163,7 @@ def test_a_model_that_has_been_damaged_since_is_listed_with_its_problem(tmp_path
 
 def test_what_cannot_be_served_is_not_added(tmp_path: Path, home: Home) -> None:
     (tmp_path / "empty").mkdir()
-    assert f"Error: there is no folder {tmp_path / 'none'}" in refused("add", "x", "./none")
+    assert f"Error: folder {tmp_path / 'none'} does not exist" in refused("add", "x", "./none")
     assert "has no config.json" in refused("add", "x", "empty")
     write_folder(tmp_path / "small")
     assert "is not a valid model name" in refused("add", "a b", "small")

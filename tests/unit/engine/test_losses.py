@@ -57,13 +57,13 @@ def example(start: int, stop: int) -> TrainingExample:
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro"])
 def test_grad_matches_finite_differences(name: str) -> None:
     weights = np.array([0.0, 1.0, 0.5, 2.0, 1.0])
-    slope = loss_of(name, weights=weights).grad_P
+    grad = loss_of(name, weights=weights).grad_P
     for index in range(len(NOW)):
         nudge = np.zeros_like(NOW)
         nudge[index] = 1e-6
         up = loss_of(name, NOW + nudge, weights=weights).value
         down = loss_of(name, NOW - nudge, weights=weights).value
-        assert slope[index] == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-6)
+        assert grad[index] == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-6)
 
 
 def test_cross_entropy_without_weights_uses_weight_one() -> None:

@@ -59,11 +59,11 @@ def test_passes_are_contiguous_and_sorted_by_length(
 def test_number_of_micro_batches_is_minimal(lengths: list[list[int]], max_tokens: int) -> None:
     ordered = [length for row in lengths for length in sorted(row)]
     num_batches = sum(length > max_tokens for length in ordered)
-    room = 0
+    remaining = 0
     for length in (length for length in ordered if length <= max_tokens):
-        if length > room:
-            num_batches, room = num_batches + 1, max_tokens
-        room -= length
+        if length > remaining:
+            num_batches, remaining = num_batches + 1, max_tokens
+        remaining -= length
     assert len(split_micro_batches(lengths, max_tokens)) == num_batches
 
 

@@ -93,7 +93,7 @@ def _check_path(path: Path) -> None:
     if path.is_file():
         raise UnusableModel(f"{path} is a file; give the folder that has the model's config.json")
     if not path.is_dir():
-        raise UnusableModel(f"there is no folder {path}")
+        raise UnusableModel(f"folder {path} does not exist")
     if (path / "config.json").is_file():
         return
     if (path / "adapter_config.json").is_file():

@@ -232,12 +232,12 @@ def test_merge_keeps_dtype_by_default(tmp_path: Path) -> None:
 
 def test_progress_reaches_total(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True), shard=SHARD)
-    told: list[MergeProgress] = []
-    merge_adapter(case.base, case.adapter, case.out, progress=told.append)
-    done = [progress.done_bytes for progress in told]
+    reports: list[MergeProgress] = []
+    merge_adapter(case.base, case.adapter, case.out, progress=reports.append)
+    done = [progress.done_bytes for progress in reports]
     assert done == sorted(done)
-    assert done[-1] == told[-1].total_bytes
-    assert len({progress.total_bytes for progress in told}) == 1
+    assert done[-1] == reports[-1].total_bytes
+    assert len({progress.total_bytes for progress in reports}) == 1
 
 
 # --- invalid input -----------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_damaged_adapter_is_rejected(tmp_path: Path) -> None:
 
 def test_unusable_base_model_is_rejected(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         merge_adapter(tmp_path / "none", case.adapter, case.out)
     with pytest.raises(ConfigError, match="is an adapter, not a base model"):
         merge_adapter(case.adapter, case.adapter, case.out)

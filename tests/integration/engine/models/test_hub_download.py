@@ -195,24 +195,24 @@ def test_unavailable_hub_model_message(
 def test_no_network_message(cache: Path) -> None:
     with pytest.raises(UnusableModel) as refused:
         unreachable(cache).find(MODEL)
-    said = refused.value.message
+    message = refused.value.message
     assert (
         "is not a local folder and not in the Hugging Face cache, and the Hub cannot be reached"
-        in said
+        in message
     )
-    assert "\n" not in said
+    assert "\n" not in message
     with pytest.raises(UnusableModel, match="not in the Hugging Face cache"):
         unreachable(cache).find_cached(MODEL)
 
 
-@pytest.mark.parametrize("place", ["a b", "a/b/c", "-x", "x" * 200])
-def test_invalid_model_id_message(cache: Path, place: str) -> None:
+@pytest.mark.parametrize("location", ["a b", "a/b/c", "-x", "x" * 200])
+def test_invalid_model_id_message(cache: Path, location: str) -> None:
     with pytest.raises(UnusableModel, match="neither a local folder nor a model id"):
-        Hub(cache=cache).find(place)
+        Hub(cache=cache).find(location)
 
 
 def test_path_is_never_looked_up_on_hub(tmp_path: Path) -> None:
-    with pytest.raises(UnusableModel, match=f"there is no folder {tmp_path / 'x'}"):
+    with pytest.raises(UnusableModel, match=f"folder {tmp_path / 'x'} does not exist"):
         locate_model_folder(str(tmp_path / "x"))
 
 
@@ -236,11 +236,11 @@ def test_a_progress_bar_replaces_the_log(
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
     monkeypatch.setattr("tinkex.engine.models.hub_download.PROGRESS_INTERVAL_SECONDS", 0.02)
-    told: list[tuple[int, int]] = []
-    Hub(fake_hub().url, cache, lambda *figures: told.append(figures)).find(MODEL)
+    progress: list[tuple[int, int]] = []
+    Hub(fake_hub().url, cache, lambda *figures: progress.append(figures)).find(MODEL)
     num_bytes = sum(map(len, (FILES[name] for name in NEEDED)))
-    assert {total for _, total in told} == {num_bytes}
-    assert all(0 <= done <= num_bytes for done, _ in told)
+    assert {total for _, total in progress} == {num_bytes}
+    assert all(0 <= done <= num_bytes for done, _ in progress)
     assert " B of " not in caplog.text
 
 

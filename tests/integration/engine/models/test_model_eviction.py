@@ -77,7 +77,7 @@ def test_samples_are_identical_after_model_reload(engines: tuple[TorchEngine, To
             num_samples=1,
             sampling_params=SamplingParams(max_tokens=6, seed=1),
         )
-        engine.start_sample("ticket", SamplerSource(base_model=name), request)
+        engine.start_sample("job", SamplerSource(base_model=name), request)
         while not (finished := engine.step_samples()):
             pass
         outcome = finished[0].outcome

@@ -74,9 +74,9 @@ def test_model_matches_transformers(folder: Path, dtype: str) -> None:
 
 def test_base_model_description(folder: Path) -> None:
     registry = registry_of(folder)
-    (told,) = registry.base_models()
-    assert (told.name, told.arch, told.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
-    assert (told.tokenizer_id, told.tokenizer_folder) == (None, str(folder))
+    (base,) = registry.base_models()
+    assert (base.name, base.arch, base.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
+    assert (base.tokenizer_id, base.tokenizer_folder) == (None, str(folder))
     assert registry.loaded_names == ()
     model = registry.get("tiny")
     assert registry.loaded_names == ("tiny",)
@@ -204,17 +204,17 @@ def test_busy_model_is_not_evicted_and_callback_runs_before_eviction(
 ) -> None:
     folders = [saved(name) for name in "abc"]
     size = read_model_folder(folders[0]).num_bytes("float32")
-    busy, told = {"a"}, []
+    busy, evicted = {"a"}, []
     registry = ModelRegistry(
         {folder.name: str(folder) for folder in folders},
         EngineConfig(memory_bytes=2 * size + 100),
         busy.__contains__,
-        told.append,
+        evicted.append,
     )
     registry.get("a")
     registry.get("b")
     registry.get("c")
-    assert (told, registry.loaded_names) == (["b"], ("a", "c"))
+    assert (evicted, registry.loaded_names) == (["b"], ("a", "c"))
     assert "more than memory_bytes" not in caplog.text
     busy.add("c")
     registry.get("b")
@@ -245,10 +245,10 @@ def test_no_eviction_without_budget(saved: Callable[..., Path]) -> None:
 def test_add_model_while_others_are_loaded(saved: Callable[..., Path]) -> None:
     first, second = saved("a"), saved("b")
     registry = registry_of(first)
-    kept = registry.get("a")
+    model = registry.get("a")
     registry.replace_sources({"a": str(first), "b": str(second)})
-    assert [model.name for model in registry.base_models()] == ["a", "b"]
-    assert registry.get("a") is kept
+    assert [base.name for base in registry.base_models()] == ["a", "b"]
+    assert registry.get("a") is model
     assert registry.get("b").name == "b"
 
 
@@ -282,7 +282,7 @@ def test_unusable_new_model_is_skipped(
     registry = registry_of(folder)
     registry.replace_sources({"a": str(folder), "none": str(tmp_path / "none")})
     assert [model.name for model in registry.base_models()] == ["a"]
-    assert "base model 'none': there is no folder" in caplog.text
+    assert "base model 'none': folder" in caplog.text
 
 
 # --- unusable models ----------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_unknown_model_message(folder: Path) -> None:
 
 
 def test_unusable_folder_is_rejected_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="base model 'none': there is no folder"):
+    with pytest.raises(ConfigError, match="base model 'none': folder"):
         registry_of(tmp_path / "none")
 
 
@@ -355,8 +355,8 @@ def test_deleted_folder_is_a_server_error(saved: Callable[..., Path]) -> None:
 def test_context_length_of_special_families(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=60, n_positions=48, n_embd=32, n_layer=2, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    (told,) = registry_of(tmp_path / "gpt2").base_models()
-    assert (told.max_context_tokens, told.arch) == (48, "GPT2LMHeadModel")
+    (model,) = registry_of(tmp_path / "gpt2").base_models()
+    assert (model.max_context_tokens, model.arch) == (48, "GPT2LMHeadModel")
 
 
 # --- devices ------------------------------------------------------------------------------------

@@ -90,20 +90,20 @@ def test_tokens_are_independent_of_batch(
     mine = _ConcurrentRequest(arrives, None, seed, _MINE[name])
     found: dict[str, SampleResponse | EngineFailure] = {}
     time = 0
-    everybody = {str(index): concurrent for index, concurrent in enumerate(concurrent_requests)} | {
+    requests = {str(index): concurrent for index, concurrent in enumerate(concurrent_requests)} | {
         "mine": mine
     }
     while time < 45 or len(runner):
-        for ticket, concurrent in everybody.items():
+        for job_id, concurrent in requests.items():
             if concurrent.arrives == time:
-                runner.add(ticket, concurrent.adapter_of_request, concurrent.asked)
+                runner.add(job_id, concurrent.adapter_of_request, concurrent.asked)
             if concurrent.cancelled == time:
-                runner.cancel(ticket)
+                runner.cancel(job_id)
         found.update(runner.step())
         time += 1
     assert tokens_of(answered(found["mine"])) == tokens_of(_alone(name, seed))
-    for ticket, concurrent in everybody.items():
-        assert ticket in found or concurrent.cancelled is not None
+    for job_id, concurrent in requests.items():
+        assert job_id in found or concurrent.cancelled is not None
 
 
 def _spoiled(host_seed: int) -> SamplerAdapter:

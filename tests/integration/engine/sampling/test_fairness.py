@@ -28,12 +28,12 @@ def num_running(runner: ContinuousBatcher, scope: str) -> int:
     return sum(len(case.running) for case in runner._queue.values() if case.tenant_id == scope)
 
 
-def steps_until(runner: ContinuousBatcher, ticket: str, limit: int) -> tuple[int, FinishedSample]:
+def steps_until(runner: ContinuousBatcher, job_id: str, limit: int) -> tuple[int, FinishedSample]:
     for num_steps in range(1, limit + 1):
         for over in runner.step():
-            if over.job_id == ticket:
+            if over.job_id == job_id:
                 return num_steps, over
-    raise AssertionError(f"{ticket} is not over after {limit} steps")
+    raise AssertionError(f"{job_id} did not finish within {limit} steps")
 
 
 def test_new_tenant_starts_when_all_slots_are_taken() -> None:
@@ -68,11 +68,11 @@ def test_light_steps_leave_other_sequences_unchanged() -> None:
     busy._light_steps.record_step = note  # type: ignore[method-assign]
     busy.add("mine", None, request(prompt_of(6, 3), max_tokens=20, seed=7), tenant_id=QUIET)
     found, wanted = ({}, {})  # type: dict[str, list[int]], dict[str, list[int]]
-    for runner, told in ((busy, found), (idle_runner, wanted)):
+    for runner, results in ((busy, found), (idle_runner, wanted)):
         while len(runner):
             for over in runner.step():
                 assert not isinstance(over.outcome, EngineFailure)
-                told[over.job_id] = list(over.outcome.sequences[0].tokens)
+                results[over.job_id] = list(over.outcome.sequences[0].tokens)
     assert any(lights)
     assert len(found.pop("mine")) == 20
     assert found == wanted

@@ -37,8 +37,8 @@ def test_full_kv_cache_queues_requests() -> None:
     jobs = {str(n): (None, request(prompt_of(20 + n), max_tokens=100, seed=n)) for n in range(12)}
     wanted = {name: tokens_of(one) for name, one in answers(new_runner(), jobs).items()}
     runner = new_runner(cache_bytes=500 * TOKEN_BYTES)
-    for ticket, (_, asked) in jobs.items():
-        runner.add(ticket, None, asked)
+    for job_id, (_, asked) in jobs.items():
+        runner.add(job_id, None, asked)
     found, most = {}, 0
     while len(runner):
         found.update(runner.step())
@@ -51,14 +51,14 @@ def test_full_kv_cache_queues_requests() -> None:
 def test_newest_sequence_is_preempted_when_kv_cache_grows() -> None:
     asked = {str(n): request(prompt_of(30, n), max_tokens=200, seed=n) for n in range(3)}
     runner = new_runner(cache_bytes=700 * TOKEN_BYTES)
-    for ticket, one in asked.items():
-        runner.add(ticket, None, one)
+    for job_id, one in asked.items():
+        runner.add(job_id, None, one)
     paused, order = set(), []
     while len(runner):
         paused |= {case.job_id for case in runner._queue.values() if case.preempted}
-        for ticket, outcome in runner.step():
-            order.append(ticket)
-            assert tokens_of(answered(outcome)) == tokens_of(answer(new_runner(), asked[ticket]))
+        for job_id, outcome in runner.step():
+            order.append(job_id)
+            assert tokens_of(answered(outcome)) == tokens_of(answer(new_runner(), asked[job_id]))
     assert "2" in paused
     assert "0" not in paused, "the oldest is never preempted"
     assert order[0] == "0"

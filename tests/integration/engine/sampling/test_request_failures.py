@@ -116,13 +116,13 @@ def test_out_of_memory_fails_newest_request(
 ) -> None:
     asked = {str(n): request(prompt_of(20 + n), 2, max_tokens=9, seed=n) for n in range(3)}
     runner = new_runner()
-    for ticket, one in asked.items():
-        runner.add(ticket, None, one)
+    for job_id, one in asked.items():
+        runner.add(job_id, None, one)
     _break(monkeypatch, runner, name, RuntimeError(FULL), at)
     found = drain(runner)
     assert "not enough memory" in _failed(found.pop("2")).message
-    wanted = {ticket: tokens_of(answer(new_runner(), asked[ticket])) for ticket in found}
-    assert {ticket: tokens_of(answered(one)) for ticket, one in found.items()} == wanted
+    wanted = {job_id: tokens_of(answer(new_runner(), asked[job_id])) for job_id in found}
+    assert {job_id: tokens_of(answered(one)) for job_id, one in found.items()} == wanted
 
 
 def test_out_of_memory_fails_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ def test_out_of_memory_fails_last_request(monkeypatch: pytest.MonkeyPatch) -> No
         raise torch.OutOfMemoryError(FULL)
 
     monkeypatch.setattr(runner._model_runner, "run", run)
-    for ticket in "ab":
-        runner.add(ticket, None, request(prompt_of(20, ord(ticket))))
-    assert [ticket for ticket, one in drain(runner).items() if _failed(one)] == ["b", "a"]
+    for job_id in "ab":
+        runner.add(job_id, None, request(prompt_of(20, ord(job_id))))
+    assert [job_id for job_id, one in drain(runner).items() if _failed(one)] == ["b", "a"]
     assert runner.used_bytes == 0
 
 
@@ -143,8 +143,8 @@ def test_failed_pass_fails_only_active_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
     runner = new_runner(max_sequences=2)
-    for ticket in "abc":
-        runner.add(ticket, None, request(prompt_of(20, ord(ticket)), seed=1))
+    for job_id in "abc":
+        runner.add(job_id, None, request(prompt_of(20, ord(job_id)), seed=1))
     _break(monkeypatch, runner, "run", ValueError("boom"), at)
     found = drain(runner)
     assert "log" in _failed(found["a"]).message
@@ -164,8 +164,8 @@ def test_prompt_scores_out_of_memory_fails_that_request(
 
     monkeypatch.setattr(admission, "PromptLogprobs", refuse)
     runner = new_runner()
-    for ticket in order:
-        runner.add(ticket, None, request(prompt_of(20), prompt_logprobs=ticket == "x"))
+    for job_id in order:
+        runner.add(job_id, None, request(prompt_of(20), prompt_logprobs=job_id == "x"))
     found = drain(runner)
     assert "not enough memory for the prompt" in _failed(found.pop("x")).message
     assert sorted(found) == sorted(set(order) - {"x"})
@@ -185,9 +185,9 @@ def test_failed_allocation_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(kv_manager, "KVBlock", refuse)
         memory._resize_arena(64, 2, is_bulk=False)
     assert memory.used_bytes == 0
-    room = memory._resize_arena(64, 2, is_bulk=False)
+    group = memory._resize_arena(64, 2, is_bulk=False)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=FULL):
-        patch.setattr(room, "resize", refuse)
+        patch.setattr(group, "resize", refuse)
         memory._resize_arena(64, 4, is_bulk=False)
     assert memory.used_bytes == 2 * 64 * TOKEN_BYTES
 
@@ -214,15 +214,15 @@ class _Shrinking:
 
 
 def test_decoded_text_may_become_shorter() -> None:
-    watch = StopTextMatcher(_Shrinking(), ["zz"])
-    assert not watch.matches_after(1)
-    assert not watch.matches_after(2)
+    matcher = StopTextMatcher(_Shrinking(), ["zz"])
+    assert not matcher.matches_after(1)
+    assert not matcher.matches_after(2)
 
 
 def test_split_character_after_invalid_bytes() -> None:
     pieces = [b"\xe2", b"\x82", b"\xac\xf0\x9f", b"\x98", b"\x80"]
-    watch = StopTextMatcher(_Bytes(pieces), ["\u20ac\U0001f600"])
-    assert [watch.matches_after(number) for number in range(5)] == [False] * 4 + [True]
+    matcher = StopTextMatcher(_Bytes(pieces), ["\u20ac\U0001f600"])
+    assert [matcher.matches_after(number) for number in range(5)] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,14 @@ def test_topk_rows_are_copies() -> None:
 
 def test_prefix_cache_is_per_tenant() -> None:
     runner, hits = new_runner(), {}
-    for ticket, scope in {"a1": "a", "b1": "b", "a2": "a", "none": ""}.items():
-        runner.add(ticket, None, request(prompt_of(40), max_tokens=1), tenant_id=scope)
-        hits[ticket] = answered(drain(runner)[ticket]).prompt_cache_hit_tokens
+    for job_id, tenant_id in {"a1": "a", "b1": "b", "a2": "a", "none": ""}.items():
+        runner.add(job_id, None, request(prompt_of(40), max_tokens=1), tenant_id=tenant_id)
+        hits[job_id] = answered(drain(runner)[job_id]).prompt_cache_hit_tokens
     assert hits == {"a1": 0, "b1": 0, "a2": 40, "none": 0}
 
 
 def test_pending_prefixes_are_per_tenant() -> None:
     runner = new_runner()
-    for scope in "ab":
-        runner.add(scope, None, request(prompt_of(40), max_tokens=1), tenant_id=scope)
+    for tenant_id in "ab":
+        runner.add(tenant_id, None, request(prompt_of(40), max_tokens=1), tenant_id=tenant_id)
     assert [answered(one).prompt_cache_hit_tokens for one in drain(runner).values()] == [0, 0]

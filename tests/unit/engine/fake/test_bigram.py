@@ -41,10 +41,10 @@ def test_extreme_logits_stay_finite() -> None:
 def test_gradient_matches_finite_differences() -> None:
     model = random_model()
     previous, following = np.array([0, 1, 1, 5]), np.array([2, 3, 3, 0])
-    slope = np.array([0.5, -1.0, 2.0, 0.25])
+    grad = np.array([0.5, -1.0, 2.0, 0.25])
 
     def loss(logits: np.ndarray) -> float:
-        return float(slope @ Bigram(logits).logprobs_VV[previous, following])
+        return float(grad @ Bigram(logits).logprobs_VV[previous, following])
 
     numeric = np.zeros_like(model.logits_VV)
     for cell in np.ndindex(numeric.shape):
@@ -52,7 +52,7 @@ def test_gradient_matches_finite_differences() -> None:
         nudge[cell] = 1e-6
         numeric[cell] = (loss(model.logits_VV + nudge) - loss(model.logits_VV - nudge)) / 2e-6
     np.testing.assert_allclose(
-        model.gradient(previous, following, slope), numeric, rtol=1e-5, atol=1e-8
+        model.gradient(previous, following, grad), numeric, rtol=1e-5, atol=1e-8
     )
 
 

@@ -62,7 +62,7 @@ def test_recreated_adapter_is_reset(engine: FakeEngine) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"base_model": "nobody/none"}, "base model 'nobody/none' is not one of tinkex/bigram"),
+        ({"base_model": "unknown/none"}, "base model 'unknown/none' is not one of tinkex/bigram"),
         ({"rank": 0}, "rank is 0"),
         ({"train_unembed": False, "train_mlp": False, "train_attn": False}, "nothing to train"),
         ({"optimizer": {"type": "sgd"}}, "optimizer type 'sgd' is not one of adamw, dimuon"),

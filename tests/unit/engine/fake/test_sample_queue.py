@@ -245,8 +245,8 @@ def test_full_context_is_accepted(engine: FakeEngine) -> None:
 def test_missing_weights_are_a_failure(
     engine: FakeEngine, saved: SamplerSource, tmp_path: Path
 ) -> None:
-    unknown = sample(engine, SamplerSource(base_model="nobody/none"))
-    assert unknown == EngineFailure("base model 'nobody/none' is not one of tinkex/bigram")
+    unknown = sample(engine, SamplerSource(base_model="unknown/none"))
+    assert unknown == EngineFailure("base model 'unknown/none' is not one of tinkex/bigram")
     gone = SamplerSource(base_model=BASE, directory=tmp_path / "gone")
     assert sample(engine, gone) == EngineFailure("there are no saved weights in 'gone'")
     assert saved.directory is not None

@@ -96,7 +96,7 @@ def test_tokenizer_is_detected(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_file_and_empty_folders_are_rejected(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none") == f"there is no folder {tmp_path / 'none'}"
+    assert refusal(tmp_path / "none") == f"folder {tmp_path / 'none'} does not exist"
     (tmp_path / "model.bin").write_text("weights")
     assert "is a file" in refusal(tmp_path / "model.bin")
     assert "has no config.json" in refusal(tmp_path)
@@ -105,9 +105,9 @@ def test_missing_file_and_empty_folders_are_rejected(tmp_path: Path) -> None:
 def test_gguf_error_explains_conversion(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_text("GGUF")
-    for place, words in ((path, f"`tinkex model add NAME {path}`"), (tmp_path, str(path))):
+    for location, words in ((path, f"`tinkex model add NAME {path}`"), (tmp_path, str(path))):
         with pytest.raises(UnusableModel) as refused:
-            read_model_folder(place)
+            read_model_folder(location)
         assert words in (refused.value.hint or "")
 
 
@@ -252,8 +252,8 @@ def test_unusable_model_is_a_config_and_server_error(tmp_path: Path) -> None:
 def test_damaged_header_is_always_reported(tmp_path_factory: Any, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("header") / "model.safetensors"
     whole = bytearray(safetensors())
-    place = data.draw(st.integers(0, len(whole) - 1))
-    whole[place] ^= data.draw(st.integers(1, 255))
+    position = data.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(whole))
     try:
         found = read_header(path)

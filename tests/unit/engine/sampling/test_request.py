@@ -32,12 +32,12 @@ def _read(prompt: list[int], limits: ModelLimits = LIMITS, **fields: Any) -> Sam
 
 
 def test_missing_parameters_use_defaults() -> None:
-    ask = _read([1, 2, 3])
-    assert ask.max_tokens == 97
-    assert ask.stops.tokens == {2}
-    assert (ask.temperature, ask.top_k, ask.top_p) == (1, 0, 1)
-    assert ask.prompt_logprobs is None
-    assert ask.seed != _read([1, 2, 3]).seed
+    spec = _read([1, 2, 3])
+    assert spec.max_tokens == 97
+    assert spec.stops.tokens == {2}
+    assert (spec.temperature, spec.top_k, spec.top_p) == (1, 0, 1)
+    assert spec.prompt_logprobs is None
+    assert spec.seed != _read([1, 2, 3]).seed
     wide = ModelLimits(
         vocab_size=50, max_context_tokens=10**6, eos_tokens=frozenset(), has_tokenizer=False
     )
@@ -45,7 +45,7 @@ def test_missing_parameters_use_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "fields", "said"),
+    ("prompt", "fields", "reason"),
     [
         ([], {}, "prompt is empty"),
         ([50], {}, "token 50"),
@@ -63,9 +63,9 @@ def test_missing_parameters_use_defaults() -> None:
     ],
 )
 def test_invalid_parameters_are_rejected(
-    prompt: list[int], fields: dict[str, Any], said: str
+    prompt: list[int], fields: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=reason):
         _read(prompt, **fields)
 
 

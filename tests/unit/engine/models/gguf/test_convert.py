@@ -229,21 +229,21 @@ def test_interrupted_conversion_keeps_old_folder(tmp_path: Path) -> None:
 
 def test_same_file_is_converted_once(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    told: list[tuple[int, int]] = []
-    for seed, is_told in ((0, True), (0, False), (1, True)):
+    progress: list[tuple[int, int]] = []
+    for seed, is_converted in ((0, True), (0, False), (1, True)):
         source = write_gguf(tmp_path / "model.gguf", llama_tensors(seed))
-        convert_gguf(source, target, on_progress=lambda done, total: told.append((done, total)))
-        assert bool(told) == is_told
-        told.clear()
+        convert_gguf(source, target, on_progress=lambda done, total: progress.append((done, total)))
+        assert bool(progress) == is_converted
+        progress.clear()
 
 
 def test_damaged_folder_is_converted_again(tmp_path: Path) -> None:
     target, source = tmp_path / "model", write_gguf(tmp_path / "model.gguf")
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     convert_gguf(source, target)
     (target / "model.safetensors").write_bytes(b"")
-    convert_gguf(source, target, on_progress=lambda done, total: told.append((done, total)))
-    assert told[-1][0] == told[-1][1] > told[0][0]
+    convert_gguf(source, target, on_progress=lambda done, total: progress.append((done, total)))
+    assert progress[-1][0] == progress[-1][1] > progress[0][0]
     assert read_model_folder(target).weights.num_parameters
 
 

@@ -151,14 +151,14 @@ def test_truncated_file_is_rejected(whole: Path, tmp_path: Path) -> None:
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(place=st.integers(0, HEADER_BYTES - 1), change=st.integers(1, 255))
+@given(position=st.integers(0, HEADER_BYTES - 1), change=st.integers(1, 255))
 def test_corrupted_byte_never_causes_a_traceback(
-    whole: Path, tmp_path: Path, place: int, change: int
+    whole: Path, tmp_path: Path, position: int, change: int
 ) -> None:
     # The tensor data is a sparse hole in the file; only the header is read.
     with whole.open("rb") as file:
         content = bytearray(file.read(HEADER_BYTES))
-    content[place] ^= change
+    content[position] ^= change
     path = tmp_path / "changed.gguf"
     path.write_bytes(content)
     os.truncate(path, whole.stat().st_size)

@@ -100,7 +100,7 @@ def test_unused_tokens_are_not_in_vocab() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pre", "told", "begins"),
+    ("pre", "add_bos", "has_bos"),
     [
         ("smollm", None, False),
         ("llama-bpe", None, True),
@@ -108,10 +108,10 @@ def test_unused_tokens_are_not_in_vocab() -> None:
         ("qwen2", True, True),
     ],
 )
-def test_bos_token_is_prepended(pre: str, told: bool | None, begins: bool) -> None:
-    ids = made(pre=pre, add_bos_token=told).encode("hello").ids
-    assert (ids[0] == 1) == begins
-    assert len(ids) == 1 + begins
+def test_bos_token_is_prepended(pre: str, add_bos: bool | None, has_bos: bool) -> None:
+    ids = made(pre=pre, add_bos_token=add_bos).encode("hello").ids
+    assert (ids[0] == 1) == has_bos
+    assert len(ids) == 1 + has_bos
 
 
 def test_pad_token_defaults_to_eos() -> None:
