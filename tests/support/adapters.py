@@ -1,4 +1,4 @@
-"""Adapters with made-up numbers on tiny models of several kinds, and what models make of them."""
+"""Adapters with synthetic weights on tiny models of several architectures."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def make_model(kind: str, *, tied: bool = False, **overrides: Any) -> PreTrained
 
 
 def make_spec(rank: int = 4, **overrides: Any) -> AdapterSpec:
-    """An adapter of everything, unless told otherwise."""
+    """An adapter of all modules by default."""
     return AdapterSpec(base_model=BASE, rank=rank, seed=7, **overrides)
 
 
 def sites_of(model: PreTrainedModel) -> list[LoraTarget]:
-    """A site for every linear map and every table of experts, as a host of the model has them."""
+    """A LoRA target for every linear layer and expert parameter, as in the hosted model."""
     sites = []
     for path, module in model.named_modules():
         part = TargetKind.ATTENTION if "attn" in path else TargetKind.MLP
@@ -123,12 +123,12 @@ def sites_of(model: PreTrainedModel) -> list[LoraTarget]:
 
 
 def make_layout(sites: Sequence[LoraTarget], spec: AdapterSpec) -> LoraLayout:
-    """Where such an adapter's numbers lie."""
+    """The buffer layout of such an adapter."""
     return LoraLayout(sites, spec.rank, target_kinds(spec))
 
 
 def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterState:
-    """A state whose every number says where it is from, as an adapter that was trained has it."""
+    """The state of a trained adapter in which every value is distinct."""
     buffers = []
     for seed in range(4):
         rng, flat = torch.Generator().manual_seed(seed), torch.zeros(layout.size)
@@ -148,7 +148,7 @@ def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterSta
 
 @torch.no_grad()
 def hosted_logprobs(host: HostedModel, layout: LoraLayout, weights: Tensor) -> Tensor:
-    """What our own model makes of an adapter."""
+    """The log-probabilities of the hosted model with an adapter."""
     rows = SegmentedLora(
         [LoraSegment(0, len(TOKENS), LORA_ALPHA / layout.rank, layout.views(weights))]
     )
@@ -160,23 +160,23 @@ def hosted_logprobs(host: HostedModel, layout: LoraLayout, weights: Tensor) -> T
 
 @torch.no_grad()
 def plain_logprobs(model: nn.Module) -> Tensor:
-    """What transformers, or PEFT, makes of the same tokens."""
+    """The log-probabilities of transformers or PEFT for the same tokens."""
     logits: Tensor = model(input_ids=TOKENS.unsqueeze(0), use_cache=False).logits[0]
     return logits.float().log_softmax(-1)
 
 
 def load_peft(model: PreTrainedModel, folder: Path) -> nn.Module:
-    """The model with the folder's adapter, by PEFT itself."""
+    """Load a folder's adapter with PEFT."""
     from peft import PeftModel
 
     with warnings.catch_warnings():
-        # PEFT has advice about tied heads, which is for those who merge with it.
+        # PEFT warns about merging tied heads, which is not done here.
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
         return PeftModel.from_pretrained(model, folder).eval()  # type: ignore[no-any-return]
 
 
 def load_plain(folder: Path) -> PreTrainedModel:
-    """A model folder, by transformers itself; every tensor has to be there."""
+    """Load a model folder with transformers; no tensor may be missing."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
@@ -185,5 +185,5 @@ def load_plain(folder: Path) -> PreTrainedModel:
 
 
 def adapted(layout: LoraLayout) -> Collection[str]:
-    """The paths that an adapter has pairs for."""
+    """The module paths that an adapter has pairs for."""
     return [pair.path for pair in layout.pairs(torch.zeros(layout.size))]

@@ -1,4 +1,4 @@
-"""What tests do with an engine, in few words."""
+"""Short helpers for calls of an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spec(rank: int = 8, seed: int = 1, **options: Any) -> AdapterSpec:
 
 
 def datum(seed: int, length: int = 12, **inputs: Any) -> Datum:
-    """Random text, each token predicting the next; 40% of its tokens count."""
+    """Random tokens that predict the next one; 40% have a nonzero weight."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(3, VOCAB_SIZE, length + 1)
     weights = (np.arange(length) >= 0.6 * length).astype(np.float32)
@@ -39,7 +39,7 @@ def work(*data: Datum, loss: str = "cross_entropy", **config: float) -> ForwardB
 def forward_backward(
     engine: TorchEngine, adapter_id: str, *data: Datum, forward_only: bool = False
 ) -> ForwardBackwardOutput:
-    """One pass that has to work."""
+    """Run one pass, which must succeed."""
     each = Pass(adapter_id=adapter_id, request=work(*data), is_forward_only=forward_only)
     (outcome,) = engine.run_passes([each])
     assert isinstance(outcome, ForwardBackwardOutput), outcome
@@ -54,5 +54,5 @@ def step(
 
 
 def weights(engine: TorchEngine, adapter_id: str) -> torch.Tensor:
-    """A copy of an adapter's numbers."""
+    """A copy of an adapter's weights."""
     return engine._adapters[adapter_id].state.weights.clone()

@@ -17,7 +17,7 @@ from tinkex.cli.main import main
 
 #: Every byte has its token, and there are three special ones.
 VOCAB_SIZE = 259
-#: Of the second model, so that a text is soon too long for it.
+#: The context of the second model, which is short.
 FEW_TOKENS = 64
 
 
@@ -48,7 +48,7 @@ class LocalServer(ServeProcess):
         )
 
     def new_key(self, tenant: str) -> str:
-        """A key for a tenant, made by the command while the server runs."""
+        """Create a key for a tenant with the CLI while the server runs."""
         command = ["key", "create", "--home", str(self.home.root), "--tenant", tenant, "--json"]
         answer = CliRunner().invoke(main, command, catch_exceptions=False)
         assert answer.exit_code == 0, answer.output
@@ -56,7 +56,7 @@ class LocalServer(ServeProcess):
         return secret
 
     def kill_worker(self) -> None:
-        """kill -9 of the worker, and wait until there is another one."""
+        """kill -9 the worker, and wait for a new one."""
         victims = self.pids("worker")
         os.kill(victims[-1], signal.SIGKILL)
         eventually(lambda: len(self.pids("worker")) > len(victims))

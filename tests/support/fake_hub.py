@@ -1,4 +1,4 @@
-"""As much of the Hugging Face hub as an upload asks for, on this machine."""
+"""A fake Hugging Face Hub with the endpoints that an upload needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Repo:
 
 @dataclass
 class Commit:
-    """What one upload was."""
+    """The data of one upload."""
 
     repo_id: str
     revision: str
@@ -36,13 +36,13 @@ class Commit:
 
 
 class FakeHub(SmallServer):
-    """Keeps repositories in memory; a commit is checked as little as possible."""
+    """Keeps repositories in memory; commits are hardly checked."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.commits: list[Commit] = []
         self.refuses: int | None = None
-        """Answers every write with this status."""
+        """If set, every write fails with this status."""
         super().__init__(_Handler)
 
 
@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: FakeHub
 
     def log_message(self, *_: Any) -> None:
-        """Be quiet."""
+        """Suppress the log."""
 
     def do_HEAD(self) -> None:
         self.do_GET()

@@ -1,4 +1,4 @@
-"""GGUF files of tiny models, written by the library of the format's own makers."""
+"""GGUF files of tiny models, written with the `gguf` package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-#: Tokens of the tiny models: signs, bytes, and what is merged of them.
+#: Tokens of the tiny models: control tokens, bytes and merges.
 SIGNS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ hello", "1 2", "Ġ w")
 TOKENS = (
@@ -20,12 +20,12 @@ TOKENS = (
     *(merge.replace(" ", "") for merge in MERGES),
 )
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
-#: Sizes that every quantization fits: rows of 256 numbers.
+#: Sizes for all quantizations: rows of 256 elements.
 HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 2
 
 
 def llama_tensors(seed: int = 0) -> dict[str, NDArray[np.float32]]:
-    """The tensors of a tiny llama, by the names of GGUF."""
+    """The tensors of a tiny Llama, by GGUF name."""
     rng = np.random.default_rng(seed)
     keys = HIDDEN // HEADS * KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {
@@ -57,7 +57,7 @@ def write_gguf(
     facts: Mapping[str, Any] | None = None,
     pre: str | None = "smollm",
 ) -> Path:
-    """A tiny model; `kinds` says how single tensors are stored, `facts` wins over those of here."""
+    """Write a tiny model; `kinds` has encodings of single tensors, `facts` overrides metadata."""
     writer = gguf.GGUFWriter(path, arch)
     for name, value in (_facts(arch) | dict(facts or {})).items():
         _add_fact(writer, name, value)

@@ -1,4 +1,4 @@
-"""Model folders written by hand: headers as they should be, and no weights worth the name."""
+"""Synthetic model folders with valid headers and zero weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CONFIG = {
     "max_position_embeddings": 256,
 }
 SHAPES = {"model.embed_tokens.weight": (10, 4), "model.norm.weight": (4,)}
-#: Numbers in one of the folders below.
+#: The number of parameters of a folder.
 NUM_PARAMETERS = 44
 
 
 def safetensors(shapes: Mapping[str, tuple[int, ...]] = SHAPES, dtype: str = "F32") -> bytes:
-    """A file of zeros in the format of safetensors."""
+    """A safetensors file of zeros."""
     size = {"F32": 4, "BF16": 2}[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -39,7 +39,7 @@ def _product(shape: tuple[int, ...]) -> int:
 def write_folder(
     folder: Path, config: Mapping[str, Any] = CONFIG, files: Mapping[str, bytes] | None = None
 ) -> Path:
-    """A model folder with one file of weights, or with the files that are given."""
+    """Write a model folder with one weight file, or with the given files."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     for name, content in (files or {"model.safetensors": safetensors()}).items():
@@ -48,7 +48,7 @@ def write_folder(
 
 
 def write_shards(folder: Path) -> Path:
-    """A model folder whose weights are in two files."""
+    """Write a model folder with two weight files."""
     names = list(SHAPES)
     index = {"weight_map": {names[0]: "a.safetensors", names[1]: "b.safetensors"}}
     return write_folder(

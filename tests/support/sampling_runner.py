@@ -1,4 +1,4 @@
-"""Tiny hosted models with adapters, and how tests drive a runner and check what it says."""
+"""Tiny hosted models with adapters, and helpers to run a ContinuousBatcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Job = tuple[SamplerAdapter | None, SampleRequest]
 
 @lru_cache
 def shared_host() -> HostedModel:
-    """One Qwen3 for all tests that only look at it."""
+    """A Qwen3 model shared by tests that do not change it."""
     return tiny_host()
 
 
@@ -43,7 +43,7 @@ def adapter(
     parts: tuple[TargetKind, ...] = tuple(TargetKind),
     host: HostedModel | None = None,
 ) -> SamplerAdapter:
-    """An adapter that changes what the model says a good deal."""
+    """An adapter that changes the model's output considerably."""
     layout = LoraLayout((host or shared_host()).lora_targets, rank, set(parts))
     flat = layout.init_weights(seed)
     rng = torch.Generator().manual_seed(seed)
@@ -56,7 +56,7 @@ def adapter(
 def new_runner(
     host: HostedModel | None = None, texts: TextDecoder | None = None, **settings: Any
 ) -> ContinuousBatcher:
-    """A runner on a tiny model."""
+    """A ContinuousBatcher on a tiny model."""
     return ContinuousBatcher(
         host or shared_host(),
         decoder=texts,
@@ -67,7 +67,7 @@ def new_runner(
 
 
 def request(prompt: Sequence[int], num_samples: int = 1, **fields: Any) -> SampleRequest:
-    """A request; what is no field of it is one of its parameters. Nothing stops it unless told."""
+    """A request; other keyword arguments are sampling parameters. There is no stop by default."""
     names = SamplingParams.__struct_fields__
     params = {"stop": [], "max_tokens": 8} | {k: v for k, v in fields.items() if k in names}
     others = {k: v for k, v in fields.items() if k not in names}
@@ -80,37 +80,37 @@ def request(prompt: Sequence[int], num_samples: int = 1, **fields: Any) -> Sampl
 
 
 def prompt_of(length: int, seed: int = 0, vocab_size: int = 211) -> list[int]:
-    """Some tokens, none of which ends a text."""
+    """Random tokens without EOS."""
     rng = torch.Generator().manual_seed(1000 * seed + length)
     return torch.randint(3, vocab_size, (length,), generator=rng).tolist()
 
 
 def drain(runner: ContinuousBatcher) -> dict[str, SampleResponse | EngineFailure]:
-    """Run until nothing is left."""
-    found = {}
+    """Run until all requests are finished."""
+    outcomes = {}
     while len(runner):
-        for ticket, outcome in runner.step():
-            assert ticket not in found
-            found[ticket] = outcome
-    return found
+        for job_id, outcome in runner.step():
+            assert job_id not in outcomes
+            outcomes[job_id] = outcome
+    return outcomes
 
 
 def answers(runner: ContinuousBatcher, jobs: Mapping[str, Job]) -> dict[str, SampleResponse]:
-    """Run all at once; every one must be answered."""
-    for ticket, (whose, asked) in jobs.items():
-        runner.add(ticket, whose, asked)
-    return {ticket: answered(outcome) for ticket, outcome in drain(runner).items()}
+    """Run all requests together; all must succeed."""
+    for job_id, (whose, asked) in jobs.items():
+        runner.add(job_id, whose, asked)
+    return {job_id: answered(outcome) for job_id, outcome in drain(runner).items()}
 
 
 def answer(
     runner: ContinuousBatcher, asked: SampleRequest, whose: SamplerAdapter | None = None
 ) -> SampleResponse:
-    """Run one request."""
+    """Run one request, which must succeed."""
     return answers(runner, {"only": (whose, asked)})["only"]
 
 
 def failure(runner: ContinuousBatcher, asked: SampleRequest) -> EngineFailure:
-    """Run one request that must fail."""
+    """Run one request, which must fail."""
     runner.add("bad", None, asked)
     outcome = drain(runner)["bad"]
     assert isinstance(outcome, EngineFailure)
@@ -118,7 +118,7 @@ def failure(runner: ContinuousBatcher, asked: SampleRequest) -> EngineFailure:
 
 
 def answered(outcome: SampleResponse | EngineFailure) -> SampleResponse:
-    """An outcome that must be an answer."""
+    """Return an outcome, which must be a response."""
     assert isinstance(outcome, SampleResponse), outcome
     return outcome
 
@@ -132,11 +132,11 @@ def tokens_of(response: SampleResponse) -> list[list[int]]:
 def model_logits(
     host: HostedModel, tokens: Sequence[int], whose: SamplerAdapter | None = None
 ) -> Tensor:
-    """What a training pass computes after each token: (T, V)."""
+    """The logits of a training pass: (T, V)."""
     segments = (
         [LoraSegment(0, len(tokens), whose.scale, whose.weights)] if whose is not None else []
     )
-    this = ForwardContext(SegmentedLora(segments), PackedAttention([len(tokens)]))
-    hidden = host.hidden_states(torch.tensor(tokens), torch.arange(len(tokens)), this)
-    logits, _ = host.lm_head.logits(hidden, this.lora)
+    context = ForwardContext(SegmentedLora(segments), PackedAttention([len(tokens)]))
+    hidden = host.hidden_states(torch.tensor(tokens), torch.arange(len(tokens)), context)
+    logits, _ = host.lm_head.logits(hidden, context.lora)
     return logits.float()

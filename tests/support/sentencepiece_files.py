@@ -1,4 +1,4 @@
-"""A tokenizer that SentencePiece has trained, and what a GGUF file says of it."""
+"""A tokenizer trained with SentencePiece, and its GGUF metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINES = (
 
 
 def trained() -> Any:
-    """A tokenizer with the settings that Llama 2 was made with, on a few lines."""
+    """Train a tokenizer with the settings of Llama 2 on a few lines."""
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES * 4),
@@ -40,7 +40,7 @@ THEIRS = trained()
 
 
 def vocabulary(**changes: Any) -> GgufFile:
-    """What GGUF says of that tokenizer."""
+    """The GGUF metadata of the tokenizer."""
     ids = range(THEIRS.get_piece_size())
 
     def kind(token: int) -> int:

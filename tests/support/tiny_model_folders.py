@@ -1,4 +1,4 @@
-"""Model folders as users have them, with tiny weights."""
+"""Model folders with tiny weights."""
 
 from __future__ import annotations
 

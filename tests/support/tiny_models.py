@@ -1,4 +1,4 @@
-"""Models so small that a test can afford to build one: real architectures, seeded weights."""
+"""Tiny models of real architectures with seeded weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tiny_qwen3(
         "head_dim": 16,
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
-        "initializer_range": 0.1,  # wide enough that tokens are told apart
+        "initializer_range": 0.1,  # wide enough that tokens differ
         "pad_token_id": None,
         "bos_token_id": None,
         "eos_token_id": 2,

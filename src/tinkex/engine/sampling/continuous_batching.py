@@ -278,12 +278,13 @@ class ContinuousBatcher:
         new = [sequence for start in started for sequence in start.sequences]
         sequences = batch.sequences + new
         uniforms_M = np.array([sequence.random_stream.uniform() for sequence in sequences])
-        settings = prepared.settings if not started else None
+        # The settings of a prepared batch can be reused unless new sequences are added to it.
+        settings = None if started else prepared.settings
         if settings is None:
             specs = [sequence.spec for sequence in sequences]
             settings = SamplingSettings(specs, self._hosted_model.device)
-        if not started:
-            prepared.settings = settings
+            if not started:
+                prepared.settings = settings
         self._append_tokens(sequences, sample_tokens(logits_MV, settings, uniforms_M))
 
     def _logits(
