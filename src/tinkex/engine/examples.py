@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -176,7 +176,7 @@ def count_text_tokens(label: str, model_input: ModelInput, max_context_tokens: i
     return num_tokens
 
 
-def check_tokens(label: str, tokens: Any, vocab_size: int) -> Tokens:
+def check_tokens(label: str, tokens: npt.ArrayLike, vocab_size: int) -> Tokens:
     """Convert tokens to an array; raises InvalidInput for the first one outside the vocabulary."""
     array: Tokens = np.asarray(tokens, dtype=np.int64)
     # As unsigned, negative values are huge, so one maximum checks both bounds.

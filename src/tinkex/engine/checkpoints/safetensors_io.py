@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 import torch
@@ -101,7 +101,7 @@ def open_tensor_writer(
     assert written == size, f"{path.name} has {written} bytes of {size}"
 
 
-def _write_tensor_data(file: Any, tensor: Tensor) -> None:
+def _write_tensor_data(file: BinaryIO, tensor: Tensor) -> None:
     flat = tensor.detach().cpu().contiguous().view(-1)
     file.write(flat.view(torch.uint8).numpy().data)
 

@@ -235,7 +235,7 @@ def _load_tokenizer(name: str, folder: ModelFolder) -> Tokenizer | None:
         return None
 
 
-def _eos_tokens(folder: ModelFolder, config: Any, tokenizer: Any) -> frozenset[int]:
+def _eos_tokens(folder: ModelFolder, config: Any, tokenizer: Tokenizer | None) -> frozenset[int]:
     """The EOS tokens of generation config, model config and tokenizer."""
     path = folder.path / "generation_config.json"
     sources = [

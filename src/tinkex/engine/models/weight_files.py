@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -225,7 +225,7 @@ def _no_weights_message(folder: Path) -> str:
     return f"{folder} has no weights: expected {expected}{other}"
 
 
-def _total_size(files: Mapping[Path, Any]) -> int:
+def _total_size(files: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in files)
 
 

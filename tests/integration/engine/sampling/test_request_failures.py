@@ -202,7 +202,7 @@ def test_tokenizer_error_fails_only_that_request() -> None:
         watched = request(prompt_of(9, n), temperature=0.0, max_tokens=6, stop=["never"])
         runner.add(str(n), None, watched)
     found = drain(runner)
-    assert f"the token {bad}" in _failed(found["0"]).message
+    assert f"token {bad}" in _failed(found["0"]).message
     assert tokens_of(answered(found["1"])) == tokens_of(answer(new_runner(), plain[1]))
 
 
