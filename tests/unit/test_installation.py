@@ -26,7 +26,7 @@ class Copy:
         (root / "bin").mkdir()
         monkeypatch.setattr(sys, "prefix", str(root))
         monkeypatch.setattr(sys, "executable", str(root / "bin" / "python"))
-        monkeypatch.setattr(installation, "package_records", lambda: self.records)
+        monkeypatch.setattr(installation, "find_dist_info", lambda: self.records)
         monkeypatch.setattr(installation.shutil, "which", lambda name: f"/usr/bin/{name}")
 
     def come_from(self, url: str, *, editable: bool = False) -> None:

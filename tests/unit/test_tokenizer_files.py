@@ -53,7 +53,7 @@ def test_a_wrong_digest_is_refused() -> None:
 
 
 def test_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_files, "MAX_BYTES", 5)
+    monkeypatch.setattr(tokenizer_files, "MAX_TOKENIZER_BYTES", 5)
     (tmp_path / "vocab.txt").write_bytes(b"123456")
     with pytest.raises(InvalidInput, match="the tokenizer has 6 bytes; at most 5 are sent"):
         read_tokenizer_files(tmp_path)

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
         AuditLogEntry as AuditLogEntry,
         AuditLogResponse as AuditLogResponse,
         AuthTokenResponse as AuthTokenResponse,
-        WhoamiResponse as WhoamiResponse,
-    )
-    from tinkex.types.billing import (
         BillingEventInfo as BillingEventInfo,
         BillingUsageEvent as BillingUsageEvent,
         BillingUsageResponse as BillingUsageResponse,
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
         StorageBillingEvent as StorageBillingEvent,
         TrainingBillingEvent as TrainingBillingEvent,
         UnknownBillingEvent as UnknownBillingEvent,
+        WhoamiResponse as WhoamiResponse,
     )
     from tinkex.types.checkpoints import (
         Checkpoint as Checkpoint,
@@ -49,11 +47,6 @@ if TYPE_CHECKING:
         TrainingRun as TrainingRun,
         TrainingRunsResponse as TrainingRunsResponse,
         WeightsInfoResponse as WeightsInfoResponse,
-    )
-    from tinkex.types.sessions import (
-        ClientConfigRequest as ClientConfigRequest,
-        ClientConfigResponse as ClientConfigResponse,
-        ClientDynamicConfigResponse as ClientDynamicConfigResponse,
     )
     from tinkex.types.custom_loss import (
         CreateCustomLossRequest as CreateCustomLossRequest,
@@ -123,11 +116,6 @@ if TYPE_CHECKING:
         OptimizerConfig as OptimizerConfig,
         OptimizerConfigBase as OptimizerConfigBase,
     )
-    from tinkex.types.training import (
-        RunMetricsResponse as RunMetricsResponse,
-        RunSessionStatus as RunSessionStatus,
-        RunStep as RunStep,
-    )
     from tinkex.types.sampling import (
         PromptAltTokens as PromptAltTokens,
         SampleRequest as SampleRequest,
@@ -142,23 +130,15 @@ if TYPE_CHECKING:
         ActiveSessionStatusQuery as ActiveSessionStatusQuery,
         CancelledSessionStatusQuery as CancelledSessionStatusQuery,
         ClientFinishedSessionStatusQuery as ClientFinishedSessionStatusQuery,
-        FailedSessionStatusQuery as FailedSessionStatusQuery,
-        OwnSearchOwner as OwnSearchOwner,
-        SearchOwner as SearchOwner,
-        SessionSearchCursor as SessionSearchCursor,
-        SessionSearchRequest as SessionSearchRequest,
-        SessionSearchResponse as SessionSearchResponse,
-        SessionStatusQuery as SessionStatusQuery,
-        SessionSummary as SessionSummary,
-        UserSearchOwner as UserSearchOwner,
-    )
-    from tinkex.types.session_search import (
         ClientSessionFinishErrored as ClientSessionFinishErrored,
         ClientSessionFinishInterrupted as ClientSessionFinishInterrupted,
         ClientSessionFinishReason as ClientSessionFinishReason,
         ClientSessionFinishReasonType as ClientSessionFinishReasonType,
         ClientSessionFinishSuccess as ClientSessionFinishSuccess,
         ClientSessionFinished as ClientSessionFinished,
+        FailedSessionStatusQuery as FailedSessionStatusQuery,
+        OwnSearchOwner as OwnSearchOwner,
+        SearchOwner as SearchOwner,
         SessionActive as SessionActive,
         SessionCancelled as SessionCancelled,
         SessionFailed as SessionFailed,
@@ -166,9 +146,18 @@ if TYPE_CHECKING:
         SessionFailedRequestReason as SessionFailedRequestReason,
         SessionFailedSamplingSessionReason as SessionFailedSamplingSessionReason,
         SessionFailedTrainingRunReason as SessionFailedTrainingRunReason,
+        SessionSearchCursor as SessionSearchCursor,
+        SessionSearchRequest as SessionSearchRequest,
+        SessionSearchResponse as SessionSearchResponse,
         SessionStatus as SessionStatus,
+        SessionStatusQuery as SessionStatusQuery,
+        SessionSummary as SessionSummary,
+        UserSearchOwner as UserSearchOwner,
     )
     from tinkex.types.sessions import (
+        ClientConfigRequest as ClientConfigRequest,
+        ClientConfigResponse as ClientConfigResponse,
+        ClientDynamicConfigResponse as ClientDynamicConfigResponse,
         CreateSamplingSessionRequest as CreateSamplingSessionRequest,
         CreateSamplingSessionResponse as CreateSamplingSessionResponse,
         CreateSessionRequest as CreateSessionRequest,
@@ -208,6 +197,9 @@ if TYPE_CHECKING:
         ModelID as ModelID,
         OptimStepRequest as OptimStepRequest,
         OptimStepResponse as OptimStepResponse,
+        RunMetricsResponse as RunMetricsResponse,
+        RunSessionStatus as RunSessionStatus,
+        RunStep as RunStep,
     )
 
 #: Which names live in which file.

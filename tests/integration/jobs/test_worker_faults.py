@@ -96,7 +96,8 @@ def test_work_after_failed_commit_is_not_persisted(
     run_id = harness.create_model_with_tenant()
     made = [harness.optim_step(run_id, place) for place in range(1, 20)]
     is_fifth = lambda db, entries, now: entries[0].job.id == made[4].id  # noqa: E731
-    monkeypatch.setattr(result_log, "_finish", fail_once(result_log._store_results, is_fifth))
+    store_results = fail_once(result_log._store_results, is_fifth)
+    monkeypatch.setattr(result_log, "_store_results", store_results)
     harness.start()
     harness.wait_for_crash()
     assert harness.run(run_id).applied == 5  # the making and four steps
@@ -113,7 +114,7 @@ def test_snapshot_is_never_newer_than_committed_state(
     try:
         run_id = harness.create_model_with_tenant()
         finish = fail_once(result_log._store_results, finishes_kind(JobKind.OPTIM_STEP))
-        monkeypatch.setattr(result_log, "_finish", finish)
+        monkeypatch.setattr(result_log, "_store_results", finish)
         harness.start()
         step = harness.optim_step(run_id, 1)
         harness.wait_for_crash()
@@ -169,7 +170,7 @@ def test_a_busy_store_does_not_end_a_worker_that_has_nothing_to_write(
     harness.start()
     run_id = harness.create_model_with_tenant()
     harness.result(harness.optim_step(run_id, 1))
-    monkeypatch.setattr(runs, "idle", idle)
+    monkeypatch.setattr(runs, "list_idle", idle)
     _until(lambda: len(looked) > 3)
     harness.result(harness.optim_step(run_id, 2))
 
@@ -182,7 +183,8 @@ def test_a_busy_store_during_a_replay_costs_no_model(
     run_id = harness.create_model_with_tenant()
     harness.result(harness.optim_step(run_id, 1))
     harness.kill()
-    monkeypatch.setattr(jobs, "changes_after", fail_once(jobs.list_changes_after, lambda *_: True))
+    list_changes = fail_once(jobs.list_changes_after, lambda *_: True)
+    monkeypatch.setattr(jobs, "list_changes_after", list_changes)
     harness.start()
     step = harness.optim_step(run_id, 2)
     harness.wait_for_crash()
