@@ -1,4 +1,4 @@
-"""How a store of any age becomes one of today: an append-only list, each step run once."""
+"""Create the tables of a new store and migrate existing stores, one transaction per step."""
 
 from __future__ import annotations
 
@@ -7,80 +7,44 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
-from tinkex.store import initial_schema
 from tinkex.store.database import Database
+from tinkex.store.schema import METADATA
 
-#: Kept apart from the other tables: it says which of them are there.
+#: Separate from the other tables, because it records which of them exist.
 _version_table = sa.Table(
     "schema_version", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True)
 )
 
-
-def m001_tables(db: sa.Connection) -> None:
-    """Make the tables."""
-    for statement in initial_schema.statements(db.dialect.name):
-        db.exec_driver_sql(statement)
-
-
-def m002_forgotten(db: sa.Connection) -> None:
-    """Remember which operations of a run were forgotten, so that none is done twice."""
-    db.exec_driver_sql("ALTER TABLE runs ADD COLUMN forgotten_seq BIGINT DEFAULT -1 NOT NULL")
+#: The oldest version that can be opened. Earlier ones were never released.
+FIRST_VERSION = 6
+#: Append-only. The first entry migrates version 6 to 7, the next one 7 to 8. A change goes into
+#: `schema` as well, because new stores are created from there.
+MIGRATIONS: list[Callable[[sa.Connection], None]] = []
 
 
-def m003_num_steps(db: sa.Connection) -> None:
-    """Count the optimizer steps of a run, beginning with those that are stored."""
-    db.exec_driver_sql("ALTER TABLE runs ADD COLUMN num_steps BIGINT DEFAULT 0 NOT NULL")
-    db.exec_driver_sql(
-        "UPDATE runs SET num_steps = (SELECT count(*) FROM steps"
-        " WHERE steps.run_id = runs.id AND steps.kind = 'optim_step')"
-    )
-
-
-def m004_scheduling(db: sa.Connection) -> None:
-    """Store what the scheduler needs to know about a job before it reads the payload."""
-    db.exec_driver_sql("ALTER TABLE jobs ADD COLUMN num_tokens BIGINT DEFAULT 0 NOT NULL")
-    db.exec_driver_sql("ALTER TABLE jobs ADD COLUMN base_model TEXT")
-    time = "DOUBLE" if db.dialect.name == "sqlite" else "DOUBLE PRECISION"
-    db.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN cancelled_at {time}")
-
-
-def m005_limits(db: sa.Connection) -> None:
-    """Add what limits need: the last use of samplers, quotas, the tokens of open jobs."""
-    json = "JSON" if db.dialect.name == "sqlite" else "JSONB"
-    time = sa.Double().compile(dialect=db.dialect)
-    db.exec_driver_sql(f"ALTER TABLE samplers ADD COLUMN used_at {time} DEFAULT 0 NOT NULL")
-    db.exec_driver_sql(f"ALTER TABLE tenants ADD COLUMN quotas {json}")
-    db.exec_driver_sql("DROP INDEX jobs_open")
-    db.exec_driver_sql(
-        "CREATE INDEX jobs_open ON jobs (tenant_id, payload_bytes, num_tokens)"
-        " WHERE finished_at IS NULL"
-    )
-
-
-def m006_step_position(db: sa.Connection) -> None:
-    """Store the place of a step within its run, so that clients can report metrics of it."""
-    db.exec_driver_sql("ALTER TABLE steps ADD COLUMN position BIGINT")
-
-
-MIGRATIONS: list[Callable[[sa.Connection], None]] = [
-    m001_tables,
-    m002_forgotten,
-    m003_num_steps,
-    m004_scheduling,
-    m005_limits,
-    m006_step_position,
-]
+def newest_version() -> int:
+    """Return the version that this program reads and writes."""
+    return FIRST_VERSION + len(MIGRATIONS)
 
 
 def migrate(database: Database) -> int:
-    """Run what has not run, and return the store's version; processes may do so at once."""
+    """Bring a store to the newest version and return it. Several processes may call this at once.
+
+    Raises ConfigError for a store that is too old or too new for this program.
+    """
+    newest = newest_version()
     version = database.read(_current_version)
-    while version < len(MIGRATIONS):
+    while version == 0 or FIRST_VERSION <= version < newest:
         version = database.write(_apply_next)
-    if version > len(MIGRATIONS):
+    if version < newest:
         raise ConfigError(
-            f"the store has version {version}, and this program knows {len(MIGRATIONS)}; "
-            "install the newer tinkex that it was made with"
+            f"the store has version {version}, written by an unreleased tinkex; this program reads "
+            f"version {FIRST_VERSION} and later: move the store away and start with an empty one"
+        )
+    if version > newest:
+        raise ConfigError(
+            f"the store has version {version}, but this program knows only {newest}; "
+            "install the newer tinkex that wrote it"
         )
     return version
 
@@ -92,11 +56,16 @@ def _current_version(db: sa.Connection) -> int:
 
 
 def _apply_next(db: sa.Connection) -> int:
-    """Run the next step, unless somebody else has; one transaction with its number."""
+    """Create the tables or run the next migration, unless another process just did."""
     version = _current_version(db)
-    if version >= len(MIGRATIONS):
+    if version == 0:
+        METADATA.create_all(db)
+        _version_table.create(db, checkfirst=True)
+        version = newest_version()
+    elif version < newest_version():
+        MIGRATIONS[version - FIRST_VERSION](db)
+        version += 1
+    else:
         return version
-    _version_table.create(db, checkfirst=True)
-    MIGRATIONS[version](db)
-    db.execute(sa.insert(_version_table).values(version=version + 1))
-    return version + 1
+    db.execute(sa.insert(_version_table).values(version=version))
+    return version

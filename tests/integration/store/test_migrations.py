@@ -1,4 +1,4 @@
-"""Migrations: an empty database becomes exactly what the schema says, once, whoever is first."""
+"""Migrations: new stores get the declared tables; old and newer stores are handled once."""
 
 from __future__ import annotations
 
@@ -12,70 +12,72 @@ import sqlalchemy as sa
 from tinkex.errors import ConfigError
 from tinkex.store import migrations
 from tinkex.store.database import Database
-from tinkex.store.migrations import MIGRATIONS, migrate
+from tinkex.store.migrations import (
+    FIRST_VERSION,
+    MIGRATIONS,
+    _current_version,
+    migrate,
+    newest_version,
+)
 from tinkex.store.schema import METADATA
 
 
 def _described(db: sa.Connection) -> dict[str, Any]:
-    """Everything a database knows about its tables."""
-    look = sa.inspect(db)
+    """Describe all tables of a database."""
+    inspector = sa.inspect(db)
     return {
         table: {
             "columns": [
-                {**column, "type": repr(column["type"])} for column in look.get_columns(table)
+                {**column, "type": repr(column["type"])} for column in inspector.get_columns(table)
             ],
-            "key": look.get_pk_constraint(table)["constrained_columns"],
+            "key": inspector.get_pk_constraint(table)["constrained_columns"],
             "foreign": sorted(
                 (key["constrained_columns"], key["referred_table"], key["referred_columns"])
-                for key in look.get_foreign_keys(table)
+                for key in inspector.get_foreign_keys(table)
             ),
             "unique": sorted(
-                unique["column_names"] for unique in look.get_unique_constraints(table)
+                unique["column_names"] for unique in inspector.get_unique_constraints(table)
             ),
             "indexes": _indexes(db, table),
         }
-        for table in look.get_table_names()
+        for table in inspector.get_table_names()
         if table != "schema_version"
     }
 
 
 def _indexes(db: sa.Connection, table: str) -> list[str]:
-    """Indexes in the database's own words, with their conditions."""
+    """Return the SQL of the indexes, with their conditions."""
     if db.dialect.name == "sqlite":
         query = "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = :table"
     else:
         query = "SELECT indexdef FROM pg_indexes WHERE tablename = :table"
-    found = db.scalars(sa.text(query), {"table": table})
-    return sorted(" ".join(text.split()) for text in found if text)
+    statements = db.scalars(sa.text(query), {"table": table})
+    return sorted(" ".join(text.split()) for text in statements if text)
 
 
 def _never_reused(db: sa.Connection) -> list[str]:
-    """The SQLite tables whose numbers never come back."""
+    """Return the SQLite tables whose numbers are never reused."""
     query = "SELECT name FROM sqlite_master WHERE sql LIKE '%AUTOINCREMENT%' ORDER BY name"
     return list(db.scalars(sa.text(query)))
 
 
-def test_an_empty_database_becomes_what_the_schema_says(
-    open_database: Callable[..., Database], tmp_path: Any, request: pytest.FixtureRequest
-) -> None:
-    migrated = open_database()
-    assert migrate(migrated) == len(MIGRATIONS)
-    if migrated.is_sqlite:
-        declared = Database(f"sqlite:///{tmp_path / 'declared.db'}")
-    else:
-        declared = Database(request.getfixturevalue("postgres").create_database())
-    declared.write(METADATA.create_all)
-    assert migrated.read(_described) == declared.read(_described)
-    if migrated.is_sqlite:
-        names = migrated.read(_never_reused)
-        assert names == declared.read(_never_reused)
-        assert {"jobs", "completions", "steps"} <= set(names)
-    declared.close()
+def test_new_store_has_the_declared_tables(database: Database) -> None:
+    assert database.read(_current_version) == newest_version()
+    assert database.read(_described).keys() == METADATA.tables.keys()
+    if database.is_sqlite:
+        assert {"jobs", "completions", "steps"} <= set(database.read(_never_reused))
+
+
+@pytest.mark.parametrize("version", [1, FIRST_VERSION - 1])
+def test_unreleased_store_is_refused(database: Database, version: int) -> None:
+    database.write(lambda db: db.exec_driver_sql(f"UPDATE schema_version SET version = {version}"))
+    with pytest.raises(ConfigError, match=f"the store has version {version}, written by an unrel"):
+        migrate(database)
 
 
 def test_migrating_again_changes_nothing(database: Database) -> None:
     before = database.read(_described)
-    assert migrate(database) == len(MIGRATIONS)
+    assert migrate(database) == newest_version()
     assert database.read(_described) == before
 
 
@@ -84,13 +86,13 @@ def test_sqlite_can_give_pages_back(database: Database) -> None:
         assert database.read(lambda db: db.exec_driver_sql("PRAGMA auto_vacuum").scalar()) == 2
 
 
-def test_a_newer_store_is_refused(database: Database) -> None:
+def test_newer_store_is_refused(database: Database) -> None:
     database.write(lambda db: db.exec_driver_sql("INSERT INTO schema_version VALUES (999)"))
-    with pytest.raises(ConfigError, match="the store has version 999, and this program knows"):
+    with pytest.raises(ConfigError, match="the store has version 999, but this program knows only"):
         migrate(database)
 
 
-def test_a_step_that_fails_leaves_nothing_and_runs_again(
+def test_failed_migration_is_rolled_back_and_runs_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_table(db: sa.Connection) -> None:
@@ -100,16 +102,19 @@ def test_a_step_that_fails_leaves_nothing_and_runs_again(
         make_table(db)
         raise ValueError("broken")
 
+    before = newest_version()
     monkeypatch.setattr(migrations, "MIGRATIONS", [*MIGRATIONS, fail])
     with pytest.raises(ValueError, match="broken"):
         migrate(database)
     assert not database.read(lambda db: sa.inspect(db).has_table("novelty"))
     monkeypatch.setattr(migrations, "MIGRATIONS", [*MIGRATIONS, make_table])
-    assert migrate(database) == len(MIGRATIONS) + 1
+    assert migrate(database) == before + 1
     assert database.read(lambda db: sa.inspect(db).has_table("novelty"))
 
 
-def test_many_may_migrate_at_once(open_database: Callable[..., Database]) -> None:
+def test_concurrent_migrations_run_once(
+    open_database: Callable[..., Database],
+) -> None:
     databases = [open_database() for _ in range(6)]
     versions: list[int] = []
     together = threading.Barrier(len(databases))
@@ -123,4 +128,4 @@ def test_many_may_migrate_at_once(open_database: Callable[..., Database]) -> Non
         thread.start()
     for thread in threads:
         thread.join()
-    assert versions == [len(MIGRATIONS)] * len(databases)
+    assert versions == [newest_version()] * len(databases)
