@@ -156,3 +156,38 @@ def test_failed_or_cancelled_submission_releases_limits() -> None:
         return await run_submissions(limits, 2, num_bytes=10)
 
     assert asyncio.run(run()) == 1
+
+
+class TimerCountingLoop(asyncio.SelectorEventLoop):
+    """An event loop that counts its timers."""
+
+    num_set = 0
+
+    def call_at(self, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        self.num_set += 1
+        return super().call_at(*args, **options)
+
+
+def test_waiting_submissions_set_no_timers() -> None:
+    """Waiters are woken by the release of bytes, not by polling."""
+    lane = SamplingLimits()
+    lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
+
+    async def submit(num_bytes: int) -> None:
+        async with lane.acquire(num_bytes):
+            await asyncio.sleep(0)
+
+    async def crowd() -> None:
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(lane.acquire(10))
+            waiting = [asyncio.create_task(submit(1 + number % 9)) for number in range(30)]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not any(task.done() for task in waiting)
+        await asyncio.gather(*waiting)
+
+    with asyncio.Runner(loop_factory=TimerCountingLoop) as runner:
+        runner.run(crowd())
+        loop = runner.get_loop()
+        assert isinstance(loop, TimerCountingLoop)
+        assert loop.num_set == 0
