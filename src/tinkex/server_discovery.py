@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from tinkex.home import Home
-
-if sys.platform != "win32":
-    import fcntl
+from tinkex.system.locks import is_locked
+from tinkex.system.processes import is_alive, read_start_time
 
 HEALTH_PATH = "/api/v1/healthz"
 READY_PATH = "/readyz"
@@ -49,7 +46,7 @@ def read_state(home: Home) -> ServerState | None:
 def find_server(home: Home, timeout_seconds: float = 2.0) -> ServerState | None:
     """The server that runs in a home and answers, if there is one."""
     state = read_state(home)
-    if state is None or not is_process_alive(state.pid):
+    if state is None or not is_alive(state.pid):
         return None
     return state if get_http_status(state.url + HEALTH_PATH, timeout_seconds) == 200 else None
 
@@ -59,15 +56,9 @@ def find_lock_holder(home: Home) -> LockHolder | None:
 
     A supervisor that was killed has its home until its processes noticed.
     """
-    try:
-        with home.server_lock.open("rb") as file:
-            # Shared, so that two who only look do not take each other for a server.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return None
-    except FileNotFoundError:
+    if not is_locked(home.server_lock):
         return None
-    except BlockingIOError:
-        return LockHolder.parse(home.server_lock.read_bytes())
+    return LockHolder.parse(home.server_lock.read_bytes())
 
 
 class LockHolder(NamedTuple):
@@ -80,7 +71,7 @@ class LockHolder(NamedTuple):
     @classmethod
     def current(cls) -> LockHolder:
         """This process."""
-        return cls(os.getpid(), _process_start_time(os.getpid()))
+        return cls(os.getpid(), read_start_time(os.getpid()))
 
     @classmethod
     def parse(cls, content: bytes) -> LockHolder | None:
@@ -95,39 +86,9 @@ class LockHolder(NamedTuple):
     @property
     def is_alive(self) -> bool:
         """Whether that process exists; one that has its pid by chance is another one."""
-        if not is_process_alive(self.pid):
+        if not is_alive(self.pid):
             return False
-        return not self.start_time or _process_start_time(self.pid) in {"", self.start_time}
-
-
-def _process_start_time(pid: int) -> str:
-    """When a process began, in the system's own count; empty where that cannot be known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
-        return fields[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def is_process_alive(pid: int) -> bool:
-    """Whether a process of this id exists; it may be another one by now."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether a process only waits for its parent to ask how it ended; some never do."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        # Other systems have no such files, and say less.
-        return False
-    return state == b"Z"
+        return not self.start_time or read_start_time(self.pid) in {"", self.start_time}
 
 
 def get_http_status(url: str, timeout_seconds: float) -> int | None:

@@ -16,7 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tinkex.home import Home
-from tinkex.server_discovery import HEALTH_PATH, get_http_status, is_process_alive
+from tinkex.server_discovery import HEALTH_PATH, get_http_status
+from tinkex.system.processes import is_alive
 
 #: Nothing here takes this long; it only says that nothing hangs.
 TIMEOUT_SECONDS = 180.0
@@ -86,7 +87,7 @@ class ServeProcess:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
-        eventually(lambda: not any(map(is_process_alive, self.pids("API") + self.pids("worker"))))
+        eventually(lambda: not any(map(is_alive, self.pids("API") + self.pids("worker"))))
 
 
 def eventually(check: Callable[[], bool], seconds: float = TIMEOUT_SECONDS) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tinkex.client.profiles import file_lock, replace_file
+from tinkex.client.profiles import lock_for_update, replace_file
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.settings import Environment
@@ -160,7 +160,7 @@ class CredentialStore:
         # Updates the raw data, so that fields unknown to this version survive.
         try:
             self._make_folder()
-            with file_lock(self.path):
+            with lock_for_update(self.path):
                 raw = self._read_raw()
                 self._convert(raw)
                 yield raw

@@ -20,9 +20,7 @@ from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
 from tinkex.server_discovery import ServerState, find_lock_holder, find_server
 from tinkex.settings import package_version, read_variables
-
-if sys.platform != "win32":
-    import fcntl
+from tinkex.system.locks import lock_descriptor
 
 logger = get_logger(__name__)
 #: The server stops after this many seconds without a request.
@@ -114,13 +112,9 @@ def _home_errors(home: Home) -> Iterator[None]:
 def _exclusive_start(home: Home, progress: _StartProgress) -> Iterator[None]:
     """Hold the lock that lets one process at a time start a server in this home."""
     with home.start_lock.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                progress.update()
-                time.sleep(_POLL_SECONDS)
+        while not lock_descriptor(file.fileno()):
+            progress.update()
+            time.sleep(_POLL_SECONDS)
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,22 +14,14 @@ from uuid import uuid4
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.settings import Environment
-
-if sys.platform != "win32":
-    import fcntl
+from tinkex.system.locks import file_lock
 
 
 @contextlib.contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock for a file that may not exist yet."""
-    lock = path.with_name(f".{path.name}.lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+def lock_for_update(path: Path) -> Iterator[None]:
+    """Wait until no other process changes or creates a file, and keep others waiting meanwhile."""
+    with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes) -> None:

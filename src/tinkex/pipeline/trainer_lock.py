@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from tinkex.errors import ConfigError
 from tinkex.logs import get_logger
+from tinkex.system.locks import LockHeld, lock_descriptor
 
 #: In whatever a trainer writes to, for as long as it does; holds the number of its process.
 LOCK_FILE = "trainer.lock"
@@ -17,22 +17,22 @@ LOCK_FILE = "trainer.lock"
 log = get_logger(__name__)
 
 
-class LockHeld(Exception):
-    """Somebody else holds it."""
-
-
 @contextmanager
-def file_lock(path: Path) -> Iterator[int]:
-    """Hold a file and yield its descriptor; the system lets go of it if this process dies."""
+def lock_and_clear(path: Path) -> Iterator[int]:
+    """Lock a file, yield its descriptor, and empty the file at the end.
+
+    Raises LockHeld if another process holds it. A file system without locks only gets a warning.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LockHeld from None
+            is_locked = lock_descriptor(descriptor)
         except OSError as error:
             log.warning("%s cannot be locked here (%s): start one run alone", path, error.strerror)
+            is_locked = True
+        if not is_locked:
+            raise LockHeld
         yield descriptor
         os.ftruncate(descriptor, 0)
     finally:
@@ -44,7 +44,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
     """Be the one trainer that writes to a directory, or say which process is."""
     path = directory / LOCK_FILE
     try:
-        with file_lock(path) as descriptor:
+        with lock_and_clear(path) as descriptor:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             yield
@@ -54,14 +54,3 @@ def lock_directory(directory: Path) -> Iterator[None]:
             f"{directory} is in use by another trainer{f' (process {pid})' if pid else ''}",
             hint="Wait for it or stop it, or give another --out_dir.",
         ) from None
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this number is there, whoever's it is."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -20,9 +19,7 @@ import msgspec
 from tinkex.errors import InvalidInput
 from tinkex.recipes.plan import describe_changes
 from tinkex.system.atomic import remove_scratch, write_file_atomic
-
-if sys.platform != "win32":
-    import fcntl
+from tinkex.system.locks import lock_descriptor
 
 _MODE = 0o644
 
@@ -63,7 +60,11 @@ class RunDirectory:
             reason = error.strerror or str(error)
             raise InvalidInput(f"{self.directory} cannot be used: {reason}") from error
         try:
-            self._lock(descriptor)
+            if not lock_descriptor(descriptor):
+                raise InvalidInput(
+                    f"another process is training in {self.directory}",
+                    hint="Wait for it, or name another directory with --run-dir.",
+                )
             remove_scratch(self.directory)
             yield
         except BaseException:
@@ -72,17 +73,6 @@ class RunDirectory:
             raise
         finally:
             os.close(descriptor)
-
-    def _lock(self, descriptor: int) -> None:
-        if sys.platform == "win32":
-            return
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InvalidInput(
-                f"another process is training in {self.directory}",
-                hint="Wait for it, or name another directory with --run-dir.",
-            ) from error
 
     def find_changes(self, settings: Mapping[str, Any]) -> list[str]:
         """What differs from the plan that was begun, in words; nothing if nothing was saved."""

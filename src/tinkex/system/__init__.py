@@ -1,1 +1,1 @@
-"""Operating-system primitives: atomic directories, free disk space."""
+"""Operating-system primitives: atomic directories, file locks, process checks, disk errors."""

@@ -1,26 +1,27 @@
-"""Directories and files that appear whole, or not at all."""
+"""Atomic directories and files: written under a temporary name, synced, then renamed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tinkex.ids import new_id
 from tinkex.system.disk_errors import convert_disk_full
 
-#: Names that begin so are being written, or were when their writer died.
+#: Prefix of temporary names; without a running writer they are leftovers of a crash.
 SCRATCH_PREFIX = ".partial-"
+_REPLACED_SUFFIX = ".replaced"
 
 
 @contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """Yield a scratch directory that becomes `final` when the block ends well, else vanishes.
+    """Yield a temporary directory that becomes `final` when the block succeeds, else is removed.
 
-    A `final` that exists is replaced: it was written by an attempt whose record was lost. A full
-    disk is an OSError about `final`, however the library that wrote reports it.
+    An existing `final` is replaced. A full disk is raised as an OSError about `final`, regardless
+    of how the library that wrote reports it.
     """
     scratch = final.with_name(f"{SCRATCH_PREFIX}{new_id()}")
     with convert_disk_full(final):
@@ -29,17 +30,49 @@ def new_directory(final: Path) -> Iterator[Path]:
     try:
         with convert_disk_full(final):
             yield scratch
-            fsync_tree(scratch)
-            if final.exists():
-                remove_directory(final)
-            scratch.rename(final)
-            fsync_path(final.parent)
+            publish_directory(scratch, final, replace=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def publish_directory(staging: Path, destination: Path, *, replace: bool = False) -> None:
+    """Sync a finished directory and rename it to its final name.
+
+    A directory that it replaces is renamed first and deleted last, so that one of the two survives
+    a crash: `recover_directory` restores it.
+    """
+    fsync_tree(staging)
+    replaced = _replaced_path(destination)
+    if replace and destination.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process has just replaced it
+            destination.rename(replaced)
+    try:
+        staging.rename(destination)
+    except OSError:
+        recover_directory(destination)
+        raise
+    fsync_path(destination.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def recover_directory(destination: Path) -> None:
+    """Complete or undo a replacement that a crash interrupted."""
+    replaced = _replaced_path(destination)
+    if not replaced.exists():
+        return
+    if destination.exists():
+        shutil.rmtree(replaced)
+    else:
+        replaced.rename(destination)
+
+
+def _replaced_path(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}{_REPLACED_SUFFIX}")
+
+
 def write_file_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a file that is seen whole or not at all, readable by its owner alone by default."""
+    """Write a file atomically, by default readable by its owner alone."""
     scratch = path.with_name(f"{SCRATCH_PREFIX}{new_id()}")
     with convert_disk_full(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,35 +90,42 @@ def write_file_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Take a directory away at once under its name, then its content; absent is no error."""
-    doomed = path.with_name(f"{SCRATCH_PREFIX}{new_id()}")
+    """Remove a directory: its name disappears at once, then its content. It may be missing."""
+    scratch = path.with_name(f"{SCRATCH_PREFIX}{new_id()}")
     try:
-        path.rename(doomed)
+        path.rename(scratch)
     except FileNotFoundError:
         return
-    shutil.rmtree(doomed, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def remove_scratch(parent: Path) -> int:
-    """Remove what dead writers left in a directory; returns how many there were."""
-    left = list(parent.glob(f"{SCRATCH_PREFIX}*"))
-    for path in left:
+    """Clean up after crashed writers; returns the number of temporary files and directories.
+
+    Interrupted replacements are recovered. No writer may be active in the directory.
+    """
+    leftovers = list(parent.glob(f"{SCRATCH_PREFIX}*"))
+    for path in leftovers:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    return len(left)
+    for path in parent.glob(f".*{_REPLACED_SUFFIX}"):
+        recover_directory(path.with_name(path.name[1 : -len(_REPLACED_SUFFIX)]))
+    return len(leftovers)
 
 
 def fsync_tree(directory: Path) -> None:
-    """Make sure that every file below, and every name, is on disk."""
+    """Flush a directory tree to disk: file contents and names."""
     for path in directory.rglob("*"):
         fsync_path(path)
     fsync_path(directory)
 
 
 def fsync_path(path: Path) -> None:
-    """Make sure that a file's content, or a directory's names, are on disk."""
+    """Flush a file's content, or a directory's names, to disk."""
+    if os.name != "posix" and path.is_dir():
+        return  # only POSIX opens directories
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

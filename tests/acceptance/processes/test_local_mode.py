@@ -18,7 +18,8 @@ from tests.support.ports import free_port
 from tests.support.serve_process import TIMEOUT_SECONDS, answers, eventually, run_tinkex
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.server_discovery import find_lock_holder, find_server, is_process_alive, read_state
+from tinkex.server_discovery import find_lock_holder, find_server, read_state
+from tinkex.system.processes import is_alive
 
 MODEL = "tinkex/bigram"
 PROBE = """
@@ -149,7 +150,7 @@ def test_local_server_outlives_its_client(local_home: Home) -> None:
     # It has its own session, so closing the terminal does not kill it.
     assert os.getsid(pid) == pid
     run_tinkex("serve", "stop")
-    eventually(lambda: not is_process_alive(pid))
+    eventually(lambda: not is_alive(pid))
 
 
 def test_failed_start_shows_end_of_server_log(local_home: Home) -> None:

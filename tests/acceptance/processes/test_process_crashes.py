@@ -21,7 +21,8 @@ from tests.support.serve_process import (
     send_request,
     submit_slow_job,
 )
-from tinkex.server_discovery import HEALTH_PATH, find_lock_holder, get_http_status, is_process_alive
+from tinkex.server_discovery import HEALTH_PATH, find_lock_holder, get_http_status
+from tinkex.system.processes import is_alive
 
 
 def test_killed_api_process_is_replaced_on_same_port(serve: Serve, home: Path) -> None:
@@ -55,7 +56,7 @@ def test_killed_supervisor_takes_children_down(serve: Serve, home: Path) -> None
     children = serve_process.pids("API") + serve_process.pids("worker")
     serve_process.send(signal.SIGKILL)
     serve_process.ended()
-    eventually(lambda: not any(map(is_process_alive, children)))
+    eventually(lambda: not any(map(is_alive, children)))
     assert not answers(url)
     # A dying process may release its files a moment after its main thread has ended.
     eventually(lambda: find_lock_holder(serve_process.home) is None)
@@ -78,7 +79,7 @@ def test_killed_supervisor_takes_busy_worker_down(serve: Serve, home: Path) -> N
     submit_slow_job(serve_process, serve_process.ready())
     (worker,) = serve_process.pids("worker")
     serve_process.send(signal.SIGKILL)
-    eventually(lambda: not is_process_alive(worker))
+    eventually(lambda: not is_alive(worker))
 
 
 def test_shutdown_answers_waiting_clients(serve: Serve, home: Path) -> None:

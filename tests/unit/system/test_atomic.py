@@ -1,4 +1,4 @@
-"""What appears on disk appears whole, whatever happens on the way."""
+"""Atomic directories and files: complete or absent, also after a crash."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tinkex.system.atomic import (
 
 
 class Crash(Exception):
-    """Something that goes wrong in the middle."""
+    """A failure in the middle of writing."""
 
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
+def test_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
     final = tmp_path / "deep" / "final"
     with new_directory(final) as scratch:
         (scratch / "sub").mkdir()
@@ -35,14 +35,14 @@ def test_a_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert names(final.parent) == ["final"]
 
 
-def test_a_crash_in_the_block_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_block_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Crash), new_directory(tmp_path / "final") as scratch:
         (scratch / "file").write_bytes(b"half")
         raise Crash
     assert names(tmp_path) == []
 
 
-def test_a_crash_leaves_what_was_there_before(tmp_path: Path) -> None:
+def test_failed_block_leaves_the_existing_directory(tmp_path: Path) -> None:
     final = tmp_path / "final"
     with new_directory(final) as scratch:
         (scratch / "old").touch()
@@ -51,7 +51,7 @@ def test_a_crash_leaves_what_was_there_before(tmp_path: Path) -> None:
     assert names(final) == ["old"]
 
 
-def test_a_directory_that_exists_is_replaced_whole(tmp_path: Path) -> None:
+def test_existing_directory_is_replaced(tmp_path: Path) -> None:
     final = tmp_path / "final"
     for name in ("old", "new"):
         with new_directory(final) as scratch:
@@ -60,7 +60,7 @@ def test_a_directory_that_exists_is_replaced_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["final"]
 
 
-def test_writers_of_one_name_do_not_see_each_other(tmp_path: Path) -> None:
+def test_concurrent_writers_use_separate_scratch_directories(tmp_path: Path) -> None:
     final = tmp_path / "final"
     with new_directory(final) as one:
         (one / "one").touch()
@@ -71,7 +71,7 @@ def test_writers_of_one_name_do_not_see_each_other(tmp_path: Path) -> None:
     assert names(final) == ["one"]
 
 
-def test_a_file_is_replaced_whole_and_belongs_to_its_owner(tmp_path: Path) -> None:
+def test_file_is_replaced_and_private(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     write_file_atomic(path, b"old")
     write_file_atomic(path, b"new")
@@ -80,7 +80,7 @@ def test_a_file_is_replaced_whole_and_belongs_to_its_owner(tmp_path: Path) -> No
     assert names(path.parent) == ["file"]
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_old_one(
+def test_failed_file_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(
     assert names(tmp_path) == ["file"]
 
 
-def test_removing_takes_the_content_and_forgives_absence(tmp_path: Path) -> None:
+def test_remove_directory_accepts_a_missing_one(tmp_path: Path) -> None:
     final = tmp_path / "final"
     with new_directory(final) as scratch:
         (scratch / "file").touch()
@@ -105,9 +105,32 @@ def test_removing_takes_the_content_and_forgives_absence(tmp_path: Path) -> None
     assert names(tmp_path) == []
 
 
-def test_what_dead_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+def test_remove_scratch_removes_only_leftovers(tmp_path: Path) -> None:
     (tmp_path / f"{SCRATCH_PREFIX}1" / "sub").mkdir(parents=True)
     (tmp_path / f"{SCRATCH_PREFIX}2").touch()
     (tmp_path / "kept").mkdir()
     assert remove_scratch(tmp_path) == 2
     assert names(tmp_path) == ["kept"]
+
+
+def test_crash_between_renames_keeps_the_old_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "final"
+    with new_directory(final) as scratch:
+        (scratch / "old").touch()
+    rename = Path.rename
+
+    def crash_at_publish(self: Path, target: Path) -> Path:
+        if target == final:
+            raise Crash
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", crash_at_publish)
+        with pytest.raises(Crash), new_directory(final) as scratch:
+            (scratch / "new").touch()
+    assert names(tmp_path) == [".final.replaced"]
+    remove_scratch(tmp_path)
+    assert names(final) == ["old"]
+    assert names(tmp_path) == ["final"]

@@ -68,7 +68,7 @@ def add(
         report_tokenizer_registration,
         wait_for_server,
     )
-    from tinkex.client.profiles import file_lock
+    from tinkex.client.profiles import lock_for_update
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_tokenizers import TokenizerRegistration, register_tokenizer
 
@@ -81,7 +81,7 @@ def add(
             place = make_model_folder(context, found, name, place)
     folder = _fetch_model_folder(context, place)
     found.create()
-    with file_lock(found.models_file):
+    with lock_for_update(found.models_file):
         sources.write_model_list(
             found.models_file, {**sources.read_model_list(found.models_file), name: place}
         )
@@ -153,13 +153,13 @@ def remove(context: Context, home: Path | None, name: str) -> None:
     that `model add` put into the cache of Hugging Face is removed.
     """
     from tinkex.cli.commands.model_registration import wait_for_server
-    from tinkex.client.profiles import file_lock
+    from tinkex.client.profiles import lock_for_update
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_tokenizers import unregister_tokenizer
 
     found = _resolve_home(home)
     _check_listed(found, name, sources.read_model_list(found.models_file), built_in())
-    with file_lock(found.models_file):
+    with lock_for_update(found.models_file):
         listed = sources.read_model_list(found.models_file)
         listed.pop(name, None)
         sources.write_model_list(found.models_file, listed)

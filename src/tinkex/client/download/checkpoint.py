@@ -17,12 +17,7 @@ from tinkex import clock
 from tinkex.checkpoint.encryption import AGE_SUFFIX as ENCRYPTED_SUFFIX
 from tinkex.checkpoint.encryption import decrypt_directory, read_identities
 from tinkex.checkpoint.manifest import check_manifest, read_manifest
-from tinkex.client.download.archive import (
-    ProgressCallback,
-    exclusive_lock,
-    extract_archive,
-    publish_directory,
-)
+from tinkex.client.download.archive import ProgressCallback, exclusive_lock, extract_archive
 from tinkex.client.download.directory import (
     check_destination,
     download_directory,
@@ -35,6 +30,7 @@ from tinkex.client.retry import parse_retry_after
 from tinkex.errors import APIStatusError, CheckpointError, DownloadError, InvalidInput
 from tinkex.ids import TinkerPath
 from tinkex.logs import get_logger
+from tinkex.system.atomic import publish_directory
 from tinkex.types import ExternalWeightsUrlsResponse
 from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
 

@@ -19,8 +19,6 @@ from tinkex.client.download.archive import (
     ProgressCallback,
     check_free_space,
     exclusive_lock,
-    publish_directory,
-    recover_directory,
     safe_relative_path,
 )
 from tinkex.client.download.partial_file import (
@@ -33,6 +31,7 @@ from tinkex.client.download.partial_file import (
 from tinkex.client.download.transfer import Fetch, FileTransfer, Sleep, run_disk_call
 from tinkex.errors import DownloadError, InvalidInput
 from tinkex.logs import get_logger
+from tinkex.system.atomic import publish_directory, recover_directory
 
 logger = get_logger(__name__)
 

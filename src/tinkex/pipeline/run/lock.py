@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -14,7 +13,9 @@ import msgspec
 
 from tinkex import clock
 from tinkex.errors import ConfigError
-from tinkex.pipeline.trainer_lock import LockHeld, file_lock, is_alive
+from tinkex.pipeline.trainer_lock import lock_and_clear
+from tinkex.system.locks import LockHeld, is_locked
+from tinkex.system.processes import is_alive
 
 LOCK_NAME = "run.lock"
 
@@ -53,7 +54,7 @@ def lock_output_dir(out_dir: Path) -> Iterator[RunLock]:
     path = out_dir / LOCK_NAME
     _create_output_dir(out_dir)
     try:
-        with file_lock(path) as descriptor:
+        with lock_and_clear(path) as descriptor:
             yield RunLock(descriptor)
     except LockHeld:
         raise _lock_error(out_dir, read_holder(path)) from None
@@ -86,16 +87,9 @@ def find_holder(out_dir: Path) -> RunLockHolder | None:
     """Who works in a directory now; None if nobody does."""
     path = out_dir / LOCK_NAME
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+        return read_holder(path) if is_locked(path) else None
+    except OSError:  # a file system without locks
         return read_holder(path)
-    finally:
-        os.close(descriptor)
-    return None
 
 
 def read_holder(path: Path) -> RunLockHolder | None:

@@ -21,8 +21,8 @@ from typing import Any
 from tinkex.errors import TinkexError
 from tinkex.installation import install_command
 from tinkex.logs import get_logger
-from tinkex.pipeline.trainer_lock import is_alive
 from tinkex.system.atomic import write_file_atomic
+from tinkex.system.processes import is_alive
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 6006

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ from tinkex.store import keys
 from tinkex.store.database import Connection, Database
 from tinkex.store.settings import get_or_create_store_id
 from tinkex.system.atomic import write_file_atomic
+from tinkex.system.locks import lock_descriptor
 
 #: Time for the child processes of a killed supervisor to notice and exit.
 ORPHAN_WAIT_SECONDS = 5.0
@@ -66,7 +66,7 @@ class HomeLock:
 def _wait_for_lock(descriptor: int, home: Home) -> None:
     deadline = time.monotonic() + ORPHAN_WAIT_SECONDS
     has_killed_orphans = False
-    while not _try_lock(descriptor):
+    while not lock_descriptor(descriptor):
         holder = LockHolder.parse(os.pread(descriptor, 64, 0))
         if holder is not None and holder.is_alive:
             raise _home_in_use_error(home, holder)
@@ -77,14 +77,6 @@ def _wait_for_lock(descriptor: int, home: Home) -> None:
             has_killed_orphans = True
             deadline = time.monotonic() + ORPHAN_WAIT_SECONDS
         time.sleep(_POLL_SECONDS)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _kill_orphans(descriptor: int) -> bool:

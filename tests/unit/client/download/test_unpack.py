@@ -16,11 +16,10 @@ from tinkex.client.download import archive as archive_module
 from tinkex.client.download.archive import (
     exclusive_lock,
     extract_archive,
-    publish_directory,
-    recover_directory,
     safe_relative_path,
 )
 from tinkex.errors import DownloadError, InvalidInput
+from tinkex.system.atomic import publish_directory, recover_directory
 
 FILES = {
     "adapter_config.json": b"{}",

@@ -15,7 +15,7 @@ from typing import Any
 from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError
 from tinkex.client.config import normalise_url
-from tinkex.client.profiles import ProfilesFile, file_lock, read_profiles, replace_file
+from tinkex.client.profiles import ProfilesFile, lock_for_update, read_profiles, replace_file
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
@@ -96,7 +96,7 @@ def _edit_profiles(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
     # Behind a link there is a file that somebody keeps elsewhere; the link stays.
     place = path.resolve()
     try:
-        with file_lock(place):
+        with lock_for_update(place):
             read_profiles(place)
             text = place.read_bytes().decode() if place.exists() else ""
             yield text, lambda new: replace_file(place, new.encode())

@@ -144,8 +144,8 @@ def export(context: Context, path: str, output: Path, force: bool, **merge_optio
     """
     from tinkex.cli.commands.checkpoint import download
     from tinkex.cli.output.checkpoints import CheckpointExport, FileTotals
-    from tinkex.client.download.archive import publish_directory
     from tinkex.client.download.directory import check_destination
+    from tinkex.system.atomic import publish_directory
 
     is_merged, dtype = merge_options["merge"], merge_options["dtype"]
     _check_usage(is_merged, merge_options)
