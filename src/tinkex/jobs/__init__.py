@@ -1,1 +1,1 @@
-"""Promises and who keeps them: the only room where the store and the engine meet."""
+"""The job queue and the worker: the only package that uses both the store and the engine."""

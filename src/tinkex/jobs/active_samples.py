@@ -1,4 +1,4 @@
-"""Samples: what they are drawn from, and what is told of them."""
+"""Running samples: their weights, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_CACHED_ORIGINS = 1024
 
 
 class SampleOrigin:
-    """What a sample is drawn from, and which run it is counted for."""
+    """The weights of a sample, and the run that its usage is counted for."""
 
     __slots__ = ("path", "run_id", "source")
 
@@ -32,7 +32,7 @@ class SampleOrigin:
 
 
 class ActiveSamples:
-    """The samples that are being drawn."""
+    """The samples that run in the engine."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -41,27 +41,27 @@ class ActiveSamples:
 
     @property
     def job_ids(self) -> list[str]:
-        """The ids of promises that are being kept."""
+        """The ids of the running jobs."""
         return list(self._running)
 
     @property
     def running_jobs(self) -> list[JobRecord]:
-        """The jobs that are being done."""
+        """The running jobs."""
         return [job for job, *_ in self._running.values()]
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether one is being drawn that nobody else may be harmed by."""
+        """Whether a retried sample runs, which must run alone."""
         return any(job.attempts for job, *_ in self._running.values())
 
     def start(self, job: JobRecord, payload: bytes) -> Failed | None:
-        """Hand a sample to the engine, or say why not."""
+        """Start a sample in the engine; returns the failure if that is impossible."""
         try:
             request = job_types.decode_payload(payload, types.SampleRequest)
             origin = self._find_origin(job, request)
             self._context.engine.start_sample(job.id, origin.source, request)
         except StoreError:
-            # The sample is not to blame: it is drawn when the worker begins again.
+            # Not the sample's fault: it runs again after the worker restarts.
             raise
         except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
             return to_failed(error, job.kind)
@@ -69,17 +69,19 @@ class ActiveSamples:
         return None
 
     def step(self) -> list[tuple[JobRecord, float, JobOutcome]]:
-        """Go on with all samples a little; returns those that are over, and when they began."""
-        over = []
+        """Run one engine step; returns finished jobs with their start time and outcome."""
+        results = []
         for finished in self._context.engine.step_samples():
             entry = self._running.pop(finished.job_id, None)
             if entry is not None:
                 job, origin, num_prompt, started_at = entry
-                over.append((job, started_at, _sample_outcome(job, origin, num_prompt, finished)))
-        return over
+                results.append(
+                    (job, started_at, _sample_outcome(job, origin, num_prompt, finished))
+                )
+        return results
 
     def cancel(self, job_id: str) -> None:
-        """Stop a sample that nobody waits for."""
+        """Stop a running sample."""
         if self._running.pop(job_id, None) is not None:
             self._context.engine.cancel_sample(job_id)
 
@@ -90,7 +92,7 @@ class ActiveSamples:
         origin = self._context.database.read(lambda db: self._query_origin(db, job, request))
         if origin.source.directory is not None:
             self._context.verified_checkpoints.verify(origin.source.directory, origin.path)
-        # A path may stand for other weights tomorrow; a sampling session never does.
+        # A path may name other weights later; a sampling session always uses the same ones.
         if job.sampler_id is not None:
             self._origins[job.sampler_id] = origin
             if len(self._origins) > _MAX_CACHED_ORIGINS:
@@ -108,35 +110,36 @@ class ActiveSamples:
             base_model, checkpoint_id = sampler.base_model, sampler.checkpoint_id
             if checkpoint_id is None:
                 return SampleOrigin(SamplerSource(base_model=base_model, tenant_id=scope))
-            found = checkpoints.find_by_id(db, checkpoint_id, now)
-            if found is None and sampler.model_path is None:
+            checkpoint = checkpoints.find_by_id(db, checkpoint_id, now)
+            if checkpoint is None and sampler.model_path is None:
                 raise InvalidInput(
                     f"the weights of sampling session {sampler.id} were deleted: a model keeps the "
-                    f"{self._context.max_unnamed_weights} unnamed sampler weights that were "
-                    "used last; save "
-                    "the weights again, or save them under a name to keep them"
+                    f"{self._context.max_unnamed_weights} unnamed sampler weights that were used "
+                    "last; save the weights again, or save them under a name to keep them"
                 )
         elif request.model_path is not None:
-            found = checkpoints.find(db, parse_tinker_path(request.model_path), now)
-            if found is not None and _is_replaced_by_other_tenant(found, job):
-                found = None
+            checkpoint = checkpoints.find(db, parse_tinker_path(request.model_path), now)
+            if checkpoint is not None and _is_replaced_by_other_tenant(checkpoint, job):
+                checkpoint = None
         else:
             return SampleOrigin(SamplerSource(base_model=request.base_model or "", tenant_id=scope))
-        if found is None:
+        if checkpoint is None:
             raise InvalidInput("the weights to sample from were deleted or have expired")
-        directory = self._context.home.checkpoint_directory(found.id)
-        source = SamplerSource(base_model=found.base_model, directory=directory, tenant_id=scope)
-        return SampleOrigin(source, found.run_id, str(found.path))
+        directory = self._context.home.checkpoint_directory(checkpoint.id)
+        source = SamplerSource(
+            base_model=checkpoint.base_model, directory=directory, tenant_id=scope
+        )
+        return SampleOrigin(source, checkpoint.run_id, str(checkpoint.path))
 
 
 def _has_files(source: SamplerSource) -> bool:
-    """Whether the files of a source were not deleted since they were found."""
+    """Return whether the files of a source still exist."""
     return source.directory is None or source.directory.is_dir()
 
 
-def _is_replaced_by_other_tenant(found: CheckpointRecord, job: JobRecord) -> bool:
-    """Whether these are not the weights that the caller was allowed to read, but later ones."""
-    return found.tenant_id != job.tenant_id and found.created_at > job.created_at
+def _is_replaced_by_other_tenant(checkpoint: CheckpointRecord, job: JobRecord) -> bool:
+    """Return whether another tenant replaced the weights after the caller's access check."""
+    return checkpoint.tenant_id != job.tenant_id and checkpoint.created_at > job.created_at
 
 
 def _sample_outcome(

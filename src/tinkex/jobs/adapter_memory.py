@@ -1,4 +1,4 @@
-"""Keeps the models in memory within their budget: those unused for longest go to disk."""
+"""Keep the models in memory within a budget: the least recently used are evicted to disk."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOG = get_logger(__name__)
 
 
 class AdapterMemory:
-    """Evicts models from memory before others need their place.
+    """Evicts models when other models need the memory.
 
-    `is_busy` says whether a model has work in progress; such a model is never evicted.
+    A model for which `is_busy` returns True has a started job and is never evicted.
     """
 
     def __init__(
@@ -35,18 +35,20 @@ class AdapterMemory:
         resident_models.free_memory = self._free_memory
 
     def split_by_memory(self, batch: Sequence[JobRecord]) -> Iterator[list[JobRecord]]:
-        """Split a turn so that the models of each portion fit into memory together.
+        """Split a batch so that the models of each portion fit into memory together.
 
         Models that are in memory come first: they can be evicted once their work is done.
         """
-        here = [job for job in batch if job.run_id is None or job.run_id in self._resident_models]
-        if here:
-            yield here
+        resident = [
+            job for job in batch if job.run_id is None or job.run_id in self._resident_models
+        ]
+        if resident:
+            yield resident
         budget = self._context.engine.max_adapter_bytes
         portion: list[JobRecord] = []
         num_bytes = 0
         for job in batch:
-            if job in here or job.run_id is None:
+            if job in resident or job.run_id is None:
                 continue
             size = self._resident_models.memory_bytes_of(job.run_id)
             if portion and num_bytes + size > budget:
@@ -58,21 +60,21 @@ class AdapterMemory:
             yield portion
 
     def evict(self, run_id: str) -> bool:
-        """Write a model to disk if it changed, and drop it; False if it cannot be written."""
+        """Write a model to disk if it changed, then drop it; returns False if writing fails."""
         is_written = self._snapshots.snapshot_and_wait(self._resident_models.get(run_id))
         if is_written:
             self._resident_models.drop(run_id)
         return is_written
 
     def evict_idle(self) -> None:
-        """Drop models whose sessions are over; they come back when they are needed."""
+        """Evict models whose sessions are over; they are loaded again when needed."""
         loaded = [one.run.id for one in self._resident_models if not self._is_busy(one.run)]
         if loaded:
             for run_id in self._context.database.write(lambda db: runs.list_idle(db, loaded)):
                 self.evict(run_id)
 
     def _free_memory(self, num_bytes: int) -> None:
-        """Evict models until so many bytes fit into the budget; raises if a write fails."""
+        """Evict models until `num_bytes` fit into the budget; raises if a write fails."""
         budget = self._context.engine.max_adapter_bytes
         held = {resident.run.id: resident.memory_bytes for resident in self._resident_models}
         if sum(held.values()) + num_bytes + self._snapshots.pending_bytes <= budget:
@@ -85,4 +87,4 @@ class AdapterMemory:
                     "the server has no memory for this model: others cannot be written to disk; "
                     "try again, or ask the operator to free disk space"
                 )
-            LOG.debug("%s left memory: other models need it", run_id)
+            LOG.debug("evicted %s: other models need its memory", run_id)

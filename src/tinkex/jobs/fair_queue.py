@@ -1,6 +1,6 @@
-"""What runs next: fair over tenants, in order within a model.
+"""Fair queue: decides which jobs run next, fairly between tenants and in order within a model.
 
-Pure decisions over headers of jobs; no clock, no database, no engine.
+Pure decisions over job records: no clock, database or engine.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from tinkex.jobs.sample_queue import SampleQueue
 from tinkex.jobs.scheduling import FairShare
 from tinkex.store.records import JobRecord, RunRecord
 
-#: What an operation other than a pass is charged, in tokens.
+#: Tokens charged for an operation that is not a pass.
 OPERATION_TOKENS = 64
-#: Passes of one tenant that may be in progress at once; each holds a gradient in memory.
+#: Started passes per tenant; each holds gradients in memory.
 MAX_SUSPENDED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """How much one turn of the engine may take."""
+    """Limits of one batch."""
 
     max_pass_bytes: int = 2_000_000
-    """Payload bytes of the passes that share one run; a larger one runs alone."""
+    """Payload bytes of the passes in one batch; a larger pass runs alone."""
     max_pass_tokens: int = 1024
-    """Tokens of the passes that share one run; a longer one runs alone, in steps of so many."""
+    """Tokens of the passes in one batch; a longer pass runs alone, in steps of this size."""
     max_passes: int = 32
-    """Passes that share one run."""
+    """Passes in one batch."""
     gap_seconds: float = 5.0
-    """How long work waits for work with a lower number that has not arrived."""
+    """How long a job waits for a missing job with a lower sequence number."""
 
 
 @dataclass(slots=True)
 class _ModelLane:
-    """The work of one model, by number."""
+    """The waiting jobs of one model, by sequence number."""
 
     next_seq: int
     waiting: list[tuple[int, int, float, JobRecord]] = field(default_factory=list)
-    """(position, order of arrival, when it was seen first, job), sorted."""
+    """(position, order of arrival, time of arrival, job), sorted."""
     is_busy: bool = False
 
     def next_ready(self, now: float, gap_seconds: float) -> JobRecord | None:
@@ -55,26 +55,26 @@ class _ModelLane:
 
 @dataclass(slots=True)
 class _TenantQueue:
-    """The training work of one tenant."""
+    """The training jobs of one tenant."""
 
     lanes: OrderedDict[str, _ModelLane] = field(default_factory=OrderedDict)
     suspended: deque[JobRecord] = field(default_factory=deque)
-    """Passes that have begun and are not finished."""
+    """Started, unfinished passes."""
     is_resumed_next: bool = True
-    """Whether a suspended pass goes before a job that has not begun."""
+    """Whether a suspended pass runs before a new job."""
 
 
 class FairQueue:
-    """All waiting work; `take_turn` and `take_samples` say what runs next."""
+    """All waiting jobs; `next_batch` and `next_samples` return what runs next."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
-        # Apart from the samples: a sample that is served must not cost the turn of a training.
+        # Separate from the samples: sampling must not use up a tenant's share of training.
         self._tenants: OrderedDict[str, _TenantQueue] = OrderedDict()
         self._fair_share = FairShare()
         self._sample_queue = SampleQueue()
         self._charged_tokens: dict[str, int] = {}
-        """The tokens that each job in progress was charged for."""
+        """Tokens charged for each started job."""
         self._job_ids: set[str] = set()
         self._cancelled: set[str] = set()
 
@@ -85,7 +85,7 @@ class FairQueue:
         return job_id in self._job_ids
 
     def add(self, job: JobRecord, next_seq: int = 0, now: float = 0.0) -> None:
-        """Take in a job; `next_seq` is where its model stands, if this is its first job here."""
+        """Add a job; `next_seq` is its model's next sequence number, used for a new lane."""
         if job.id in self._job_ids:
             return
         self._job_ids.add(job.id)
@@ -98,38 +98,38 @@ class FairQueue:
             self._tenants[job.tenant_id] = _TenantQueue()
             self._fair_share.join(job.tenant_id)
         lanes = self._tenants[job.tenant_id].lanes
-        # Work that belongs to no model has a lane to itself.
+        # A job without a model gets its own lane.
         lane = lanes.setdefault(job.run_id or job.id, _ModelLane(next_seq))
         insort(lane.waiting, (job.position, job.no, now, job))
 
     def has_lane(self, tenant_id: str, run_id: str) -> bool:
-        """Whether a model has work here."""
+        """Return whether a model has jobs in the queue."""
         tenant = self._tenants.get(tenant_id)
         return tenant is not None and run_id in tenant.lanes
 
     def is_busy(self, run: RunRecord) -> bool:
-        """Whether an operation of this model was taken and is not finished."""
+        """Return whether a job of this model is running or suspended."""
         tenant = self._tenants.get(run.tenant_id)
         lane = tenant.lanes.get(run.id) if tenant is not None else None
         return lane is not None and lane.is_busy
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """Forget samples that wait; passes that wait fail when it is their turn."""
+        """Remove waiting samples; waiting passes fail when they are next in their lane."""
         known = {job_id for job_id in job_ids if job_id in self._job_ids}
         dropped = self._sample_queue.cancel(known)
         self._job_ids -= dropped
         self._cancelled |= known - dropped
 
     def is_cancelled(self, job: JobRecord) -> bool:
-        """Whether a job was cancelled before it ended."""
+        """Return whether an unfinished job was cancelled."""
         return job.id in self._cancelled
 
     # --- training ----------------------------------------------------------------------------
     def next_batch(self, now: float, max_operations: int = 1) -> list[JobRecord]:
-        """The next turn: operations one after the other, passes that share a run of the engine,
-        or a turn that was suspended.
+        """Return the next batch: operations to run in sequence, passes to run together, or one
+        suspended pass.
 
-        The tenant that was served the fewest tokens goes first.
+        The tenant that was served the fewest tokens comes first.
         """
         for tenant_id in self._fair_share.sort_least_served(self._tenants):
             tenant = self._tenants[tenant_id]
@@ -142,17 +142,17 @@ class FairQueue:
         return []
 
     def _fill_batch(self, first: JobRecord, now: float, max_operations: int) -> list[JobRecord]:
-        turn = [first]
+        batch = [first]
         self._start_job(first)
-        while (job := self._next_fitting(turn, now, max_operations)) is not None:
-            turn.append(job)
+        while (job := self._next_fitting(batch, now, max_operations)) is not None:
+            batch.append(job)
             self._start_job(job)
-        return turn
+        return batch
 
     def _next_fitting(
         self, batch: list[JobRecord], now: float, max_operations: int
     ) -> JobRecord | None:
-        """The job that fits into this turn and whose tenant was served least."""
+        """Return a job that fits into the batch, of the tenant that was served least."""
         for tenant_id in self._fair_share.sort_least_served(self._tenants):
             job = self._next_ready(self._tenants[tenant_id], now)
             if job is not None and self._can_join(batch, job, max_operations):
@@ -167,10 +167,10 @@ class FairQueue:
         return None
 
     def _can_start(self, tenant: _TenantQueue, job: JobRecord) -> bool:
-        """Whether a job may run beside those in progress.
+        """Return whether a job may start now.
 
-        A worker died during a job with attempts, perhaps because of it: no other is in progress
-        while it runs, or they would all be given up together.
+        A job with attempts may have crashed a worker, so it runs alone: otherwise all started jobs
+        would reach the limit of attempts together.
         """
         if job.attempts:
             return not any(self._suspended_jobs())
@@ -184,7 +184,7 @@ class FairQueue:
         return (job for tenant in self._tenants.values() for job in tenant.suspended)
 
     def _has_retried_job(self) -> bool:
-        """Whether a job with attempts waits until none is in progress."""
+        """Return whether a job with attempts waits for started jobs to finish."""
         lanes = (lane for tenant in self._tenants.values() for lane in tenant.lanes.values())
         return any(lane.waiting[0][-1].attempts for lane in lanes if lane.waiting)
 
@@ -193,7 +193,7 @@ class FairQueue:
 
     def _can_join(self, batch: list[JobRecord], job: JobRecord, max_operations: int) -> bool:
         if batch[0].attempts or job.attempts:
-            # A worker died doing it, perhaps of it: others must not go down with it.
+            # It may have crashed a worker and must not take other jobs with it.
             return False
         if batch[0].kind not in PASS_KINDS:
             return job.kind not in PASS_KINDS and len(batch) < max_operations
@@ -210,7 +210,7 @@ class FairQueue:
         lane = lanes[name]
         lane.waiting.pop(0)
         lane.is_busy = True
-        # The tenant's other models come first next time, and other tenants before them.
+        # Round-robin: next time the tenant's other models come first, and other tenants before.
         lanes.move_to_end(name)
         self._tenants.move_to_end(job.tenant_id)
         num_tokens = self._next_step_tokens(job)
@@ -218,7 +218,7 @@ class FairQueue:
         self._fair_share.pick(job.tenant_id, num_tokens)
 
     def _next_step_tokens(self, job: JobRecord) -> int:
-        """What the next step of a job is taken to cost."""
+        """Estimate the tokens of a job's next step."""
         if job.kind not in PASS_KINDS:
             return OPERATION_TOKENS
         return max(1, min(job.num_tokens, self._limits.max_pass_tokens))
@@ -232,13 +232,13 @@ class FairQueue:
         return [job]
 
     def suspend(self, job: JobRecord, num_tokens: int) -> None:
-        """Let a pass go on later; `num_tokens` of it are computed."""
+        """Put a started pass back; `num_tokens` of it are computed."""
         self._fair_share.charge(job.tenant_id, num_tokens - self._charged_tokens[job.id])
         self._charged_tokens[job.id] = num_tokens
         self._tenants[job.tenant_id].suspended.append(job)
 
     def finish(self, job: JobRecord) -> None:
-        """Note that a taken operation is over, so that its model's next one may run."""
+        """Remove a finished job, so that the next one of its model may run."""
         self._job_ids.discard(job.id)
         self._cancelled.discard(job.id)
         self._charged_tokens.pop(job.id, None)
@@ -258,7 +258,7 @@ class FairQueue:
             self._fair_share.leave(job.tenant_id)
 
     def next_poll_at(self) -> float | None:
-        """When work that waits for a gap may run although nothing else happens."""
+        """Return when the first job stops waiting for a missing sequence number."""
         times = [
             lane.waiting[0][2] + self._limits.gap_seconds
             for tenant in self._tenants.values()
@@ -271,14 +271,14 @@ class FairQueue:
     def next_samples(
         self, num_free: int, running: Iterable[JobRecord], max_running: int
     ) -> list[JobRecord]:
-        """The samples that start now; see `SampleQueue.take`."""
+        """Return the samples to start now; see `SampleQueue.next_samples`."""
         taken = self._sample_queue.next_samples(num_free, running, max_running)
         for job in taken:
             self._job_ids.discard(job.id)
         return taken
 
     def finish_sample(self, job: JobRecord, num_tokens: int) -> None:
-        """Note how many tokens a sample took."""
+        """Correct the charge of a finished sample."""
         self._sample_queue.refund(job, num_tokens)
 
 

@@ -1,4 +1,4 @@
-"""Waiting for promises on an event loop: a bell wakes, a slow look catches what no bell told."""
+"""Wait for jobs on an event loop: woken by notifications, with polling as a fallback."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from tinkex.jobs.wakeup import WakeupListener
 from tinkex.logs import get_logger
 
 LOG = get_logger(__name__)
-#: How often those who wait look by themselves.
+#: Interval of the fallback poll.
 POLL_SECONDS = 1.0
-#: Ids per question to the database.
+#: Ids per database query.
 MAX_IDS_PER_QUERY = 500
-
-
-#: Stands for every promise; no promise is called so.
+#: Subscribes to all jobs; no job has this id.
 ANY_JOB = ""
 
 
 class Subscription:
-    """Somebody who hears of a promise."""
+    """A waiter for the end of one job, or of any job."""
 
-    __slots__ = ("_news",)
+    __slots__ = ("_event",)
 
-    def __init__(self, news: asyncio.Future[bool]) -> None:
-        self._news = news
+    def __init__(self, event: asyncio.Future[bool]) -> None:
+        self._event = event
 
     async def wait(self, seconds: float) -> None:
-        """Return when there is, or was, news; at the latest after so many seconds."""
-        await asyncio.wait([self._news], timeout=max(seconds, 0.0))
+        """Return when the job has finished since the subscription, or after the timeout."""
+        await asyncio.wait([self._event], timeout=max(seconds, 0.0))
 
 
 class FutureWaiters:
-    """Everybody in this process who waits for a promise."""
+    """All waiters of this process."""
 
     def __init__(self, queue: JobQueue, listener: WakeupListener) -> None:
         self._queue = queue
@@ -47,26 +45,26 @@ class FutureWaiters:
 
     @property
     def num_waiting(self) -> int:
-        """How many promises somebody waits for."""
+        """The number of jobs with waiters."""
         return len(self._by_id) - (ANY_JOB in self._by_id)
 
     @property
     def num_subscribed_to_all(self) -> int:
-        """How many wait for news of any promise."""
+        """The number of waiters for any job."""
         return len(self._by_id.get(ANY_JOB, ()))
 
     @property
     def is_closing(self) -> bool:
-        """Whether nobody is to wait any more."""
+        """Whether the server stops, so that requests must not wait."""
         return self._is_closing
 
     def start(self) -> None:
-        """Begin to listen, on the running loop."""
+        """Start listening and polling on the running loop."""
         asyncio.get_running_loop().add_reader(self._listener.socket, self._on_wakeup)
         self._poll_task = asyncio.create_task(self._poll())
 
     async def close(self) -> None:
-        """Stop listening and let everybody go."""
+        """Release all waiters and stop listening."""
         self.release_all()
         asyncio.get_running_loop().remove_reader(self._listener.socket)
         if self._poll_task is not None:
@@ -75,15 +73,16 @@ class FutureWaiters:
                 await self._poll_task
 
     def release_all(self) -> None:
-        """Let everybody who waits go now, and nobody wait any more: the server stops."""
+        """Release all waiters now, and every later one at once, because the server stops."""
         self._is_closing = True
         self._wake(list(self._by_id))
 
     @contextlib.contextmanager
     def subscribe(self, request_id: str = ANY_JOB) -> Iterator[Subscription]:
-        """Hear of one promise, or of any, from now on: look within the block, then wait.
+        """Subscribe to one job or to all.
 
-        Whoever looks first and listens later misses what happens between.
+        Check the job's state inside the block, then wait: a check before the block would miss what
+        happens in between.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self._is_closing:
@@ -109,10 +108,10 @@ class FutureWaiters:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            asked = [request_id for request_id in self._by_id if request_id != ANY_JOB]
-            for start in range(0, len(asked), MAX_IDS_PER_QUERY):
-                part = asked[start : start + MAX_IDS_PER_QUERY]
+            request_ids = [request_id for request_id in self._by_id if request_id != ANY_JOB]
+            for start in range(0, len(request_ids), MAX_IDS_PER_QUERY):
+                part = request_ids[start : start + MAX_IDS_PER_QUERY]
                 try:
                     self._wake(await asyncio.to_thread(self._queue.list_finished, part))
                 except StoreError as error:
-                    LOG.warning("cannot look for finished work: %s", error)
+                    LOG.warning("cannot poll for finished jobs: %s", error)

@@ -1,4 +1,4 @@
-"""Keeping the house from growing: what is no longer needed goes, in small portions."""
+"""Delete expired rows and files in the background, in small portions."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from tinkex.system.atomic import SCRATCH_PREFIX, remove_directory
 from tinkex.wire.codec import decode_json
 
 LOG = get_logger(__name__)
-#: How often rows of long ago are looked for, which takes longer than the rest.
+#: Interval of the search for old history, which is slower than the rest.
 HISTORY_INTERVAL_SECONDS = 600.0
-#: Processes that were not seen for so long are forgotten.
+#: Processes without a heartbeat for longer than this are deleted.
 DEAD_PROCESS_SECONDS = 300.0
-#: A larger difference between the wall clock and the server's clock is logged.
+#: Larger differences between the wall clock and the server's clock are logged.
 CLOCK_JUMP_SECONDS = 60.0
-#: Directories without a row are left alone for so long: somebody may be about to enter them.
+#: Younger directories without a row are kept: their row may be about to be inserted.
 ORPHAN_AGE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HousekeepingPolicy:
-    """What is kept, for how long."""
+    """How long rows and files are kept."""
 
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     interval_seconds: float = 2.0
-    """How often to look for what can go."""
+    """Interval of the cleanup."""
     session_seconds: float = 120.0
-    """A session without a heartbeat for so long is over."""
+    """A session without a heartbeat for this long expires."""
     ephemeral_seconds: float = 86_400.0
-    """Unnamed sampler weights stay for so long after their client was last heard of."""
+    """How long unnamed sampler weights are kept after the last heartbeat of their client."""
     finished_seconds: float = 60.0
-    """The state and the unnamed sampler weights of a model stay for so long after its client has
-    finished the session, which nothing can be done in any more."""
+    """How long a model's state and unnamed sampler weights are kept after its client has finished
+    the session."""
     expired_seconds: float = 30 * 86_400.0
-    """The state of a model stays for so long after its client was last heard of."""
+    """How long a model's state is kept after the last heartbeat of its client."""
 
 
 class Housekeeper:
-    """A thread that tidies."""
+    """The cleanup thread."""
 
     def __init__(self, context: WorkerContext, policy: HousekeepingPolicy) -> None:
         self._context = context
@@ -67,11 +67,11 @@ class Housekeeper:
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Finish the portion at hand, then end."""
+        """Finish the current portion, then stop."""
         self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -85,13 +85,13 @@ class Housekeeper:
         try:
             task()
         except (StoreError, OSError) as error:
-            LOG.warning("cannot tidy up now: %s", error)
+            LOG.warning("cleanup failed, will retry: %s", error)
         except Exception:
-            # One bad round must not be the last: the house would grow for ever.
-            LOG.exception("tidying up failed")
+            # The thread must survive any error, or disk usage would grow without bound.
+            LOG.exception("cleanup failed")
 
     def run_once(self) -> None:
-        """One round."""
+        """Run one round of cleanup."""
         database, now = self._context.database, clock.now()
         unseen_since = now - self._policy.session_seconds
         database.write(lambda db: sessions.expire_unseen(db, unseen_since=unseen_since, now=now))
@@ -110,7 +110,7 @@ class Housekeeper:
         self._log_clock_jump(clock.wall_now() - now)
 
     def _log_clock_jump(self, ahead_seconds: float) -> None:
-        """Log that the wall clock was set, once for each time."""
+        """Log a jump of the wall clock, once per jump."""
         if abs(ahead_seconds - self._logged_jump_seconds) > CLOCK_JUMP_SECONDS:
             LOG.warning(
                 "the wall clock is now %+.0f s from the server's clock, which keeps its own time; "
@@ -125,19 +125,19 @@ class Housekeeper:
     def _remove_deleted_checkpoints(self, now: float) -> None:
         """Remove the files of deleted and expired checkpoints, then their rows."""
         database, home = self._context.database, self._context.home
-        doomed = database.write(lambda db: self._collect_deletable(db, now))
-        for checkpoint_id in doomed:
+        deletable = database.write(lambda db: self._collect_deletable(db, now))
+        for checkpoint_id in deletable:
             remove_directory(home.checkpoint_directory(checkpoint_id))
 
-        def forget(db: Connection) -> None:
-            for checkpoint_id in doomed:
+        def delete_rows(db: Connection) -> None:
+            for checkpoint_id in deletable:
                 checkpoints.delete_row(db, checkpoint_id)
 
-        if doomed:
-            database.write(forget)
+        if deletable:
+            database.write(delete_rows)
 
     def _unload_unused_models(self, now: float) -> None:
-        """Remove the states of models that nobody will train on."""
+        """Remove the states of models whose sessions are over."""
         policy = self._policy
 
         def work(db: Connection) -> list[str]:
@@ -158,25 +158,25 @@ class Housekeeper:
             ephemeral_seconds=policy.ephemeral_seconds,
             finished_seconds=policy.finished_seconds,
         )
-        found = find(db, now)
-        # Looking for those who still need them takes a while, and most often there are none.
-        loads = jobs.list_payloads_of_kind(db, JobKind.LOAD_WEIGHTS) if found else []
+        deletable = find(db, now)
+        # Queried only if necessary, because it is slow and mostly returns nothing.
+        loads = jobs.list_payloads_of_kind(db, JobKind.LOAD_WEIGHTS) if deletable else []
         needed = {decode_json(load, LoadPayload).checkpoint_id for load in loads if load}
-        # Whoever was promised to load weights gets them, and again after a crash.
-        if needed.isdisjoint(found):
-            return found
+        # An accepted load_weights job keeps its weights, also for a replay after a crash.
+        if needed.isdisjoint(deletable):
+            return deletable
         return find(db, now, in_use=needed)
 
     def _remove_orphans(self) -> None:
-        """Remove directories that a crash left between their writing and their row."""
+        """Remove directories whose row was never inserted because of a crash."""
         home = self._context.home
         if not home.checkpoints.is_dir():
             return
         known = self._context.database.read(checkpoints.list_ids)
-        # The kernel stamps files with the wall clock, which may have jumped either way since.
+        # File times use the wall clock, which may have jumped in either direction.
         before = min(clock.now(), clock.wall_now()) - ORPHAN_AGE_SECONDS
         for path in home.checkpoints.iterdir():
             is_known = path.name in known and not path.name.startswith(SCRATCH_PREFIX)
             if not is_known and path.stat().st_mtime < before:
-                LOG.info("removing %s, which nothing refers to", path.name)
+                LOG.info("removing the orphaned directory %s", path.name)
                 remove_directory(path)

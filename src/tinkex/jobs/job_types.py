@@ -1,4 +1,4 @@
-"""What kinds of work there are, and which of them change a model."""
+"""Job kinds, the decoding of their payloads, and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from tinkex.types.base import Message
 from tinkex.wire.codec import decode_json
 from tinkex.wire.proto import decode_forward_backward_request
 
+LOG = get_logger(__name__)
+T = TypeVar("T")
+
 
 class JobKind(StrEnum):
-    """A kind of work, named like its endpoint."""
+    """The kind of a job, named like its endpoint."""
 
     CREATE_MODEL = "create_model"
     FORWARD = "forward"
@@ -36,27 +39,26 @@ class JobKind(StrEnum):
     SAMPLE = "asample"
 
 
-#: Passes of several models can share one run of the engine.
+#: Passes of several models can share a batch.
 PASS_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD})
-#: Results that cross the wire as protobuf.
+#: Kinds whose results are sent as protobuf.
 PROTO_RESULT_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD, JobKind.SAMPLE})
-
-
-T = TypeVar("T")
+#: The sum of token weights of a pass; stored, but not sent to the client.
+TOTAL_WEIGHT_METRIC = "weight:sum"
 
 
 class LoadPayload(Message):
-    """Which weights to load, found and permitted when the promise was made."""
+    """The weights to load, resolved and authorized when the job was submitted."""
 
     path: str
-    """The address, as the client gave it."""
+    """The path that the client sent."""
     checkpoint_id: str
-    """The checkpoint it stood for then."""
+    """The checkpoint at this path when the job was submitted."""
     with_optimizer: bool
 
 
 def decode_payload(payload: bytes, type_: type[T]) -> T:
-    """A request of this type; InvalidInput if it is none."""
+    """Decode a JSON request; raises InvalidInput if it is invalid."""
     try:
         return decode_json(payload, type_)
     except msgspec.DecodeError as error:
@@ -66,35 +68,30 @@ def decode_payload(payload: bytes, type_: type[T]) -> T:
 def decode_pass_payload(
     payload: bytes, *, is_proto: bool, is_forward_only: bool
 ) -> types.ForwardBackwardInput:
-    """The examples and the loss of a pass, however it was written."""
+    """Decode the examples and the loss of a pass, from protobuf or JSON."""
     if is_proto:
         request, _ = decode_forward_backward_request(payload)
         return request.forward_backward_input
     if is_forward_only:
-        # The older way to say so is an endpoint of its own, with a name of its own for the input.
-        found = msgspec.json.decode(payload)
-        if isinstance(found, dict) and "forward_input" in found:
+        # Older clients use a separate endpoint with another field name.
+        body = msgspec.json.decode(payload)
+        if isinstance(body, dict) and "forward_input" in body:
             return decode_payload(payload, types.ForwardRequest).forward_input
     return decode_payload(payload, types.ForwardBackwardRequest).forward_backward_input
 
 
-LOG = get_logger(__name__)
 Effect: TypeAlias = Callable[[Connection], None]
-"""Something to write down together with the outcome, in the same transaction."""
-
-
-#: A metric of a pass that the store alone keeps: what its tokens weigh together.
-TOTAL_WEIGHT_METRIC = "weight:sum"
+"""A write that is committed in the same transaction as the outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """It worked."""
+    """The outcome of a successful job."""
 
     result: bytes
-    """As it goes to the client."""
+    """The encoded response."""
     is_model_change: bool = False
-    """Whether it changed its model, so that it is replayed after a crash."""
+    """Whether it changed its model and must be replayed after a crash."""
     num_tokens: int = 0
     metrics: Mapping[str, float] | None = None
     effects: tuple[Effect, ...] = ()
@@ -102,12 +99,12 @@ class Completed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """It did not."""
+    """The outcome of a failed job."""
 
     message: str
     category: RequestErrorCategory
     is_model_change: bool = False
-    """Whether it changed its model all the same."""
+    """Whether it changed its model despite the failure."""
     num_tokens: int = 0
     effects: tuple[Effect, ...] = ()
 
@@ -117,7 +114,7 @@ CANCELLED = Failed(message="the request was cancelled", category=RequestErrorCat
 
 
 def to_failed(error: Exception, operation: str) -> Failed:
-    """An exception as the client is told it; what nobody foresaw is logged in full."""
+    """Convert an exception to an outcome; unexpected ones are logged with a traceback."""
     if isinstance(error, InvalidInput):
         is_change = isinstance(error, StepRefused)
         return Failed(

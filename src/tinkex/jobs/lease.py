@@ -1,4 +1,4 @@
-"""Being the only worker of a store."""
+"""The worker's lease: at most one worker serves a store."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tinkex.store.database import Connection, Database
 
 LOG = get_logger(__name__)
 LEASE_NAME = "worker"
-#: A worker that does not renew for so long has lost its place.
+#: A worker that does not renew for this long loses its lease.
 LEASE_SECONDS = 20.0
 RENEW_SECONDS = 5.0
 
 
 class LeaseWatch:
-    """Notices by the monotonic clock that the owner of a lease has stopped renewing it."""
+    """Detects, by the monotonic clock, that the owner of a lease has stopped renewing it."""
 
     def __init__(self) -> None:
         self.last_state: LeaseState | None = None
         self._unchanged_since = 0.0
 
     def observe(self, state: LeaseState, now: float) -> None:
-        """Record what the store says."""
+        """Record the state read from the store."""
         if state != self.last_state:
             self.last_state, self._unchanged_since = state, now
 
     def expired_state(self, now: float) -> LeaseState | None:
-        """The state, if it has not changed for the length of a lease."""
+        """Return the state if it has not changed for the length of a lease."""
         return self.last_state if now - self._unchanged_since >= LEASE_SECONDS else None
 
 
 class WorkerLease:
-    """The right to be the worker; renewed by a thread, because a turn of the engine may be long."""
+    """The lease of this worker, renewed by a thread because an engine step may be long."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
@@ -53,38 +53,38 @@ class WorkerLease:
         watch = LeaseWatch()
         while True:
             expired = watch.expired_state(time.monotonic())
-            found = self._database.write(
+            acquired = self._database.write(
                 partial(_acquire_in_transaction, owner=owner, expired=expired)
             )
-            if isinstance(found, int):
-                return found
+            if isinstance(acquired, int):
+                return acquired
             if watch.last_state is None:
                 LOG.warning("another worker serves this store; waiting until it ends")
-            watch.observe(found, time.monotonic())
+            watch.observe(acquired, time.monotonic())
             time.sleep(1.0)
 
     def check(self) -> None:
-        """Raise if somebody else has taken over."""
+        """Raise LeaseLost if another worker has taken over."""
         if self._is_lost:
             raise LeaseLost("another worker serves this store now; this one ends")
 
     def _renew_loop(self) -> None:
         while not self._stop_event.wait(RENEW_SECONDS):
             try:
-                held = self._database.write(
+                is_renewed = self._database.write(
                     lambda db: coordination.renew_lease(
                         db, LEASE_NAME, self.epoch, until=_expires_at()
                     )
                 )
             except StoreError as error:
-                LOG.warning("cannot renew the worker's place: %s", error)
+                LOG.warning("cannot renew the worker's lease: %s", error)
                 continue
-            if not held:
+            if not is_renewed:
                 self._is_lost = True
                 return
 
     def release(self) -> None:
-        """Let the next worker begin at once."""
+        """Release the lease, so that the next worker starts at once."""
         self._stop_event.set()
         self._thread.join()
         if not self._is_lost:

@@ -1,4 +1,4 @@
-"""Work that changes a model, or computes on it: how a request becomes the engine's verb."""
+"""Operations of the worker: decode a job's request, call the engine, build the outcome."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from tinkex.wire.proto import encode_forward_backward_output
 
 
 def adapter_spec(run: RunRecord) -> AdapterSpec:
-    """How a model's adapter is made."""
+    """Return the adapter spec of a model."""
     return msgspec.convert(run.spec, preload_type(AdapterSpec))
 
 
 # --- passes ------------------------------------------------------------------------------------
 def parse_pass(task: ModelTask) -> Pass:
-    """A pass as the engine takes it; raises if the payload is none."""
+    """Decode the payload of a pass; raises InvalidInput if it is invalid."""
     is_forward_only = task.job.kind == JobKind.FORWARD
-    work = job_types.decode_pass_payload(
+    request = job_types.decode_pass_payload(
         task.payload, is_proto=task.job.is_proto, is_forward_only=is_forward_only
     )
-    return Pass(adapter_id=task.run.id, request=work, is_forward_only=is_forward_only)
+    return Pass(adapter_id=task.run.id, request=request, is_forward_only=is_forward_only)
 
 
 def make_pass_outcome(
     task: ModelTask, request: Pass, result: types.ForwardBackwardOutput | EngineFailure
 ) -> JobOutcome:
-    """What the engine said about one pass."""
+    """Build the outcome of one pass."""
     if isinstance(result, EngineFailure):
         return Failed(message=result.message, category=result.category)
     run = task.run
@@ -65,11 +65,11 @@ def make_pass_outcome(
 
 
 def _total_weight_metric(data: Sequence[types.Datum]) -> dict[str, float]:
-    """What a loss is divided by to compare steps; nothing if it does not weigh its tokens."""
+    """Return the sum of weights, which normalizes losses of steps; empty without weights."""
     weights = [datum.loss_fn_inputs.get("weights") for datum in data]
     if all(one is None for one in weights):
         return {}
-    # An example without weights counts every target once.
+    # An example without weights has weight 1 per target.
     totals = (
         math.prod(datum.loss_fn_inputs["target_tokens"].shape)
         if one is None
@@ -81,7 +81,7 @@ def _total_weight_metric(data: Sequence[types.Datum]) -> dict[str, float]:
 
 # --- other operations ----------------------------------------------------------------------------
 def create_model(context: WorkerContext, task: ModelTask) -> Completed:
-    """Make a model."""
+    """Create a model's adapter."""
     run = task.run
     context.engine.create(run.id, adapter_spec(run))
     return Completed(
@@ -92,7 +92,7 @@ def create_model(context: WorkerContext, task: ModelTask) -> Completed:
 
 
 def load_weights(context: WorkerContext, task: ModelTask) -> Completed:
-    """Load weights into a model; as a model's first operation, make it of them."""
+    """Load weights into a model; as its first operation, create it from them."""
     run, engine = task.run, context.engine
     request = job_types.decode_payload(task.payload, job_types.LoadPayload)
     directory = context.home.checkpoint_directory(request.checkpoint_id)
@@ -102,7 +102,7 @@ def load_weights(context: WorkerContext, task: ModelTask) -> Completed:
         engine.create(run.id, adapter_spec(run))
     try:
         engine.load(run.id, directory, with_optimizer=request.with_optimizer)
-    except Exception:
+    except Exception:  # undo the creation after any failure
         if is_first:
             engine.drop(run.id)
         raise
@@ -115,14 +115,14 @@ def optim_step(context: WorkerContext, task: ModelTask) -> Completed:
     """Take an optimizer step."""
     request = job_types.decode_payload(task.payload, types.OptimStepRequest)
     metrics: Mapping[str, float] = context.engine.optim_step(task.run.id, request.optim_params)
-    # JSON has no NaN, and clients refuse what would stand there instead.
-    told = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    reply = types.OptimStepResponse(metrics=told)
+    # JSON has no NaN, and clients refuse null.
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    reply = types.OptimStepResponse(metrics=finite)
     return Completed(result=encode_json(reply), is_model_change=True, metrics=metrics)
 
 
 def unload_model(context: WorkerContext, task: ModelTask) -> Completed:
-    """Forget a model's live state; its checkpoints stay."""
+    """Drop a model's state; its checkpoints stay."""
     run = task.run
     context.engine.drop(run.id)
     reply = types.UnloadModelResponse(model_id=run.id, type="unload_model")
@@ -148,23 +148,23 @@ CUSTOM_LOSS_UNSUPPORTED = Failed(
 
 
 def run_operation(context: WorkerContext, task: ModelTask) -> JobOutcome:
-    """Do one piece of work that is not a pass."""
+    """Run one operation that is not a pass."""
     try:
         return OPERATIONS[task.job.kind](context, task)
     except StoreError:
-        # The work is not to blame: it is done again when the worker begins again.
+        # Not the job's fault: it runs again after the worker restarts.
         raise
     except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
         failed = to_failed(error, task.job.kind)
     if context.engine.has_adapter(task.run.id):
         return failed
-    # Without its first operation there is no model.
+    # Its first operation failed, so the model does not exist.
     effects = (set_run_state(task.run.id, RunState.FAILED),)
     return Failed(message=failed.message, category=failed.category, effects=effects)
 
 
 class PassBatch:
-    """Passes of one or more models that are computed together, step by step."""
+    """Passes of one or more models that are computed together, one micro-batch per step."""
 
     def __init__(self, context: WorkerContext, tasks: Sequence[ModelTask]) -> None:
         self._tasks = tasks
@@ -174,7 +174,7 @@ class PassBatch:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are computed, without the last step."""
+        """The number of computed tokens, without the last step."""
         return self._engine_run.num_tokens
 
     def step(self) -> list[JobOutcome] | None:
@@ -193,13 +193,13 @@ class PassBatch:
         ]
 
     def finish(self) -> list[JobOutcome]:
-        """Compute all that is left."""
+        """Compute the remaining micro-batches."""
         while (outcomes := self.step()) is None:
             pass
         return outcomes
 
     def cancel(self) -> None:
-        """Stop here; no pass takes effect."""
+        """Discard the batch; no pass takes effect."""
         self._engine_run.cancel()
 
 
@@ -211,9 +211,9 @@ def _try_parse_pass(task: ModelTask) -> Pass | Failed:
 
 
 def replay(context: WorkerContext, task: ModelTask) -> None:
-    """Do again what changed a model; raises if that cannot be done again."""
+    """Repeat an operation that changed a model; raises if it fails."""
     if task.job.kind != JobKind.FORWARD_BACKWARD:
-        # A step that was refused is refused again, with the same effect.
+        # A refused step is refused again, with the same effect.
         with suppress(StepRefused):
             OPERATIONS[task.job.kind](context, task)
         return

@@ -1,6 +1,6 @@
-"""The door to the queue: promises are made, asked about and cancelled here.
+"""The job queue as API processes use it: submit, look up and cancel jobs.
 
-A promise is committed before its id leaves this room; the same key always gets the same promise.
+A job is committed before its id is returned; the same idempotency key always returns the same job.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from tinkex.store.records import JobRecord, NewJob
 
 PrepareJob: TypeAlias = Callable[[Connection], None]
 _TAG_LENGTH = 12
-#: Before a job id, this tells the worker to stop it.
+#: Prefix of a job id in a wake-up message that asks the worker to stop the job.
 CANCEL_PREFIX = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """How much may wait."""
+    """How many jobs and bytes may be unfinished."""
 
     max_jobs_per_tenant: int = 4096
-    """Promises of one tenant that are not over."""
+    """Unfinished jobs of one tenant."""
     max_bytes_per_tenant: int = 1 << 30
-    """Payload bytes of one tenant's promises that are not over."""
+    """Payload bytes of one tenant's unfinished jobs."""
     max_jobs: int = 65_536
-    """Promises of everybody that are not over."""
+    """Unfinished jobs of all tenants."""
     retry_after_seconds: float = 1.0
-    """When a client that was told to wait should come again."""
+    """Retry-After of a refused request."""
 
 
 class JobQueue:
-    """The promises of one store."""
+    """The jobs of one store."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class JobQueue:
         self._api_wakeup = WakeupSender(database, "api")
 
     def submit(self, new_job: NewJob, prepare: PrepareJob | None = None) -> Future[JobRecord]:
-        """Make a promise, or find the one that was made for the same key before.
+        """Store a job, or return the one with the same idempotency key.
 
-        `prepare` runs in the same transaction, before a new promise is stored; what it raises
-        refuses the promise.
+        `prepare` runs in the same transaction before a new job is stored; an exception in it
+        rejects the job.
         """
         named = replace(new_job, id=new_job.id or self._new_id(new_job.tenant_id))
 
@@ -82,7 +82,7 @@ class JobQueue:
             if prepare is not None:
                 prepare(db)
             job = jobs.insert(db, named, clock.now())
-            assert job is not None  # writers take turns, so nobody came between
+            assert job is not None  # writers are serialized
             return job, True
 
         done: Future[JobRecord] = Future()
@@ -112,7 +112,7 @@ class JobQueue:
             )
         if load.num_bytes and load.num_bytes + len(new_job.payload) > limits.max_bytes_per_tenant:
             raise self._rate_limit_error(f"{load.num_bytes} bytes of your requests are waiting")
-        # The common road asks only about one tenant; everybody together is the rare case.
+        # Counted only for tenants without open jobs: counting all jobs for every one is slow.
         if load.num_jobs == 0 and jobs.get_load(db).num_jobs >= limits.max_jobs:
             raise self._rate_limit_error("the server's queue is full")
 
@@ -120,32 +120,32 @@ class JobQueue:
         seconds = self._limits.retry_after_seconds
         return RateLimitError(f"{reason}; try again in {seconds:g} s", retry_after_seconds=seconds)
 
-    # --- what came of it -------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------
     def find(self, tenant_id: str, request_id: str) -> JobRecord:
-        """A promise of this tenant; 410 if it was forgotten, 404 if it never was."""
+        """Return a job of this tenant; raises 410 if it has expired, 404 if it never existed."""
         job = self._database.read(lambda db: jobs.find(db, request_id))
         return self._check_owner(job, tenant_id, request_id)
 
     def find_with_result(self, tenant_id: str, request_id: str) -> jobs.JobWithResult:
-        """A promise of this tenant with its result, if it is over."""
+        """Return a job of this tenant, with its result if it is finished."""
         found = self._database.read(lambda db: jobs.find_with_result(db, request_id))
         job = self._check_owner(found.job if found is not None else None, tenant_id, request_id)
         return found if found is not None else jobs.JobWithResult(job, None)
 
     def mark_fetched(self, job_ids: Sequence[str]) -> None:
-        """Note that results reached their clients, so that they need not be kept for long."""
+        """Record that clients have received results, so that these expire sooner."""
         ids, now = list(job_ids), clock.now()
         self._database.write_soon(lambda db: jobs.mark_fetched(db, ids, now))
 
     def list_finished(self, job_ids: Sequence[str]) -> list[str]:
-        """Which of these promises are over."""
+        """Return which of these jobs are finished."""
         return self._database.read(lambda db: jobs.list_finished(db, job_ids))
 
     def cancel(self, tenant_id: str, request_id: str) -> Future[bool]:
-        """Cancel a sample or a pass; other work, and what is over, stays as it is. True if it did.
+        """Cancel a sample or a pass; returns False for other kinds and for finished jobs.
 
-        A sample is over at once. A pass is over when the worker has stopped it, which alone knows
-        whether the pass has changed the model.
+        A sample is finished at once. A pass is finished when the worker has stopped it, because
+        only the worker knows whether the pass has changed the model.
         """
 
         def work(db: Connection) -> bool:
@@ -178,11 +178,11 @@ class JobQueue:
             self._api_wakeup.notify([request_id])
 
     def wake_worker(self) -> None:
-        """Have the worker look for what it should do, jobs or not."""
+        """Wake the worker even without a new job."""
         self._worker_wakeup.notify()
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Close the sockets."""
         self._worker_wakeup.close()
         self._api_wakeup.close()
 
@@ -198,7 +198,7 @@ class JobQueue:
     def _check_owner(self, job: JobRecord | None, tenant_id: str, request_id: str) -> JobRecord:
         if job is not None and job.tenant_id == tenant_id:
             return job
-        # The tag says whether this tenant was ever given the id, long after the row is gone.
+        # The tag proves that this tenant was given the id, even after the row is deleted.
         unique, _, tag = request_id.partition("-")
         if job is None and hmac.compare_digest(
             tag.encode(), self._id_tag(tenant_id, unique).encode()

@@ -1,4 +1,4 @@
-"""Refuses what a tenant's quotas do not allow, in the transaction that would store it."""
+"""Quota checks of tenants, run in the transaction that stores the checked object."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _FINISH_SESSIONS = (
     f"finish sessions that are no longer needed with `tinkex session finish`, {_ASK_OPERATOR}"
 )
 _DELETE_CHECKPOINTS = f"delete checkpoints with `tinkex checkpoint delete`, {_ASK_OPERATOR}"
-#: When a client should come again whose own open requests may use up the rest of its tokens.
+#: Retry-After when a tenant's open requests may use up the rest of its tokens.
 _OPEN_RETRY_SECONDS = 2.0
 
 
 class QuotaExceeded(PermissionDeniedError):
-    """HTTP 403: a quota is used up until the tenant frees something; clients do not retry it."""
+    """HTTP 403: a quota is used up until the tenant frees something; clients do not retry."""
 
 
 class QuotaUse(NamedTuple):
-    """How much of a quota is used."""
+    """Usage of one quota."""
 
     name: str
     used: int
     limit: int
-    """0 is unlimited."""
+    """0 means unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaChecks:
-    """Checks the quotas of tenants; those without their own have the defaults."""
+    """Checks the quotas of tenants; the defaults apply to tenants without their own."""
 
     defaults: Quotas = field(default_factory=Quotas)
 
     def check_job(self, db: Connection, new_job: NewJob) -> None:
-        """Refuse a job that makes one model too many or needs too many tokens."""
+        """Refuse a job that exceeds the quota of models or tokens."""
         allowed = quotas.get_quotas(db, new_job.tenant_id, self.defaults)
         if allowed.models and _is_model_creation(db, new_job):
             used = quotas.count_models(db, new_job.tenant_id)
@@ -59,9 +59,9 @@ class QuotaChecks:
     def check_checkpoint(
         self, db: Connection, tenant_id: str, path: TinkerPath | None, num_bytes: int = 0
     ) -> None:
-        """Refuse one more checkpoint; one at the same path is replaced, and does not count.
+        """Refuse a checkpoint that exceeds a quota; one that is replaced at `path` does not count.
 
-        Without a path it is one of unnamed sampler weights, which are not counted, only weighed.
+        Unnamed sampler weights have no path: only their bytes count, not their number.
         """
         allowed = quotas.get_quotas(db, tenant_id, self.defaults)
         if not allowed.checkpoints and not allowed.stored_bytes:
@@ -78,7 +78,7 @@ class QuotaChecks:
             raise _quota_exceeded(words + more, "stored_bytes", _DELETE_CHECKPOINTS)
 
     def check_session(self, db: Connection, tenant_id: str, now: float) -> None:
-        """Refuse one more session than a tenant may create in an hour."""
+        """Refuse a session that exceeds the quota of sessions per hour."""
         most = quotas.get_quotas(db, tenant_id, self.defaults).sessions_per_hour
         if not most:
             return
@@ -93,7 +93,7 @@ class QuotaChecks:
             )
 
     def list_usage(self, db: Connection, tenant_id: str, now: float) -> list[QuotaUse]:
-        """What a tenant uses of each quota."""
+        """Return a tenant's usage of each quota."""
         allowed = quotas.get_quotas(db, tenant_id, self.defaults)
         stored = quotas.sum_stored(db, tenant_id, now)
         used = {
@@ -109,7 +109,7 @@ class QuotaChecks:
 def _is_model_creation(db: Connection, new_job: NewJob) -> bool:
     if new_job.kind == JobKind.CREATE_MODEL:
         return True
-    # Weights can also be loaded into a model that is made for them.
+    # Loading weights as the first operation creates the model, too.
     is_first = (
         new_job.kind == JobKind.LOAD_WEIGHTS
         and new_job.position == 0
@@ -119,10 +119,10 @@ def _is_model_creation(db: Connection, new_job: NewJob) -> bool:
 
 
 def _check_tokens(db: Connection, new_job: NewJob, limit: int, now: float) -> None:
-    """Refuse more tokens than are left of this hour, with those of open requests counted as used.
+    """Refuse more tokens than are left in this hour; open requests count as used.
 
-    With nothing open, a request that is larger than what is left is admitted: it would wait
-    for ever if it were larger than the quota.
+    Without open requests, a request larger than the rest is admitted: if it were larger than the
+    quota, it would wait for ever.
     """
     used = quotas.count_tokens_this_hour(db, new_job.tenant_id, now)
     if used >= limit:

@@ -1,4 +1,4 @@
-"""Bringing a model into memory: its newest snapshot, then everything that changed it since."""
+"""Models in the engine's memory; restored from the newest snapshot plus replayed changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinkex.store import jobs, runs
 from tinkex.store.records import JobRecord, RunRecord, RunState
 
 LOG = get_logger(__name__)
-#: Payloads that are in memory at once during a replay.
+#: Payloads in memory at once during a replay.
 MAX_REPLAY_PAYLOADS = 8
 
 
@@ -33,13 +33,13 @@ class ModelStateCorrupted(TinkexError):
 
 
 class ModelUnavailable(TinkexError):
-    """A model cannot be brought into memory now, though nothing of it is lost."""
+    """A model cannot be loaded now, but its state is not lost."""
 
     category = RequestErrorCategory.Server
 
 
 class ModelDeleted(TinkexError):
-    """There is no such model to work on."""
+    """The model does not exist or was unloaded."""
 
     category = RequestErrorCategory.User
 
@@ -53,33 +53,33 @@ _UNUSABLE_STATES = {
 
 @dataclass(slots=True)
 class ResidentModel:
-    """A model in the engine's memory, and how far it is from its snapshot."""
+    """A model in the engine's memory, and its changes since the last snapshot."""
 
     run: RunRecord
     applied: int
-    """How many operations changed it so far."""
+    """Number of operations that have changed it."""
     snapshot_applied: int
-    """How many of them its newest snapshot covers, or the one that is being written."""
+    """How many of them its newest snapshot includes, counting one that is being written."""
     changed_at: float = field(default_factory=time.monotonic)
-    """When the oldest change happened that no snapshot covers."""
+    """Time of the oldest change that no snapshot includes."""
     changed_bytes: int = 0
-    """Payloads that are kept because no snapshot covers them."""
+    """Bytes of the payloads that no snapshot includes."""
     memory_bytes: int = 0
-    """What it counts for in the memory budget: the most that training it takes."""
+    """Its share of the memory budget: the peak memory of training it."""
     is_freshly_created: bool = False
-    """Whether its creation is all that happened to it, so that its seed reproduces it."""
+    """Whether it was only created, so that its seed reproduces it."""
 
     @property
     def num_changes(self) -> int:
-        """Changes that no snapshot covers and that a snapshot is needed for."""
+        """Number of changes that need a snapshot."""
         return 0 if self.is_freshly_created else self.applied - self.snapshot_applied
 
 
 class ResidentModels:
     """The models in memory.
 
-    `make_room` is called with the memory that a model takes before it is read; it raises if there
-    is none.
+    `free_memory` is called with the size of a model before it is loaded, and raises if there is not
+    enough memory.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -88,18 +88,18 @@ class ResidentModels:
         self.free_memory: Callable[[int], None] = lambda num_bytes: None
 
     def __iter__(self) -> Iterator[ResidentModel]:
-        """The models, longest unused first."""
+        """Iterate over the models, least recently used first."""
         return iter(list(self._by_id.values()))
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._by_id
 
     def get(self, run_id: str) -> ResidentModel:
-        """A model, brought into memory if it is not there; raises if it cannot be."""
-        found = self._by_id.get(run_id)
-        if found is not None:
+        """Return a model, loaded if necessary; raises if that fails."""
+        resident = self._by_id.get(run_id)
+        if resident is not None:
             self._by_id.move_to_end(run_id)
-            return found
+            return resident
         run = self._find_usable_run(run_id)
         num_bytes = self._required_bytes(run)
         self.free_memory(num_bytes)
@@ -115,17 +115,17 @@ class ResidentModels:
         return resident
 
     def memory_bytes_of(self, run_id: str) -> int:
-        """The memory that a model takes or would take; 0 if it cannot be used at all."""
-        found = self._by_id.get(run_id)
-        if found is not None:
-            return found.memory_bytes
+        """Return the memory that a model needs; 0 if it is unusable."""
+        resident = self._by_id.get(run_id)
+        if resident is not None:
+            return resident.memory_bytes
         try:
             return self._required_bytes(self._find_usable_run(run_id))
         except (ModelDeleted, ModelUnavailable):
             return 0
 
     def _find_usable_run(self, run_id: str) -> RunRecord:
-        # In line with the writes, so that everything that is done counts.
+        # Queued behind pending writes, so that the record is current.
         run = self._context.database.write(lambda db: runs.find(db, run_id))
         if run is None:
             raise ModelDeleted(f"there is no model {run_id}")
@@ -144,28 +144,28 @@ class ResidentModels:
             raise ModelUnavailable(f"model {run.id} cannot be brought back now: {error}") from error
 
     def drop(self, run_id: str) -> None:
-        """Forget a model's memory."""
+        """Drop a model from memory."""
         self._by_id.pop(run_id, None)
         self._context.engine.drop(run_id)
 
     def _restore(self, run: RunRecord) -> str | None:
-        """Bring a model back; returns the kind of the last operation that was replayed, if any."""
+        """Load a model; returns the kind of the last replayed operation, if any."""
         if run.applied == 0:
             return None
         started = time.monotonic()
         try:
             last_kind = self._rebuild(run)
         except StoreError:
-            # The model is not to blame: it comes back when the worker begins again.
+            # Not the model's fault: it is loaded again after the worker restarts.
             raise
         except Exception as error:  # noqa: BLE001 - one model must not stop the others
             self._context.engine.drop(run.id)
             self._raise_unavailable(run, error)
         seconds, num_replayed = time.monotonic() - started, run.applied - run.snapshot_applied
-        # Models that take turns in memory come back often, and nothing is replayed for them.
+        # Models that are evicted and reloaded often need no replay; do not log those.
         level = logging.INFO if num_replayed else logging.DEBUG
         LOG.log(
-            level, "%s is back: %d operations replayed in %.2f s", run.id, num_replayed, seconds
+            level, "restored %s: %d operations replayed in %.2f s", run.id, num_replayed, seconds
         )
         return last_kind
 
@@ -199,23 +199,23 @@ class ResidentModels:
         return last_kind
 
     def _changes_after(self, run_id: str, applied: int) -> list[tuple[JobRecord, bytes]]:
-        found = self._context.database.read(
+        changes = self._context.database.read(
             lambda db: jobs.list_changes_after(db, run_id, applied, limit=MAX_REPLAY_PAYLOADS)
         )
-        if not found:
+        if not changes:
             raise ModelStateCorrupted(f"operation {applied + 1} is missing")
-        return found
+        return changes
 
 
 def _is_corruption(error: Exception) -> bool:
-    """Whether a state can never be read again; a disk or an engine may only be in trouble now."""
+    """Return whether a state is lost for good; disk and engine errors may be temporary."""
     if isinstance(error, ModelStateCorrupted):
         return True
     cause = error.__cause__
-    is_trouble = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
-    return isinstance(error, CheckpointError) and not is_trouble
+    is_disk_error = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+    return isinstance(error, CheckpointError) and not is_disk_error
 
 
 def new_snapshot_directory(snapshots: Path, run_id: str, applied: int) -> Path:
-    """A place for a model's state after so many changes, which nothing else has ever had."""
+    """Return a unique directory for a model's state after `applied` changes."""
     return snapshots / f"{run_id.replace(':', '_')}-{applied}-{new_id()[:8]}"

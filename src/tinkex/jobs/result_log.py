@@ -1,7 +1,7 @@
-"""Writing outcomes down: in the order they happened, without keeping the engine waiting.
+"""Store results and their effects, in order and asynchronously.
 
-The engine goes on while a commit is under way; results are told only after it. If a commit fails,
-the engine's memory is ahead of the store, so the worker must end and begin again from the store.
+The engine continues while a commit is pending; waiters are notified only after it. If a commit
+fails, the engine is ahead of the store, so the worker must restart from the store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tinkex.store.records import (
     StepRecord,
 )
 
-#: Commits under way before the engine waits for one.
+#: Pending commits before the engine waits for one.
 MAX_PENDING_COMMITS = 32
 
 
@@ -45,7 +45,7 @@ class LeaseLost(TinkexError):
 
 
 class ResultEntry(NamedTuple):
-    """A promise and what came of it."""
+    """A job and its outcome."""
 
     job: JobRecord
     outcome: JobOutcome
@@ -54,7 +54,7 @@ class ResultEntry(NamedTuple):
 
 
 class ResultLog:
-    """The worker's side of the store."""
+    """Writes the worker's results to the store."""
 
     def __init__(self, database: Database, epoch: int) -> None:
         self._database = database
@@ -64,25 +64,25 @@ class ResultLog:
         self._has_failed = False
 
     def start(self, job_ids: Sequence[str]) -> None:
-        """Note that these are being done."""
+        """Mark jobs as running."""
         ids, now = list(job_ids), clock.now()
         self._track(self._write(lambda db: _mark_started(db, ids, now)))
 
     def finish(self, entries: Sequence[ResultEntry]) -> None:
-        """Write outcomes down, and tell whoever waits once they are on disk."""
-        written, now = list(entries), clock.now()
-        future = self._write(lambda db: _store_results(db, written, now))
+        """Store outcomes, and notify waiters once they are on disk."""
+        stored, now = list(entries), clock.now()
+        future = self._write(lambda db: _store_results(db, stored, now))
         future.add_done_callback(self._notify_waiters)
         self._track(future)
 
     def check_fence(self, db: Connection) -> None:
-        """Raise if this worker may not write: a write failed before, or another has taken over.
+        """Raise if this worker must not write: an earlier write failed, or it lost its lease.
 
-        The engine goes on while commits are under way. What it did after the one that failed must
-        not be written: a hole in what changed a model could never be repaired.
+        The engine continues while commits are pending. Nothing after a failed one may be stored: a
+        gap in the changes of a model could never be repaired.
         """
         if self._has_failed:
-            raise StoreUnavailable("a write before this one failed; the worker begins again")
+            raise StoreUnavailable("an earlier write failed; the worker restarts")
         if not coordination.has_lease(db, "worker", self._epoch):
             raise LeaseLost("another worker serves this store now; this one ends")
 
@@ -91,19 +91,19 @@ class ResultLog:
             is_written = False
             try:
                 self.check_fence(db)
-                told = work(db)
+                finished_ids = work(db)
                 is_written = True
             finally:
-                # Told here too: the next write may share the transaction of this one.
+                # Set here too, because the next write may share this transaction.
                 self._has_failed = self._has_failed or not is_written
-            return told
+            return finished_ids
 
         future = self._database.write_soon(guarded)
         future.add_done_callback(self._record_failure)
         return future
 
     def _record_failure(self, future: Future[list[str]]) -> None:
-        # On the writer's thread, before it begins with what comes after.
+        # Runs on the writer's thread, before the next group of writes.
         self._has_failed = self._has_failed or future.exception() is not None
 
     def _track(self, future: Future[list[str]]) -> None:
@@ -113,17 +113,17 @@ class ResultLog:
             self._pending.popleft().result()
 
     def check(self) -> None:
-        """Raise what a commit failed with."""
+        """Raise the error of a failed commit."""
         while self._pending and self._pending[0].done():
             self._pending.popleft().result()
 
     def flush(self) -> None:
-        """Wait until everything is on disk."""
+        """Wait for all pending commits."""
         while self._pending:
             self._pending.popleft().result()
 
     def close(self) -> None:
-        """Give the bell back."""
+        """Close the socket."""
         self._wakeup_sender.close()
 
     def _notify_waiters(self, future: Future[list[str]]) -> None:
@@ -138,7 +138,7 @@ def _mark_started(db: Connection, ids: list[str], now: float) -> list[str]:
 
 def _store_results(db: Connection, entries: list[ResultEntry], now: float) -> list[str]:
     for entry in entries:
-        # What was cancelled meanwhile is over already, and stays so.
+        # A job that was cancelled meanwhile stays cancelled.
         if jobs.finish(db, _job_ending(entry, now)):
             _apply_effects(db, entry, now)
     return [entry.job.id for entry in entries]
@@ -187,12 +187,12 @@ def _apply_effects(db: Connection, entry: ResultEntry, now: float) -> None:
 
 
 def set_run_state(run_id: str, state: RunState) -> Effect:
-    """Move a model on in its life."""
+    """Return an effect that sets a model's state."""
     return lambda db: runs.set_state(db, run_id, state)
 
 
 def count_usage(job: JobRecord, *, run_id: str, base_model: str, kind: str, amount: int) -> Effect:
-    """Add to what a tenant has used."""
+    """Return an effect that adds to a tenant's usage."""
 
     def effect(db: Connection) -> None:
         if amount > 0:
@@ -211,7 +211,7 @@ def count_usage(job: JobRecord, *, run_id: str, base_model: str, kind: str, amou
 
 
 def insert_checkpoint(job: JobRecord, checkpoint: CheckpointRecord) -> tuple[Effect, ...]:
-    """Make saved weights known, in place of those that had the same address."""
+    """Return effects that store a checkpoint and replace the one with the same path."""
 
     def enter(db: Connection) -> None:
         before = checkpoints.find(db, checkpoint.path, checkpoint.created_at)
@@ -246,7 +246,7 @@ def _audit_saved(job: JobRecord, checkpoint: CheckpointRecord) -> Effect:
 
 
 def delete_surplus_unnamed(checkpoint: CheckpointRecord, num_kept: int) -> Effect:
-    """Delete the model's older unnamed sampler weights, so that they do not pile up."""
+    """Return an effect that deletes a model's oldest unnamed sampler weights."""
 
     def effect(db: Connection) -> None:
         checkpoints.delete_surplus_unnamed(db, checkpoint.run_id, num_kept, checkpoint.created_at)
@@ -255,7 +255,7 @@ def delete_surplus_unnamed(checkpoint: CheckpointRecord, num_kept: int) -> Effec
 
 
 def insert_sampler(sampler_id: str, checkpoint: CheckpointRecord) -> Effect:
-    """Open a sampling session on weights that are saved for it alone."""
+    """Return an effect that creates a sampling session for unnamed sampler weights."""
     sampler = SamplerRecord(
         id=sampler_id,
         tenant_id=checkpoint.tenant_id,

@@ -1,6 +1,6 @@
-"""Samples that wait: fair over tenants by tokens, and in turns over a tenant's sampling sessions.
+"""Queue of waiting samples: fair between tenants by tokens, round-robin within a tenant.
 
-Pure decisions over headers of jobs; no clock, no database, no engine.
+Pure decisions over job records: no clock, database or engine.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from tinkex.jobs.scheduling import FairShare
 from tinkex.store.records import JobRecord
 
 SampleSource: TypeAlias = tuple[str, str]
-"""A tenant, and what its samples are drawn from: a sampling session or a base model."""
+"""A tenant, and the sampling session or base model of its samples."""
 
 
 def sample_source(job: JobRecord) -> SampleSource:
-    """What a sample is drawn from."""
+    """Return the source that a sample is drawn from."""
     return job.tenant_id, job.sampler_id or job.base_model or job.session_id
 
 
 class SampleQueue:
-    """Samples that wait for a place in the engine."""
+    """Samples that wait for a slot in the engine."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, OrderedDict[SampleSource, deque[JobRecord]]] = OrderedDict()
@@ -32,14 +32,14 @@ class SampleQueue:
         return bool(self._waiting)
 
     def add(self, job: JobRecord) -> None:
-        """Take in a sample."""
+        """Add a sample."""
         if job.tenant_id not in self._waiting:
             self._waiting[job.tenant_id] = OrderedDict()
             self._fair_share.join(job.tenant_id)
         self._waiting[job.tenant_id].setdefault(sample_source(job), deque()).append(job)
 
     def cancel(self, job_ids: Collection[str]) -> set[str]:
-        """Forget samples that were cancelled before they ran; returns those that waited here."""
+        """Remove cancelled samples; returns the ids of those that were waiting."""
         dropped = set()
         for tenant_id, sources in list(self._waiting.items()):
             for source, jobs in list(sources.items()):
@@ -51,25 +51,25 @@ class SampleQueue:
     def next_samples(
         self, num_free: int, running: Iterable[JobRecord], max_running: int
     ) -> list[JobRecord]:
-        """The samples that start now, beside those that run.
+        """Return the samples to start beside the running ones.
 
-        They are as many as there are places, and a few more: a tenant none of whose samples runs
-        starts one although no place is free, and so does a source of a tenant. A sample with
-        attempts runs alone, because a worker died during it, perhaps because of it.
+        They fill the free slots and exceed them slightly: a tenant or source without a running
+        sample starts one even if no slot is free. A sample with attempts may have crashed a worker,
+        so it runs alone.
         """
-        held, taken = list(running), list[JobRecord]()
-        while (job := self._next_startable(num_free - len(taken), held, max_running)) is not None:
-            if job.attempts and held:
+        active, taken = list(running), list[JobRecord]()
+        while (job := self._next_startable(num_free - len(taken), active, max_running)) is not None:
+            if job.attempts and active:
                 break
             self._pop(job)
             taken.append(job)
-            held.append(job)
+            active.append(job)
             if job.attempts:
                 break
         return taken
 
     def refund(self, job: JobRecord, num_tokens: int) -> None:
-        """Note that a sample took fewer tokens than it might have."""
+        """Refund the tokens that a finished sample did not use."""
         self._fair_share.charge(job.tenant_id, num_tokens - job.num_tokens)
 
     def _next_startable(

@@ -1,4 +1,4 @@
-"""Work that leaves weights on disk: for training on, for sampling, for other tools."""
+"""Operations that save weights: for training, for sampling, for other tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinkex.wire.codec import encode_json
 
 
 def save_weights(context: WorkerContext, task: ModelTask) -> Completed:
-    """Save a model so that its training can go on from there."""
+    """Save weights and optimizer state, so that training can resume from them."""
     request = job_types.decode_payload(task.payload, types.SaveWeightsRequest)
     path = TinkerPath(task.run.id, "weights", _checkpoint_name(task.job, request.path))
     if not request.overwrite:
@@ -32,7 +32,7 @@ def save_weights(context: WorkerContext, task: ModelTask) -> Completed:
 
 
 def save_weights_for_sampler(context: WorkerContext, task: ModelTask) -> Completed:
-    """Save weights to sample from: under a name, or for one sampling session alone."""
+    """Save weights for sampling: under a name, or unnamed for one sampling session."""
     request = job_types.decode_payload(task.payload, types.SaveWeightsForSamplerRequest)
     if request.path is None:
         return _save_ephemeral(context, task, request.sampling_session_seq_id)
@@ -47,7 +47,7 @@ def save_weights_for_sampler(context: WorkerContext, task: ModelTask) -> Complet
 def _save_ephemeral(context: WorkerContext, task: ModelTask, seq_id: int | None) -> Completed:
     if seq_id is None:
         raise InvalidInput("save_weights_for_sampler needs a path or a sampling_session_seq_id")
-    # No client can choose this name: a name never begins with a dot.
+    # Clients cannot choose this name, because names never begin with a dot.
     path = TinkerPath(task.run.id, "sampler_weights", f".session-{seq_id}-{task.job.id}")
     saved = replace(_write_checkpoint(context, task, path), is_ephemeral=True)
     sampler_id = f"{task.run.session_id}:sample:{seq_id}"
@@ -63,7 +63,7 @@ def _save_ephemeral(context: WorkerContext, task: ModelTask, seq_id: int | None)
 
 
 def save_weights_external(context: WorkerContext, task: ModelTask) -> Completed:
-    """Save weights for other tools, encrypted if recipients are named."""
+    """Save weights for other tools, encrypted if recipients are given."""
     request = job_types.decode_payload(task.payload, types.SaveWeightsExternalRequest)
     path = TinkerPath(task.run.id, "external_weights", check_name(request.path))
     context.check_path_unused(path)
@@ -90,23 +90,23 @@ def _write_checkpoint(
     with_optimizer: bool = False,
     recipients: Sequence[str] = (),
 ) -> CheckpointRecord:
-    """Write the files; nobody knows of them until their row is committed.
+    """Write the files of a checkpoint; they are invisible until their row is committed.
 
-    The directory has the job's id, so that doing the job again after a crash replaces it.
+    The directory is named by the job's id, so that a retry after a crash replaces it.
     """
     job, run = task.job, task.run
-    # Unnamed sampler weights have names that no client can choose.
+    # Unnamed sampler weights begin with a dot and are not counted.
     counted = None if path.name.startswith(".") else path
     context.check_checkpoint_quota(run, counted)
     with new_directory(context.home.checkpoint_directory(job.id)) as directory:
         context.engine.save(run.id, directory, with_optimizer=with_optimizer)
         manifest = write_manifest(directory)
         if recipients:
-            # The manifest above is encrypted with the rest; the server checks what is on its disk.
+            # The first manifest is encrypted too; the server needs one of the encrypted files.
             encrypt_directory(directory, recipients)
             manifest = write_manifest(directory, SERVER_MANIFEST_NAME)
         size_bytes = manifest.total_bytes
-        # Now that its size is known; if it is refused, the directory never appears.
+        # Again, now that the size is known; a refusal discards the directory.
         context.check_checkpoint_quota(run, counted, size_bytes)
     context.verified_checkpoints.mark_verified(context.home.checkpoint_directory(job.id))
     return CheckpointRecord(

@@ -1,4 +1,4 @@
-"""Which base models the engine serves, published for the processes that answer clients."""
+"""Publish the engine's base models to the API processes through the store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tinkex.store import settings
 from tinkex.store.database import Connection, Database
 
 LOG = get_logger(__name__)
-#: The name of the setting that holds them.
+#: Setting that holds the base models.
 BASE_MODELS_SETTING = "base_models"
-#: The name of the setting that tells which settings of the server they were published for.
+#: Setting that identifies the server settings they were published for.
 SOURCE_SETTING = "base_models_source"
 
 
 class ServedModels:
-    """Publishes the base models of an engine, again whenever their list has changed."""
+    """Publishes the base models of an engine whenever their list changes."""
 
     def __init__(
         self, engine: Engine, database: Database, refresh: Callable[[], bool], source: str = ""
@@ -35,14 +35,14 @@ class ServedModels:
         self._is_stale = False
 
     def publish(self, db: Connection) -> None:
-        """Write down what the engine serves now."""
+        """Store the base models that the engine serves now."""
         settings.put(
             db, BASE_MODELS_SETTING, [asdict(model) for model in self._engine.base_models()]
         )
         settings.put(db, SOURCE_SETTING, self._source)
 
     def refresh(self) -> None:
-        """Refresh the engine's models; publish them if they changed, now or when the store can."""
+        """Refresh the engine's models and publish changes; retried if the store fails."""
         self._is_stale = self._refresh() or self._is_stale
         if not self._is_stale:
             return

@@ -1,4 +1,4 @@
-"""Writing models to disk in the background, so that a crash costs little to repair."""
+"""Write snapshots of models in the background, so that few changes are replayed after a crash."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tinkex.store.database import Connection
 from tinkex.system.atomic import new_directory, remove_directory, remove_scratch
 
 LOG = get_logger(__name__)
-#: Copies that are being written may take this part of the memory budget, or be one alone.
+#: Copies being written may use 1/4 of the memory budget; a single larger copy is allowed.
 COPY_MEMORY_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPolicy:
-    """When a model's state is written to disk."""
+    """When a snapshot of a model is due."""
 
     max_changes: int = 50
-    """After so many changes."""
+    """Number of changes."""
     max_bytes: int = 64 * 1024 * 1024
-    """When so many payload bytes are kept for it."""
+    """Payload bytes of the changes."""
     max_seconds: float = 60.0
-    """When its oldest change that is not on disk is so old."""
+    """Age of the oldest change."""
 
     def is_due(self, resident: ResidentModel, now: float) -> bool:
-        """Whether to write this model now."""
+        """Return whether a snapshot of this model is due."""
         if resident.num_changes == 0:
             return False
         return (
@@ -44,7 +44,7 @@ class SnapshotPolicy:
 
 
 class SnapshotWriter:
-    """Copies states on the engine's thread, and writes them on its own."""
+    """Copies states on the engine's thread and writes them on a background thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SnapshotWriter:
         self._context = context
         self._policy = policy
         self._check_fence = check_fence
-        """Raises if this worker may not write: a state must not be ahead of what is on record."""
+        """Raises if this worker must not write: a snapshot must not be ahead of the store."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._pending_by_run: dict[str, Future[None]] = {}
         self._copy_bytes: dict[Future[None], int] = {}
@@ -63,7 +63,7 @@ class SnapshotWriter:
         self._max_bytes = context.engine.max_adapter_bytes // COPY_MEMORY_DIVISOR
 
     def record_change(self, resident: ResidentModel, kind: str, num_bytes: int) -> None:
-        """Count a change of this kind."""
+        """Count a change of a model."""
         if resident.num_changes == 0:
             resident.changed_at = time.monotonic()
         resident.applied += 1
@@ -71,30 +71,30 @@ class SnapshotWriter:
         resident.is_freshly_created = kind == JobKind.CREATE_MODEL
 
     def snapshot_if_due(self, resident: ResidentModel, kind: str) -> None:
-        """Write a model after a change of this kind, if it is time."""
-        # What was loaded may be deleted by its owner, so it is not replayed for long.
+        """Start a snapshot after a change if one is due."""
+        # The loaded checkpoint may be deleted, so a load must not depend on replay for long.
         if kind == JobKind.LOAD_WEIGHTS or self._policy.is_due(resident, time.monotonic()):
             self.start_snapshot(resident)
 
     def snapshot_all_due(self, residents: list[ResidentModel]) -> None:
-        """Write models whose changes are old."""
+        """Start all snapshots that are due."""
         for resident in residents:
             if self._policy.is_due(resident, time.monotonic()):
                 self.start_snapshot(resident)
 
     def start_snapshot(self, resident: ResidentModel) -> Future[None] | None:
-        """Copy a model's state now and write it soon; None if its last one is being written."""
+        """Copy a model's state and write it in the background; returns None if that must wait."""
         run_id, applied = resident.run.id, resident.applied
         busy = self._pending_by_run.get(run_id)
         if busy is not None and not busy.done():
             return None
         if self.pending_bytes and self.pending_bytes + resident.memory_bytes > self._max_bytes:
-            # Its copy must not take the memory of a model; it is written when others are done.
+            # The copy would use memory of resident models; try again when others are written.
             return None
         try:
             write = self._context.engine.snapshot(run_id)
         except Exception:
-            # It can still be replayed; a worker that died of this would die at every change.
+            # The changes can still be replayed, and raising would fail again at every change.
             LOG.exception("cannot copy the state of %s", run_id)
             return None
         before, resident.snapshot_applied, resident.changed_bytes = (
@@ -111,7 +111,7 @@ class SnapshotWriter:
                 del self._pending_by_run[run_id]
             del self._copy_bytes[future]
             if future.exception() is not None:
-                # It is as if nothing had been written; the next change tries again.
+                # The next change tries again.
                 resident.snapshot_applied = before
                 LOG.error("cannot write the state of %s: %s", run_id, future.exception())
 
@@ -119,7 +119,7 @@ class SnapshotWriter:
         return future
 
     def snapshot_and_wait(self, resident: ResidentModel) -> bool:
-        """Write a model's state and wait for it; False if it could not be written."""
+        """Write a model's state and wait for it; returns False if writing fails."""
         self.wait()
         if resident.num_changes == 0:
             return True
@@ -132,7 +132,7 @@ class SnapshotWriter:
         return sum(size for future, size in list(self._copy_bytes.items()) if not future.done())
 
     def wait(self) -> None:
-        """Wait until no copy is in memory."""
+        """Wait until all copies are written."""
         for future in list(self._copy_bytes):
             future.exception()
 
@@ -152,7 +152,7 @@ class SnapshotWriter:
             remove_directory(snapshots / surplus)
 
     def remove_orphans(self) -> None:
-        """Remove what a crash left: half-written states, and states that nobody needs."""
+        """Remove partial and unreferenced snapshots left by a crash."""
         snapshots = self._context.home.snapshots
         snapshots.mkdir(parents=True, exist_ok=True)
         remove_scratch(snapshots)
@@ -162,5 +162,5 @@ class SnapshotWriter:
                 remove_directory(path)
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for pending writes and stop the thread."""
         self._executor.shutdown(wait=True)

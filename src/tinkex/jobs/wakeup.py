@@ -1,7 +1,6 @@
-"""A cheap wake-up between processes: datagrams that say "look", and sometimes where.
+"""Wake-up notifications between processes over loopback UDP.
 
-Nothing depends on a bell being heard: whoever waits also looks by itself, less often. So a bell may
-be lost, rung twice or rung by a stranger without harm.
+Waiting processes also poll, less often, so a lost, repeated or forged datagram does no harm.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from tinkex.store import coordination
 from tinkex.store.database import Database
 from tinkex.store.records import ProcessRecord
 
-#: How long the addresses of others are believed.
+#: How long the addresses of other processes are cached.
 ADDRESS_CACHE_SECONDS: Final = 1.0
-#: A process that was not seen for so long is not rung.
+#: Processes without a heartbeat for longer than this are not notified.
 ALIVE_SECONDS: Final = 30.0
-#: Job ids per datagram: loopback carries far more, other networks about this.
+#: Job ids per datagram; more could exceed the packet size of a network.
 MAX_MESSAGES_PER_DATAGRAM: Final = 24
 _MAX_DATAGRAM_BYTES = 4096
 
 
 class WakeupListener:
-    """Something that can be rung; its address is entered in the store."""
+    """A UDP socket whose address is registered in the store."""
 
     def __init__(self, database: Database, role: str, host: str = "127.0.0.1") -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -46,17 +45,17 @@ class WakeupListener:
         database.write(lambda db: coordination.register_process(db, self.process))
 
     def messages(self) -> list[str]:
-        """What was rung since the last look."""
-        heard: list[str] = []
+        """Return the messages that have arrived, without waiting."""
+        received: list[str] = []
         while True:
             try:
                 data = self.socket.recv(_MAX_DATAGRAM_BYTES)
             except (BlockingIOError, ConnectionError):
-                return heard
-            heard += data.decode(errors="replace").split()
+                return received
+            received += data.decode(errors="replace").split()
 
     def wait(self, seconds: float) -> list[str]:
-        """Wait for a ring, at most so long; returns its words."""
+        """Wait for messages, at most this long, and return them."""
         self.socket.settimeout(max(seconds, 0.001))
         try:
             data = self.socket.recv(_MAX_DATAGRAM_BYTES)
@@ -67,19 +66,19 @@ class WakeupListener:
         return data.decode(errors="replace").split() + self.messages()
 
     def wake(self) -> None:
-        """End one's own wait."""
+        """End this process's own `wait`."""
         self.socket.sendto(b"look", self.socket.getsockname())
 
     def heartbeat(self) -> None:
-        """Say that this process is alive; on any thread, and nothing once the bell is closed."""
-        # Entered again rather than updated: after a long sleep others have forgotten it.
+        """Renew the registration of this process; thread-safe, no effect after `close`."""
+        # Inserted again, not updated: after a long sleep the row may have been deleted.
         process = replace(self.process, seen_at=clock.now())
         with self._lock:
             if not self._is_closed:
                 self._database.write(lambda db: coordination.register_process(db, process))
 
     def close(self) -> None:
-        """Take the address out of the store."""
+        """Unregister the address and close the socket."""
         with self._lock:
             self._is_closed = True
             self._database.write(lambda db: coordination.unregister_process(db, self.process.id))
@@ -87,7 +86,7 @@ class WakeupListener:
 
 
 class WakeupSender:
-    """Rings all bells of a role."""
+    """Notifies all processes of a role."""
 
     def __init__(self, database: Database, role: str) -> None:
         self._database = database
@@ -98,7 +97,7 @@ class WakeupSender:
         self._socket.setblocking(False)
 
     def notify(self, messages: Iterable[str] = ("look",)) -> None:
-        """Wake everybody of the role; lost datagrams do no harm. Any thread may ring."""
+        """Wake all processes of the role; thread-safe."""
         if not self._socket.fileno() >= 0:
             return
         listed = list(messages)
@@ -111,22 +110,22 @@ class WakeupSender:
         try:
             self._socket.sendto(data, address)
         except OSError:
-            # The process is gone; its successor looks by itself when it starts.
+            # The process has ended; its successor polls when it starts.
             self._addresses_valid_until = 0.0
 
     def _current_addresses(self) -> Sequence[tuple[str, int]]:
         now = time.monotonic()
         if now >= self._addresses_valid_until:
             since = clock.now() - ALIVE_SECONDS
-            found = self._database.read(
+            alive = self._database.read(
                 lambda db: coordination.list_alive_processes(db, self._role, since=since)
             )
-            self._addresses = [_parse_address(process.bell) for process in found]
+            self._addresses = [_parse_address(process.bell) for process in alive]
             self._addresses_valid_until = now + ADDRESS_CACHE_SECONDS
         return self._addresses
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._socket.close()
 
 

@@ -1,8 +1,8 @@
-"""The one process that owns the engine: takes promises in their order and keeps them.
+"""The worker: the only process that owns an engine. It runs the jobs of one store.
 
-pull what arrived -> one turn of training -> one step of all samples -> wait for the bell
+poll the queue -> start and step samples -> run one training batch -> wait for a wake-up
 
-A turn of training is at most one micro-batch of a long pass, which goes on in a later turn.
+A batch is at most one micro-batch of a long pass, which continues in a later batch.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord
 
 LOG = get_logger(__name__)
-#: How often a worker that nobody rings looks by itself.
+#: Poll interval without wake-up messages.
 POLL_SECONDS = 0.5
-#: Promises taken in at once.
+#: Jobs fetched per query.
 MAX_FETCHED_JOBS = 1000
-#: How often it does what is not urgent.
+#: Interval of the maintenance.
 MAINTENANCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """How a worker works."""
+    """Limits and policies of a worker."""
 
     batch_limits: BatchLimits = field(default_factory=BatchLimits)
     snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     housekeeping: HousekeepingPolicy = field(default_factory=HousekeepingPolicy)
     max_attempts: int = 3
-    """Work during which the worker died so often is given up."""
+    """A job fails after it was interrupted by this number of worker crashes."""
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     max_unnamed_weights: int = 3
-    """How many unnamed sampler weights a model keeps: those that were used last."""
+    """Number of unnamed sampler weights kept per model, the most recently used."""
     owner: str = ""
-    """Who starts this worker; the same owner's next worker takes over at once."""
+    """Identifies the starter of this worker; its next worker takes over the lease at once."""
 
 
 class Worker:
-    """Runs until it is told to stop."""
+    """Runs jobs until `stop` is called."""
 
     def __init__(
         self,
@@ -100,25 +100,25 @@ class Worker:
         self._housekeeper = Housekeeper(self._context, config.housekeeping)
         self._batch_size = AdaptiveBatchSize()
         self._in_progress: dict[str, tuple[JobRecord, PassBatch, float]] = {}
-        """Passes that have begun, by job id, and when they did."""
+        """Started passes by job id, with their start time."""
         self._next_seq: dict[str, int] = {}
         self._last_job_no = 0
         self._training_seconds = 0.0
-        """How long the last turn of training took."""
+        """Duration of the last training batch."""
         self._is_stopping = False
         self._next_maintenance_at = 0.0
 
     def stop(self) -> None:
-        """Finish what is being done, then end; may be called from a signal handler."""
+        """Stop after the current batch; may be called from a signal handler."""
         self._is_stopping = True
         self._listener.wake()
 
     def heartbeat(self) -> None:
-        """Say that this worker is alive; from another thread, for a turn may take minutes."""
+        """Send a heartbeat; called from another thread, because a batch may take minutes."""
         self._listener.heartbeat()
 
     def run(self) -> None:
-        """Work until stopped; whatever is raised means: begin again from the store."""
+        """Run until stopped; after any exception the worker must restart from the store."""
         self._start_up()
         try:
             while not self._is_stopping:
@@ -135,7 +135,7 @@ class Worker:
             self._lease.release()
             self._listener.close()
 
-    # --- beginning and ending ------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------
     def _start_up(self) -> None:
         def work(db: Connection) -> tuple[int, int]:
             self._served_models.publish(db)
@@ -148,17 +148,17 @@ class Worker:
             )
             return num_lost, jobs.requeue_running(db)
 
-        num_lost, num_again = self._database.write(work)
-        if num_lost or num_again:
-            LOG.warning("work of a worker that died: %d again, %d given up", num_again, num_lost)
+        num_lost, num_requeued = self._database.write(work)
+        if num_lost or num_requeued:
+            LOG.warning("jobs of a crashed worker: %d requeued, %d failed", num_requeued, num_lost)
         self._snapshots.remove_orphans()
         self._housekeeper.start()
 
     def _shut_down(self) -> None:
-        """Put back what is not done, and write every model's state."""
+        """Requeue unfinished jobs and write a snapshot of every model."""
         waiting = [*self._active_samples.job_ids, *self._in_progress]
-        for ticket in self._active_samples.job_ids:
-            self._active_samples.cancel(ticket)
+        for job_id in self._active_samples.job_ids:
+            self._active_samples.cancel(job_id)
         for _, passes, _ in self._in_progress.values():
             passes.cancel()
         self._result_log.flush()
@@ -166,16 +166,16 @@ class Worker:
         for resident in self._resident_models:
             self._snapshots.snapshot_and_wait(resident)
 
-    # --- hearing of work -------------------------------------------------------------------------
+    # --- polling ---------------------------------------------------------------------------------
     def _poll_queue(self) -> None:
-        """Take in what arrived since the last look."""
+        """Fetch new jobs and handle messages."""
         self._handle_messages(self._listener.messages())
         while True:
             try:
                 if self._fetch_queued() < MAX_FETCHED_JOBS:
                     return
             except StoreError as error:
-                LOG.warning("cannot look for work: %s", error)
+                LOG.warning("cannot poll the queue: %s", error)
                 time.sleep(POLL_SECONDS)
                 return
 
@@ -190,7 +190,7 @@ class Worker:
         return len(arrived)
 
     def _expected_seq(self, job: JobRecord) -> int:
-        """The number that a model's work goes on with."""
+        """Return the next sequence number of a job's model."""
         if job.run_id is None or self._fair_queue.has_lane(job.tenant_id, job.run_id):
             return 0
         run_id = job.run_id
@@ -200,16 +200,15 @@ class Worker:
         return self._next_seq[run_id]
 
     def _handle_messages(self, messages: Sequence[str]) -> None:
-        named = [word[1:] for word in messages if word.startswith(CANCEL_PREFIX)]
-        if not named:
+        cancelled = [word[1:] for word in messages if word.startswith(CANCEL_PREFIX)]
+        if not cancelled:
             return
-        # Anybody can ring a bell; what is cancelled, the store alone knows. If it does not answer
-        # now, the chores find out later.
+        # Messages are not authenticated, so the store decides. If it fails, maintenance retries.
         with suppress(StoreError):
-            self._stop_jobs(self._database.read(lambda db: jobs.list_to_stop(db, named)))
+            self._stop_jobs(self._database.read(lambda db: jobs.list_to_stop(db, cancelled)))
 
     def _stop_jobs(self, job_ids: Sequence[str]) -> None:
-        """Stop what is cancelled: samples and passes in progress now, waiting passes in turn."""
+        """Stop cancelled jobs: running ones now, waiting passes when they are next."""
         self._fair_queue.cancel(job_ids)
         for job_id in job_ids:
             self._active_samples.cancel(job_id)
@@ -222,38 +221,38 @@ class Worker:
     def _wait_seconds(self) -> float:
         if self._context.engine.num_samples:
             return 0.0
-        next_look = self._fair_queue.next_poll_at()
-        if next_look is None:
+        next_poll_at = self._fair_queue.next_poll_at()
+        if next_poll_at is None:
             return POLL_SECONDS
-        return min(POLL_SECONDS, max(0.0, next_look - time.monotonic()))
+        return min(POLL_SECONDS, max(0.0, next_poll_at - time.monotonic()))
 
-    # --- working ---------------------------------------------------------------------------------
+    # --- running jobs ----------------------------------------------------------------------------
     def _run_batch(self) -> bool:
-        """Do something of everything; False if there was nothing to do."""
+        """Run samples and one training batch; returns False if there was nothing to do."""
         self._result_log.check()
         is_busy = self._start_samples()
         if self._context.engine.num_samples:
-            # As long as the last training took, so that each has half of a busy engine. Before the
-            # next training, so that a sample that arrived meanwhile does not wait for two.
+            # As long as the last training batch took, so that each gets half of a busy engine.
+            # Before the next batch, so that a new sample never waits for two batches.
             self._sample_until(time.monotonic() + self._training_seconds)
             is_busy = True
         started = time.monotonic()
-        turn = self._fair_queue.next_batch(started, self._batch_size.max_operations)
-        for portion in self._adapter_memory.split_by_memory(turn):
+        batch = self._fair_queue.next_batch(started, self._batch_size.max_operations)
+        for portion in self._adapter_memory.split_by_memory(batch):
             self._run_training(portion)
-        self._training_seconds = time.monotonic() - started if turn else 0.0
-        return is_busy or bool(turn)
+        self._training_seconds = time.monotonic() - started if batch else 0.0
+        return is_busy or bool(batch)
 
     def _sample_until(self, deadline: float) -> None:
-        """Step all samples at least once, and take in new ones while there is time."""
+        """Step all samples at least once, and start new ones until the deadline."""
         while True:
-            over = [
+            finished = [
                 ResultEntry(job, outcome, None, at)
                 for job, at, outcome in self._active_samples.step()
             ]
-            for entry in over:
+            for entry in finished:
                 self._fair_queue.finish_sample(entry.job, entry.outcome.num_tokens)
-            self._log_results(over)
+            self._log_results(finished)
             is_over = time.monotonic() >= deadline or not self._context.engine.num_samples
             if is_over or self._is_stopping:
                 return
@@ -273,7 +272,7 @@ class Worker:
         payloads = self._start_jobs(taken)
         refused = []
         for job in taken:
-            # One that was cancelled meanwhile has no payload any more.
+            # A job that was cancelled meanwhile has no payload.
             payload = payloads.get(job.id)
             failed = self._active_samples.start(job, payload) if payload is not None else None
             if failed is not None:
@@ -283,23 +282,23 @@ class Worker:
 
     def _start_jobs(self, started: Sequence[JobRecord]) -> dict[str, bytes]:
         ids = [job.id for job in started]
-        found = self._database.read(lambda db: jobs.get_payloads(db, ids))
+        payloads = self._database.read(lambda db: jobs.get_payloads(db, ids))
         self._result_log.start(ids)
-        return found
+        return payloads
 
     def _run_training(self, batch: Sequence[JobRecord]) -> None:
         first = batch[0]
-        begun = self._in_progress.pop(first.id, None)
-        if begun is not None:
-            _, passes, started_at = begun
+        in_progress = self._in_progress.pop(first.id, None)
+        if in_progress is not None:
+            _, passes, started_at = in_progress
             self._step_passes(batch, passes, started_at)
             return
         started_at = clock.now()
-        found = self._start_jobs(batch)
+        payloads = self._start_jobs(batch)
         tasks: dict[str, ModelTask] = {}
         outcomes: dict[str, JobOutcome] = {}
         for job in batch:
-            task = self._make_task(job, found.get(job.id))
+            task = self._make_task(job, payloads.get(job.id))
             if isinstance(task, ModelTask):
                 tasks[job.id] = task
             else:
@@ -312,13 +311,13 @@ class Worker:
                 name: self._batch_size.run_timed(run_operation, self._context, task)
                 for name, task in tasks.items()
             }
-        over = [job for job in batch if job.id in outcomes]
-        self._finish_jobs([self._make_entry(job, outcomes[job.id], started_at) for job in over])
+        finished = [job for job in batch if job.id in outcomes]
+        self._finish_jobs([self._make_entry(job, outcomes[job.id], started_at) for job in finished])
 
     def _step_passes(
         self, batch: Sequence[JobRecord], passes: PassBatch, started_at: float
     ) -> None:
-        """Compute a micro-batch; a single pass that has more of them goes on in a later turn."""
+        """Compute a micro-batch; a single longer pass continues in a later batch."""
         outcomes = passes.step() if len(batch) == 1 else passes.finish()
         if outcomes is None:
             (job,) = batch
@@ -332,7 +331,7 @@ class Worker:
         return ResultEntry(job, outcome, self._count_change(job, outcome), started_at)
 
     def _finish_jobs(self, entries: Sequence[ResultEntry]) -> None:
-        """Write outcomes down, and let the models go on."""
+        """Store outcomes and unblock the models' next jobs."""
         self._log_results(entries)
         for entry in entries:
             self._fair_queue.finish(entry.job)
@@ -340,7 +339,7 @@ class Worker:
         self._snapshot_changed(entries)
 
     def _make_task(self, job: JobRecord, payload: bytes | None) -> ModelTask | Failed:
-        """The work with its model in memory, or why it cannot be done."""
+        """Return the task with its model in memory, or the failure."""
         if job.run_id is None:
             return CUSTOM_LOSS_UNSUPPORTED
         if self._fair_queue.is_cancelled(job):
@@ -361,7 +360,7 @@ class Worker:
         return ModelTask(job, resident.run, payload)
 
     def _count_change(self, job: JobRecord, outcome: JobOutcome) -> int | None:
-        """The change's number, if it was one."""
+        """Return the number of the change, or None if the model did not change."""
         if not outcome.is_model_change or job.run_id is None:
             return None
         resident = self._resident_models.get(job.run_id)
@@ -369,27 +368,27 @@ class Worker:
         return resident.applied
 
     def _snapshot_changed(self, entries: Sequence[ResultEntry]) -> None:
-        """Write models that have changed enough; after their changes were handed to the store."""
+        """Start snapshots that are due, after the changes were handed to the store."""
         for entry in entries:
             run_id = entry.job.run_id
             if run_id is None:
                 continue
             if not self._context.engine.has_adapter(run_id):
-                # It was unloaded, or could not be made.
+                # It was unloaded, or its creation failed.
                 self._resident_models.drop(run_id)
             if entry.applied is not None:
                 self._snapshots.snapshot_if_due(self._resident_models.get(run_id), entry.job.kind)
 
     def _advance_seq(self, job: JobRecord) -> None:
         if job.run_id is not None:
-            following = max(self._next_seq.get(job.run_id, 0), job.position + 1)
-            self._next_seq[job.run_id] = following
+            next_seq = max(self._next_seq.get(job.run_id, 0), job.position + 1)
+            self._next_seq[job.run_id] = next_seq
 
     def _log_results(self, entries: Sequence[ResultEntry]) -> None:
         if entries:
             self._result_log.finish(entries)
 
-    # --- what is not urgent ----------------------------------------------------------------------
+    # --- maintenance -----------------------------------------------------------------------------
     def _run_maintenance(self) -> None:
         now = time.monotonic()
         if now < self._next_maintenance_at:
@@ -401,13 +400,13 @@ class Worker:
             self._stop_cancelled()
             self._adapter_memory.evict_idle()
         except StoreError as error:
-            # Nothing was done that is not on record, so there is no need to begin again.
-            LOG.warning("cannot look after the models now: %s", error)
-        # With everything on disk the store knows the numbers, so they need not pile up here.
+            # Everything done so far is stored, so the worker need not restart.
+            LOG.warning("maintenance failed, will retry: %s", error)
+        # After the flush the store has the sequence numbers, so the cache can be dropped.
         self._result_log.flush()
         self._next_seq.clear()
 
     def _stop_cancelled(self) -> None:
-        """Stop what is cancelled in the store, although no bell told so."""
-        tickets = self._active_samples.job_ids
-        self._stop_jobs(self._database.write(lambda db: jobs.list_to_stop(db, tickets)))
+        """Stop cancelled samples whose wake-up message was lost."""
+        job_ids = self._active_samples.job_ids
+        self._stop_jobs(self._database.write(lambda db: jobs.list_to_stop(db, job_ids)))

@@ -1,4 +1,4 @@
-"""What a piece of work is done with, and the piece of work itself."""
+"""Shared dependencies of worker operations, and the task that an operation runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinkex.store.records import JobRecord, RunRecord
 
 @dataclass(frozen=True, slots=True)
 class ModelTask:
-    """A promise of a model's, with what it was asked for."""
+    """A job of a model, with its request."""
 
     job: JobRecord
     run: RunRecord
@@ -27,29 +27,29 @@ class ModelTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What the worker works with."""
+    """The engine, the store and the policies that operations use."""
 
     engine: Engine
     database: Database
     home: Home
     verified_checkpoints: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
-    """Checkpoints whose files this process has compared with their manifest, or has written."""
+    """Checkpoints that this process has written or compared with their manifest."""
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     max_unnamed_weights: int = 3
-    """How many unnamed sampler weights a model keeps."""
+    """Number of unnamed sampler weights kept per model."""
 
     def check_checkpoint_quota(
         self, run: RunRecord, path: TinkerPath | None, num_bytes: int = 0
     ) -> None:
-        """Refuse a checkpoint that the quotas of the model's tenant do not allow."""
-        # Asked in line with the writes, so that a save just before this one counts.
+        """Refuse a checkpoint that exceeds the quotas of the model's tenant."""
+        # Queued behind pending writes, so that the previous save counts.
         self.database.write(
             lambda db: self.quotas.check_checkpoint(db, run.tenant_id, path, num_bytes)
         )
 
     def check_path_unused(self, path: TinkerPath) -> None:
-        """Refuse a checkpoint's name that is in use."""
-        # Asked in line with the writes, so that a save just before this one counts.
+        """Refuse a checkpoint path that is in use."""
+        # Queued behind pending writes, so that the previous save counts.
         now = clock.now()
         if self.database.write(lambda db: checkpoints.find(db, path, now)) is not None:
             raise InvalidInput(
