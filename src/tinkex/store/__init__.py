@@ -1,4 +1,4 @@
-"""What the house remembers: tables, the database behind them, and one module per kind of record.
+"""The server's database: schema, migrations, and one module of queries per kind of record.
 
-Functions take a connection, so that several of them make one transaction; `Database` opens it.
+Functions take a connection, so that callers can combine them in one transaction of `Database`.
 """

@@ -1,4 +1,4 @@
-"""What tenants did that is worth remembering."""
+"""Audit events and hourly usage of tenants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from tinkex.store.dialects import dialect_insert
 from tinkex.store.records import AuditRecord, UsageRecord
 from tinkex.store.schema import audit, usage
 
+#: The unit of `UsageRecord.hour`, which counts from 1970.
+HOUR_SECONDS = 3600
 _AUDIT_COLUMNS = [column for column in audit.c if column.name != "no"]
 
 
 def insert_audit(db: sa.Connection, entry: AuditRecord) -> None:
-    """Write down an event."""
+    """Store an audit event."""
     db.execute(sa.insert(audit).values(entry.to_columns()))
 
 
@@ -29,7 +31,7 @@ def list_audit(
     events: Sequence[str] | None,
     limit: int = 1000,
 ) -> list[AuditRecord]:
-    """A tenant's events from `since` to just before `until`, newest first; None is every kind."""
+    """Return a tenant's events in [since, until), newest first; `events` None means all kinds."""
     query = sa.select(*_AUDIT_COLUMNS).where(
         audit.c.tenant_id == tenant_id, audit.c.at >= since, audit.c.at < until
     )
@@ -37,10 +39,6 @@ def list_audit(
         query = query.where(audit.c.event.in_(events))
     ordered = query.order_by(audit.c.at.desc(), audit.c.no.desc()).limit(limit)
     return [AuditRecord.from_row(row) for row in db.execute(ordered)]
-
-
-#: `Usage.hour` counts these since 1970.
-HOUR_SECONDS = 3600
 
 
 def add_usage(  # noqa: PLR0913 - the columns of the sum, by name
@@ -54,8 +52,8 @@ def add_usage(  # noqa: PLR0913 - the columns of the sum, by name
     amount: int,
     now: float,
 ) -> None:
-    """Add to what was used within this hour; no `run_id` is a sample of a base model."""
-    place = {
+    """Add to the usage of the current hour; `run_id` is None for samples of base models."""
+    key = {
         "tenant_id": tenant_id,
         "session_id": session_id,
         "run_id": run_id or "",
@@ -63,18 +61,18 @@ def add_usage(  # noqa: PLR0913 - the columns of the sum, by name
         "kind": kind,
         "hour": math.floor(now / HOUR_SECONDS),
     }
-    db.execute(_upsert_usage(db.dialect.name), place | {"amount": amount})
+    db.execute(_upsert_usage(db.dialect.name), key | {"amount": amount})
 
 
 @cache
 def _upsert_usage(dialect: str) -> sa.Executable:
     statement = dialect_insert(dialect, usage)
-    more = {"amount": usage.c.amount + statement.excluded.amount}
-    return statement.on_conflict_do_update(index_elements=list(usage.primary_key), set_=more)
+    increment = {"amount": usage.c.amount + statement.excluded.amount}
+    return statement.on_conflict_do_update(index_elements=list(usage.primary_key), set_=increment)
 
 
 def list_usage(db: sa.Connection, tenant_id: str, start: float, end: float) -> list[UsageRecord]:
-    """What a tenant used in the hours that a span of time touches, in their order."""
+    """Return a tenant's usage of all hours that overlap a time span, in order."""
     query = sa.select(usage).where(
         usage.c.tenant_id == tenant_id,
         usage.c.hour >= math.floor(start / HOUR_SECONDS),
@@ -85,7 +83,7 @@ def list_usage(db: sa.Connection, tenant_id: str, start: float, end: float) -> l
 
 
 def usage_totals(db: sa.Connection, tenant_id: str, run_id: str) -> dict[str, int]:
-    """What a model used in all, by kind."""
+    """Return a model's total usage by kind."""
     query = sa.select(usage.c.kind, sa.func.sum(usage.c.amount)).where(
         usage.c.tenant_id == tenant_id, usage.c.run_id == run_id
     )

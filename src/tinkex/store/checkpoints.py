@@ -1,4 +1,4 @@
-"""Saved weights: where they are, who may see them, and when they go."""
+"""Checkpoints: lookup, visibility, expiry and deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEWEST_FIRST = (checkpoints.c.created_at.desc(), checkpoints.c.id.desc())
 
 
 class ProjectStorage(NamedTuple):
-    """What a project keeps."""
+    """The checkpoints of a project."""
 
     project_id: str
     num_checkpoints: int
@@ -40,7 +40,7 @@ def _is_at(path: TinkerPath) -> sa.ColumnElement[bool]:
 
 
 def insert(db: sa.Connection, checkpoint: CheckpointRecord) -> None:
-    """Store new weights; one that expired at the same path makes room."""
+    """Store a checkpoint; an expired one at the same path is marked as deleted."""
     now = checkpoint.created_at
     old = sa.and_(_is_at(checkpoint.path), checkpoints.c.deleted_at.is_(None))
     db.execute(
@@ -50,12 +50,12 @@ def insert(db: sa.Connection, checkpoint: CheckpointRecord) -> None:
 
 
 def find(db: sa.Connection, path: TinkerPath, now: float) -> CheckpointRecord | None:
-    """Weights by their address, unless they are deleted or expired."""
+    """Return the checkpoint at a path, unless it is deleted or expired."""
     return _find_one(db, sa.and_(_is_at(path), _is_live(now)))
 
 
 def find_by_id(db: sa.Connection, checkpoint_id: str, now: float) -> CheckpointRecord | None:
-    """Weights by id, unless they are deleted or expired."""
+    """Return a checkpoint by id, unless it is deleted or expired."""
     return _find_one(db, sa.and_(checkpoints.c.id == checkpoint_id, _is_live(now)))
 
 
@@ -73,7 +73,7 @@ def _is_listed_in(now: float, with_external: bool) -> sa.ColumnElement[bool]:
 def list_by_run(
     db: sa.Connection, run_id: str, now: float, *, with_external: bool = True
 ) -> list[CheckpointRecord]:
-    """What a model has saved, newest first, without the ephemeral."""
+    """Return a model's checkpoints, newest first, without ephemeral ones."""
     is_wanted = sa.and_(checkpoints.c.run_id == run_id, _is_listed_in(now, with_external))
     query = sa.select(checkpoints).where(is_wanted)
     return [CheckpointRecord.from_row(row) for row in db.execute(query.order_by(*_NEWEST_FIRST))]
@@ -88,7 +88,7 @@ def list_page(
     now: float,
     with_external: bool = True,
 ) -> tuple[list[CheckpointRecord], int]:
-    """What a tenant has saved, newest first, without the ephemeral, and how many in all."""
+    """Return a page of a tenant's checkpoints, newest first, and the total; no ephemeral ones."""
     is_wanted = sa.and_(checkpoints.c.tenant_id == tenant_id, _is_listed_in(now, with_external))
     count = sa.select(sa.func.count()).select_from(checkpoints).where(is_wanted)
     query = sa.select(checkpoints).where(is_wanted).order_by(*_NEWEST_FIRST)
@@ -99,35 +99,35 @@ def list_page(
 def newest_by_run(
     db: sa.Connection, run_ids: Sequence[str], now: float
 ) -> dict[tuple[str, str], CheckpointRecord]:
-    """The newest of each model and segment, without the ephemeral."""
-    place = sa.func.row_number().over(
+    """Return the newest checkpoint per model and segment, without ephemeral ones."""
+    rank = sa.func.row_number().over(
         partition_by=(checkpoints.c.run_id, checkpoints.c.segment), order_by=_NEWEST_FIRST
     )
     ranked = (
-        sa.select(checkpoints.c.id, place.label("place"))
+        sa.select(checkpoints.c.id, rank.label("rank"))
         .where(checkpoints.c.run_id.in_(run_ids), _is_listed(now))
         .subquery()
     )
     query = sa.select(checkpoints).join(ranked, ranked.c.id == checkpoints.c.id)
-    found = [CheckpointRecord.from_row(row) for row in db.execute(query.where(ranked.c.place == 1))]
-    return {(checkpoint.run_id, checkpoint.segment): checkpoint for checkpoint in found}
+    newest = [CheckpointRecord.from_row(row) for row in db.execute(query.where(ranked.c.rank == 1))]
+    return {(checkpoint.run_id, checkpoint.segment): checkpoint for checkpoint in newest}
 
 
 def set_public(db: sa.Connection, checkpoint_id: str, is_public: bool) -> bool:
-    """Publish or hide; False if it was so already."""
+    """Publish or unpublish a checkpoint; returns False if nothing changed."""
     differs = sa.and_(checkpoints.c.id == checkpoint_id, checkpoints.c.is_public != is_public)
     change = sa.update(checkpoints).where(differs).values(is_public=is_public)
     return bool(db.execute(change).rowcount)
 
 
 def set_expiry(db: sa.Connection, checkpoint_id: str, expires_at: float | None) -> None:
-    """Say when weights go; None is never."""
+    """Set when a checkpoint expires; None means never."""
     is_it = checkpoints.c.id == checkpoint_id
     db.execute(sa.update(checkpoints).where(is_it).values(expires_at=expires_at))
 
 
 def delete(db: sa.Connection, checkpoint_id: str, now: float) -> bool:
-    """Let nobody find these weights any more; False if nobody could."""
+    """Mark a checkpoint as deleted; returns False if it already was."""
     is_it = sa.and_(checkpoints.c.id == checkpoint_id, checkpoints.c.deleted_at.is_(None))
     return bool(db.execute(sa.update(checkpoints).where(is_it).values(deleted_at=now)).rowcount)
 
@@ -135,7 +135,7 @@ def delete(db: sa.Connection, checkpoint_id: str, now: float) -> bool:
 def storage_by_project(
     db: sa.Connection, tenant_id: str, project_id: str | None, now: float
 ) -> list[ProjectStorage]:
-    """What a tenant keeps in each project, or in one."""
+    """Return a tenant's storage per project, or of one project."""
     query = sa.select(
         checkpoints.c.project_id, sa.func.count(), sa.func.sum(checkpoints.c.size_bytes)
     ).where(checkpoints.c.tenant_id == tenant_id, _is_listed(now))
@@ -147,7 +147,7 @@ def storage_by_project(
     ]
 
 
-# --- the end of weights ----------------------------------------------------------------------
+# --- deletion --------------------------------------------------------------------------------
 def collect_deletable(
     db: sa.Connection,
     now: float,
@@ -157,21 +157,21 @@ def collect_deletable(
     finished_seconds: float = 60.0,
     in_use: Collection[str] = (),
 ) -> list[str]:
-    """Weights whose files may go: deleted, expired, or ephemeral of a session that is over.
+    """Mark and return checkpoints whose files can be deleted, except those in use.
 
-    A client can come back to a session that expired, and not to one that it finished.
-
-    All of them count as deleted from now on; `forget` them when their files are gone. Those that
-    are needed still stay.
+    These are deleted ones, expired ones, and ephemeral ones of ended sessions. Ephemeral ones stay
+    longer if the session expired, because its client may return. Call `delete_row` after the files
+    are removed.
     """
-    is_free = checkpoints.c.id.not_in(in_use)
-    gone = sa.select(checkpoints.c.id).where(checkpoints.c.deleted_at.is_not(None), is_free)
-    found = list(db.scalars(gone.limit(limit)))
+    is_unused = checkpoints.c.id.not_in(in_use)
+    deleted = sa.select(checkpoints.c.id).where(checkpoints.c.deleted_at.is_not(None), is_unused)
+    collected = list(db.scalars(deleted.limit(limit)))
     orphaned = _orphaned(now - finished_seconds, now - ephemeral_seconds)
-    for ripe in (_expired(now), orphaned):
-        if len(found) < limit:
-            found += _mark_deleted(db, ripe.where(is_free).limit(limit - len(found)), now)
-    return found
+    for query in (_expired(now), orphaned):
+        if len(collected) < limit:
+            selected = query.where(is_unused).limit(limit - len(collected))
+            collected += _mark_deleted(db, selected, now)
+    return collected
 
 
 def _expired(now: float) -> sa.Select[str]:
@@ -197,9 +197,9 @@ def _orphaned(finished_before: float, expired_before: float) -> sa.Select[str]:
 
 
 def delete_surplus_unnamed(db: sa.Connection, run_id: str, num_kept: int, now: float) -> int:
-    """Delete a model's unnamed sampler weights but the `kept` used last; returns how many.
+    """Delete a model's unnamed sampler weights except the `num_kept` most recently used ones.
 
-    Weights that a sample waits for stay until the next call.
+    Weights with unfinished samples stay until the next call. Returns the number of deleted ones.
     """
     last_use = sa.select(sa.func.max(samplers.c.used_at)).where(
         samplers.c.checkpoint_id == checkpoints.c.id
@@ -224,7 +224,7 @@ def delete_surplus_unnamed(db: sa.Connection, run_id: str, num_kept: int, now: f
 
 
 def _has_open_samples() -> sa.ColumnElement[bool]:
-    """Whether a sample of these weights waits or runs."""
+    """Return a condition: a sample of these weights is queued or running."""
     return (
         sa.exists()
         .where(
@@ -244,10 +244,10 @@ def _mark_deleted(db: sa.Connection, query: sa.Select[str], now: float) -> list[
 
 
 def delete_row(db: sa.Connection, checkpoint_id: str) -> None:
-    """Remove what is known of weights; their files must be gone."""
+    """Delete the row of a checkpoint whose files are removed."""
     db.execute(sa.delete(checkpoints).where(checkpoints.c.id == checkpoint_id))
 
 
 def list_ids(db: sa.Connection) -> set[str]:
-    """Whose files have a reason to be there."""
+    """Return the ids of all checkpoints, deleted ones included."""
     return set(db.scalars(sa.select(checkpoints.c.id)))

@@ -1,4 +1,4 @@
-"""Exclusive rights to do a thing; every new owner gets a higher epoch.
+"""Leases (exclusive rights with a growing epoch) and the registry of running processes.
 
 No clock decides whether a lease has expired. The owner changes the row at every renewal, and a
 contender that sees the same row for the length of the lease, by its own monotonic clock, may take
@@ -18,7 +18,7 @@ from tinkex.store.schema import leases, processes
 _IS_HELD = sa.and_(leases.c.name == sa.bindparam("lease"), leases.c.epoch == sa.bindparam("number"))
 _FIND_HELD = sa.select(leases.c.name).where(_IS_HELD)
 _UPDATE_HELD = sa.update(leases).where(_IS_HELD)
-#: The `until` of a lease that its owner gave back.
+#: The `until` of a released lease.
 _RELEASED_UNTIL = 0.0
 
 
@@ -55,38 +55,38 @@ def renew_lease(db: sa.Connection, name: str, epoch: int, *, until: float) -> bo
 
 
 def has_lease(db: sa.Connection, name: str, epoch: int) -> bool:
-    """Whether nobody has taken the lease since; a late owner may go on until somebody does."""
+    """Return whether the lease still has this epoch; an expired one counts until it is taken."""
     return db.scalar(_FIND_HELD, {"lease": name, "number": epoch}) is not None
 
 
 def release_lease(db: sa.Connection, name: str, epoch: int) -> None:
-    """Let somebody else take the lease at once. The row stays: numbers must not begin anew."""
+    """Release the lease. The row stays, because epochs must not start again."""
     db.execute(_UPDATE_HELD, {"lease": name, "number": epoch, "until": _RELEASED_UNTIL})
 
 
 def register_process(db: sa.Connection, process: ProcessRecord) -> None:
-    """Write down that a process serves; what was known of the same id is replaced."""
+    """Insert or replace the row of a running process."""
     values = process.to_columns()
     statement = dialect_insert(db.dialect.name, processes).values(values)
     db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
 
 def unregister_process(db: sa.Connection, process_id: str) -> None:
-    """Forget a process that has ended."""
+    """Delete the row of a process that has ended."""
     db.execute(sa.delete(processes).where(processes.c.id == process_id))
 
 
 def list_alive_processes(db: sa.Connection, role: str, *, since: float) -> list[ProcessRecord]:
-    """Processes of a role that were seen since then, oldest first."""
+    """Return the processes of a role with a heartbeat since then, oldest first."""
     query = sa.select(processes).where(processes.c.role == role, processes.c.seen_at >= since)
     ordered = query.order_by(processes.c.started_at, processes.c.id)
     return [ProcessRecord.from_row(row) for row in db.execute(ordered)]
 
 
 def delete_dead_processes(db: sa.Connection, *, before: float, after: float) -> None:
-    """Delete processes last seen before a moment, or after one that has yet to come.
+    """Delete processes last seen before `before`, or after `after`, which is in the future.
 
-    The latter were entered by a server that stopped before its machine's clock was set back.
+    The latter belong to a server that stopped before its machine's clock was set back.
     """
     is_dead = sa.or_(processes.c.seen_at < before, processes.c.seen_at > after)
     db.execute(sa.delete(processes).where(is_dead))

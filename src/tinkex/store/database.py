@@ -1,7 +1,7 @@
-"""One door to SQL: reads on any thread, writes through one thread that commits them in groups.
+"""Database access: reads on any thread, writes on one thread that commits them in groups.
 
-A write is over when its transaction is on disk. While one group is being committed the next one
-gathers, so that many clients share the cost of one commit.
+A write is done when its transaction is on disk. Writes that arrive during a commit form the next
+group, so that many clients share the cost of one commit.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from tinkex.store.dialects import as_store_error
 
 T = TypeVar("T")
 Connection: TypeAlias = sa.Connection
-"""What functions of this room take; others name it without knowing whose it is."""
+"""The connection type, exported so that other packages need not import SQLAlchemy."""
 TransactionWork: TypeAlias = Callable[[sa.Connection], T]
 _QueuedWrite: TypeAlias = "tuple[TransactionWork[Any], Future[Any]] | None"
 
-#: Writes that share one commit, at most.
+#: Maximum number of writes per commit.
 MAX_WRITES_PER_COMMIT = 64
-#: How long a write waits for those of other processes.
+#: How long a write waits for other processes.
 LOCK_TIMEOUT_SECONDS = 5.0
-#: How soon a writer of SQLite asks again whether it is its turn.
+#: Interval of SQLite's lock retries.
 _LOCK_RETRY_SECONDS = 0.0005
-#: Any number that nothing else in the database uses: PostgreSQL writers take turns by it.
+#: Key of the advisory lock that serializes PostgreSQL writers.
 WRITER_LOCK = 0x74696E6B6578
-#: Facts about a SQLite file, told to a new one; the first must come before the first table.
+#: Settings of a new SQLite file; the first must precede the first table.
 _FILE_PRAGMAS = ("auto_vacuum = INCREMENTAL", "journal_mode = WAL")
-#: What every connection is told; the last lets a log that grew shrink again.
+#: Settings of every connection; the last one truncates a large log.
 _CONNECTION_PRAGMAS = (
     "synchronous = FULL",
     "foreign_keys = ON",
     "temp_store = MEMORY",
     f"journal_size_limit = {16 * 2**20}",
 )
-#: Connections that are kept; opening one costs more than most questions.
+#: Pool size; opening a connection costs more than most queries.
 _MAX_CONNECTIONS = 24
 
 
@@ -61,7 +61,7 @@ class Database:
         self._lock = threading.Lock()
 
     def read(self, work: TransactionWork[T]) -> T:
-        """Run work that changes nothing, on this thread."""
+        """Run a read-only function on this thread."""
         try:
             with self.engine.connect() as db:
                 return work(db)
@@ -69,14 +69,13 @@ class Database:
             raise as_store_error(error) from error
 
     def write(self, work: TransactionWork[T]) -> T:
-        """Run work in a transaction, and wait until it is on disk."""
+        """Run a function in a write transaction and wait for the commit."""
         return self.write_soon(work).result()
 
     def write_soon(self, work: TransactionWork[T]) -> Future[T]:
-        """Have work run in a transaction; the future is done when it is on disk.
+        """Queue a function for a write transaction; the future is done after the commit.
 
-        Writes take effect in the order of these calls. One that is cancelled before its turn is
-        left out; later it is too late.
+        Writes take effect in call order. A write can be cancelled until it starts.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -92,7 +91,7 @@ class Database:
         return future
 
     def close(self) -> None:
-        """Finish what was written, then let go of the database; nothing is written after that."""
+        """Finish queued writes and close the connections; later writes fail."""
         with self._lock:
             self._is_closed = True
             self._queue.put(None)
@@ -118,12 +117,12 @@ class Database:
                 return
 
     def _commit_group(self, group: list[tuple[TransactionWork[Any], Future[Any]]]) -> None:
-        """Run a group in one transaction; one that fails is undone alone."""
+        """Run a group in one transaction; a failed write is rolled back alone."""
         try:
             with self.begin() as db:
                 outcomes = [_run_in_savepoint(db, work) for work, _ in group]
         except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
-            # The driver's own errors too: a writer that ends would leave later writes waiting.
+            # Driver errors too: without the writer thread later writes would wait for ever.
             for _, future in group:
                 future.set_exception(as_store_error(error))
             return
@@ -135,7 +134,7 @@ class Database:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[sa.Connection]:
-        """A write transaction; all processes take turns, so that numbers grow in commit order."""
+        """Open a write transaction; writers are serialized, so numbers grow in commit order."""
         with self.engine.connect() as db:
             if self.is_sqlite:
                 _begin_immediate(db, self._busy_seconds)
@@ -146,10 +145,10 @@ class Database:
 
 
 def _begin_immediate(db: sa.Connection, busy_seconds: float) -> None:
-    """Wait for one's turn to write.
+    """Wait for the write lock of SQLite.
 
-    SQLite's own wait sleeps longer and longer, up to a tenth of a second, while turns here take a
-    millisecond; so it is told not to wait, and asked again soon.
+    SQLite's own busy handler backs off up to 100 ms, but transactions here take about 1 ms, so this
+    disables it and retries quickly.
     """
     ends_at = time.monotonic() + busy_seconds
     db.begin()
@@ -164,7 +163,7 @@ def _begin_immediate(db: sa.Connection, busy_seconds: float) -> None:
 
 
 def _try_begin(cursor: Any, *, is_last: bool) -> bool:
-    """Whether it is one's turn; the last try raises if it is not."""
+    """Return whether the transaction began; the last try raises instead of returning False."""
     try:
         cursor.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
@@ -180,7 +179,7 @@ def _run_in_savepoint(
     savepoint = db.begin_nested()
     try:
         result = work(db)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whoever asked
+    except Exception as error:  # noqa: BLE001 - the caller gets it through the future
         _rollback(savepoint, error)
         return None, as_store_error(error) if isinstance(error, sa.exc.DBAPIError) else error
     savepoint.commit()
@@ -188,7 +187,7 @@ def _run_in_savepoint(
 
 
 def _rollback(savepoint: sa.NestedTransaction, cause: Exception) -> None:
-    """Take one work back. If even that fails, the database has dropped the whole group."""
+    """Roll back one write. If that fails, the database has dropped the whole group."""
     try:
         savepoint.rollback()
     except sa.exc.SQLAlchemyError as error:
@@ -196,7 +195,7 @@ def _rollback(savepoint: sa.NestedTransaction, cause: Exception) -> None:
 
 
 def redact_url(url: str) -> str:
-    """A database's URL without its password."""
+    """Return a database URL without its password."""
     return sa.make_url(url).render_as_string(hide_password=True)
 
 
@@ -219,7 +218,7 @@ def _create_engine(url: str, busy_seconds: float) -> sa.Engine:
 
 
 def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
-    # Psycopg 3 is the driver we install; SQLAlchemy's default name means an older one.
+    # Psycopg 3 is installed; SQLAlchemy's default driver is an older one.
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
         pool_size=_MAX_CONNECTIONS,
@@ -236,7 +235,7 @@ def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
 
 
 def _initialize_file(cursor: Any, busy_seconds: float) -> None:
-    """Tell a new file what it is; several may find it new at once, and SQLite does not wait."""
+    """Initialize a new file; retries, because several processes may do so at once."""
     ends_at = time.monotonic() + busy_seconds
     while cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         try:
@@ -249,7 +248,7 @@ def _initialize_file(cursor: Any, busy_seconds: float) -> None:
 
 
 def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
-    # What tenants send is nobody else's to read; SQLite gives its log the same mode.
+    # The data of tenants is private; SQLite gives its log the same mode.
     with contextlib.suppress(OSError):
         os.close(os.open(str(url.database), os.O_CREAT | os.O_RDWR, 0o600))
     engine = sa.create_engine(
@@ -261,7 +260,7 @@ def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:
-        # We begin transactions ourselves: the driver would begin late, and read stale rows.
+        # Transactions are begun explicitly: the driver would begin late and read stale rows.
         connection.isolation_level = None
         cursor = connection.cursor()
         _initialize_file(cursor, busy_seconds)

@@ -1,4 +1,4 @@
-"""What SQLite and PostgreSQL both can, and SQLAlchemy spells twice."""
+"""Differences between SQLite and PostgreSQL: upserts and error messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def insert_or_ignore(
     *columns: str,
     returning: tuple[sa.Column[Any], ...] = (),
 ) -> sa.Executable:
-    """An insert that does nothing where a row with the same values in these columns exists."""
+    """Return an insert that does nothing if a row with the same values in `columns` exists."""
     return _build_insert_or_ignore(db.dialect.name, table, columns, returning)
 
 
-# Building a statement takes longer than running it, so these are kept.
+# Cached, because building a statement takes longer than running it.
 @cache
 def _build_insert_or_ignore(
     dialect: str,
@@ -35,7 +35,7 @@ def _build_insert_or_ignore(
 
 
 def dialect_insert(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An insert that can say what happens when the row is there already."""
+    """Return the dialect's insert, which supports ON CONFLICT."""
     return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
@@ -54,12 +54,12 @@ _BUSY_TEXTS = (
 
 
 def as_store_error(error: sa.exc.SQLAlchemyError | sqlite3.Error) -> TinkexError:
-    """The database's error as one of ours, in one sentence."""
+    """Convert a database error to a TinkexError."""
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     first = str(cause).partition("\n")[0]
     text = first.lower()
     if any(part in text for part in _DISK_FULL_TEXTS):
-        # SQLite speaks of I/O when there is no room for what it keeps beside the file.
+        # SQLite reports an I/O error if there is no space for its log.
         return StoreFull("the disk of the server is full or broken; free space, then try again")
     if isinstance(error, sa.exc.TimeoutError) or any(part in text for part in _BUSY_TEXTS):
         return StoreBusy("the server's database is busy; try again")

@@ -1,4 +1,4 @@
-"""What idempotency keys were answered with, so that a repeated request makes nothing twice."""
+"""Stored responses of idempotency keys, so that a repeated request has no second effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinkex.store.schema import repeats
 
 
 def find_response(db: sa.Connection, tenant_id: str, endpoint: str, key: str) -> str | None:
-    """What this request was answered with before."""
+    """Return the stored response of an idempotency key."""
     return db.scalar(
         sa.select(repeats.c.answer).where(
             repeats.c.tenant_id == tenant_id,
@@ -22,7 +22,7 @@ def find_response(db: sa.Connection, tenant_id: str, endpoint: str, key: str) ->
 def save_response(
     db: sa.Connection, tenant_id: str, endpoint: str, key: str, answer: str, now: float
 ) -> None:
-    """Keep an answer; the first one holds."""
+    """Store a response; an existing one is kept."""
     values = {
         "tenant_id": tenant_id,
         "endpoint": endpoint,

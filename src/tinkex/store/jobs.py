@@ -1,4 +1,4 @@
-"""Promises: made once, run once, remembered until their result is no longer needed."""
+"""Jobs: inserted once per key, run once, kept until their result is no longer needed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tinkex.store.dialects import insert_or_ignore
 from tinkex.store.records import JobRecord, JobState, NewJob
 from tinkex.store.schema import completions, jobs, runs
 
-#: Every column but the two that may be large.
+#: All columns except the idempotency key and the two that may be large.
 _HEADER_COLUMNS = tuple(
     column for column in jobs.c if column.name not in {"key", "payload", "result"}
 )
-# Statements of every request are built once: that takes longer than running them.
+# Frequent statements are built once, because building takes longer than running.
 _JOB_ID_PARAM: sa.BindParameter[str] = sa.bindparam("job_id")
 _FIND = sa.select(*_HEADER_COLUMNS).where(jobs.c.id == _JOB_ID_PARAM)
 _FIND_OUTCOME = sa.select(*_HEADER_COLUMNS, jobs.c.result).where(jobs.c.id == _JOB_ID_PARAM)
 _FINISH = sa.update(jobs).where(jobs.c.id == _JOB_ID_PARAM, jobs.c.finished_at.is_(None))
-_NEXT_SEQ_PARAM = sa.bindparam("following", type_=sa.BigInteger)
+_NEXT_SEQ_PARAM = sa.bindparam("new_next_seq", type_=sa.BigInteger)
 _ADVANCE = (
     sa.update(runs)
     .where(runs.c.id == sa.bindparam("advanced"))
@@ -52,19 +52,19 @@ _START = (
     .where(jobs.c.id.in_(_JOB_IDS_PARAM), jobs.c.state == JobState.QUEUED)
     .values(state=JobState.RUNNING, attempts=jobs.c.attempts + 1)
 )
-#: A clone of a sampling client counts its requests from its own number times this.
+#: The positions of a cloned sampling client start at its clone number times this.
 CLONE_STRIDE = 1_000_000_000
 
 
 class QueueLoad(NamedTuple):
-    """How much a tenant has waiting."""
+    """Unfinished jobs and their payload bytes."""
 
     num_jobs: int
     num_bytes: int
 
 
 class JobWithResult(NamedTuple):
-    """What came of a promise."""
+    """A job and its result, if it has one."""
 
     job: JobRecord
     result: bytes | None
@@ -72,20 +72,20 @@ class JobWithResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnding:
-    """How a promise ends."""
+    """The end of a job: result or error."""
 
     job: JobRecord
     result: bytes | None = None
     error: str | None = None
     category: str | None = None
     applied: int | None = None
-    """Its place among what changed the run, if it did: it is replayed after a crash."""
+    """Its number among the changes of the run; set for jobs that are replayed after a crash."""
     started_at: float
     finished_at: float
 
 
 def insert(db: sa.Connection, new_job: NewJob, now: float) -> JobRecord | None:
-    """Store a promise; None if its key was promised before."""
+    """Store a job; returns None if its key exists."""
     values = {
         "id": new_job.id,
         "tenant_id": new_job.tenant_id,
@@ -118,29 +118,29 @@ def insert(db: sa.Connection, new_job: NewJob, now: float) -> JobRecord | None:
 def _next_position(db: sa.Connection, run_id: str | None) -> int:
     if run_id is None:
         return 0
-    known = db.scalar(
+    last = db.scalar(
         sa.select(sa.func.max(jobs.c.position)).where(
             jobs.c.run_id == run_id, jobs.c.finished_at.is_(None)
         )
     )
-    following = db.scalar(sa.select(runs.c.next_seq).where(runs.c.id == run_id))
-    return max(-1 if known is None else known, (following or 0) - 1) + 1
+    next_seq = db.scalar(sa.select(runs.c.next_seq).where(runs.c.id == run_id))
+    return max(-1 if last is None else last, (next_seq or 0) - 1) + 1
 
 
 def find_by_key(db: sa.Connection, key: str) -> JobRecord | None:
-    """The promise that was made for this key."""
+    """Return the job with this idempotency key."""
     row = db.execute(_BY_KEY, {"key": key}).one_or_none()
     return None if row is None else JobRecord.from_row(row)
 
 
 def find(db: sa.Connection, job_id: str) -> JobRecord | None:
-    """A promise by id."""
+    """Return a job by id."""
     row = db.execute(_FIND, {"job_id": job_id}).one_or_none()
     return None if row is None else JobRecord.from_row(row)
 
 
 def find_with_result(db: sa.Connection, job_id: str) -> JobWithResult | None:
-    """A promise with its result, if there is one."""
+    """Return a job by id, with its result if it has one."""
     row = db.execute(_FIND_OUTCOME, {"job_id": job_id}).one_or_none()
     if row is None:
         return None
@@ -152,33 +152,33 @@ _HEADER_NAMES = [column.name for column in _HEADER_COLUMNS]
 
 
 def list_finished(db: sa.Connection, job_ids: Iterable[str]) -> list[str]:
-    """Which of these promises are over, or gone."""
-    asked = list(job_ids)
+    """Return which of these jobs are finished or deleted."""
+    ids = list(job_ids)
     still_open = set(
-        db.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(asked), jobs.c.finished_at.is_(None)))
+        db.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.finished_at.is_(None)))
     )
-    return [job_id for job_id in asked if job_id not in still_open]
+    return [job_id for job_id in ids if job_id not in still_open]
 
 
 def request_cancel(db: sa.Connection, job_id: str, now: float) -> bool:
-    """Mark a job that is not over for cancellation; False if it is over."""
+    """Mark an unfinished job for cancellation; returns False if it is finished."""
     statement = sa.update(jobs).where(jobs.c.id == job_id, jobs.c.finished_at.is_(None))
     return bool(db.execute(statement.values(cancelled_at=now)).rowcount)
 
 
 def list_cancel_requested(db: sa.Connection) -> list[str]:
-    """Jobs that are marked for cancellation and not over."""
+    """Return the unfinished jobs that are marked for cancellation."""
     is_open = sa.and_(jobs.c.finished_at.is_(None), jobs.c.cancelled_at.is_not(None))
     return list(db.scalars(sa.select(jobs.c.id).where(is_open)))
 
 
 def list_to_stop(db: sa.Connection, job_ids: Sequence[str]) -> list[str]:
-    """The jobs among these that are over, and all whose cancellation was requested."""
+    """Return which of these jobs are finished, and all jobs marked for cancellation."""
     return [*list_finished(db, job_ids), *list_cancel_requested(db)]
 
 
 def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
-    """Note that results have reached their client; the first time counts."""
+    """Record when results were first fetched by their client."""
     db.execute(
         sa.update(jobs)
         .where(jobs.c.id.in_(job_ids), jobs.c.finished_at.is_not(None), jobs.c.fetched_at.is_(None))
@@ -187,65 +187,65 @@ def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
 
 
 def get_load(db: sa.Connection, tenant_id: str | None = None) -> QueueLoad:
-    """What is waiting or running, of one tenant or of all."""
-    everybody = tenant_id is None
-    found = (
-        db.execute(_LOAD) if everybody else db.execute(_LOAD_OF_TENANT, {"tenant_id": tenant_id})
-    )
-    num_jobs, num_bytes = found.one()
+    """Return the load of unfinished jobs, of one tenant or of all."""
+    if tenant_id is None:
+        rows = db.execute(_LOAD)
+    else:
+        rows = db.execute(_LOAD_OF_TENANT, {"tenant_id": tenant_id})
+    num_jobs, num_bytes = rows.one()
     return QueueLoad(num_jobs, int(num_bytes))
 
 
 def list_open_by_session(
     db: sa.Connection, tenant_id: str, session_id: str, *, limit: int
 ) -> list[JobRecord]:
-    """What is waiting or running of a session, in the order of arrival."""
+    """Return the unfinished jobs of a session, in order of arrival."""
     is_open = sa.and_(jobs.c.tenant_id == tenant_id, jobs.c.finished_at.is_(None))
     query = sa.select(*_HEADER_COLUMNS).where(is_open, jobs.c.session_id == session_id)
     return [JobRecord.from_row(row) for row in db.execute(query.order_by(jobs.c.no).limit(limit))]
 
 
-# --- the worker's side -----------------------------------------------------------------------
+# --- used by the worker ----------------------------------------------------------------------
 def list_queued_after(db: sa.Connection, no: int, limit: int = 1000) -> list[JobRecord]:
-    """Promises that wait and arrived after this one, in the order of arrival."""
+    """Return queued jobs with a higher number, in order of arrival."""
     return [
         JobRecord.from_row(row) for row in db.execute(_QUEUED_AFTER, {"no": no, "limit": limit})
     ]
 
 
 def get_payloads(db: sa.Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
-    """The payloads of promises that are not over, by id."""
-    found = db.execute(_PAYLOADS, {"job_ids": list(job_ids)})
-    return {row.id: row.payload for row in found}
+    """Return the payloads of unfinished jobs, by id."""
+    rows = db.execute(_PAYLOADS, {"job_ids": list(job_ids)})
+    return {row.id: row.payload for row in rows}
 
 
 def list_payloads_of_kind(db: sa.Connection, kind: str) -> list[bytes]:
-    """The payloads of a kind that are still to be done, or would be done again after a crash."""
+    """Return all stored payloads of a kind: unfinished jobs, and jobs kept for replay."""
     query = sa.select(jobs.c.payload).where(jobs.c.kind == kind, jobs.c.payload.is_not(None))
     return list(db.scalars(query))
 
 
 def mark_started(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
-    """Note that the worker has taken promises; each time counts as an attempt."""
+    """Mark jobs as running and count an attempt."""
     db.execute(_START, {"job_ids": list(job_ids), "started_at": now})
 
 
 def requeue_running(db: sa.Connection, job_ids: Sequence[str] | None = None) -> int:
-    """Put back what a worker had taken: all of it, or these."""
+    """Requeue all running jobs, or the given ones."""
     statement = sa.update(jobs).where(jobs.c.state == JobState.RUNNING)
     if job_ids is not None:
-        # Given back in good order: this attempt does not count against the job.
+        # A regular shutdown does not count as an attempt.
         statement = statement.where(jobs.c.id.in_(job_ids)).values(attempts=jobs.c.attempts - 1)
     return db.execute(statement.values(state=JobState.QUEUED, started_at=None)).rowcount
 
 
 def fail_exhausted(db: sa.Connection, *, max_attempts: int, reason: str, now: float) -> int:
-    """Fail what a worker had taken so often that it seems to kill it."""
+    """Fail running jobs that reached the maximum number of attempts; returns their number."""
     query = sa.select(*_HEADER_COLUMNS).where(
         jobs.c.state == JobState.RUNNING, jobs.c.attempts >= max_attempts
     )
-    doomed = [JobRecord.from_row(row) for row in db.execute(query)]
-    for job in doomed:
+    exhausted = [JobRecord.from_row(row) for row in db.execute(query)]
+    for job in exhausted:
         ending = JobEnding(
             job=job,
             error=reason,
@@ -254,11 +254,11 @@ def fail_exhausted(db: sa.Connection, *, max_attempts: int, reason: str, now: fl
             finished_at=now,
         )
         finish(db, ending)
-    return len(doomed)
+    return len(exhausted)
 
 
 def finish(db: sa.Connection, ending: JobEnding) -> bool:
-    """Store how a promise ended; False if it was over before, and then nothing changes."""
+    """Store the end of a job; returns False, without effect, if it was finished before."""
     job = ending.job
     is_failure = ending.error is not None
     size = len(ending.result or b"")
@@ -274,7 +274,7 @@ def finish(db: sa.Connection, ending: JobEnding) -> bool:
         "finished_at": ending.finished_at,
     }
     if ending.applied is None:
-        # Others keep it: a change is replayed from its payload until a snapshot covers it.
+        # Changes keep their payload, which is replayed until a snapshot includes it.
         values["payload"] = None
     changed = db.execute(_FINISH, values).rowcount
     if changed and job.run_id is not None:
@@ -285,7 +285,7 @@ def finish(db: sa.Connection, ending: JobEnding) -> bool:
 
 
 def _advance_run(db: sa.Connection, job: JobRecord, applied: int | None) -> None:
-    values = {"advanced": job.run_id, "following": job.position + 1}
+    values = {"advanced": job.run_id, "new_next_seq": job.position + 1}
     if applied is not None:
         values["applied"] = applied
     db.execute(_ADVANCE, values)
@@ -307,14 +307,14 @@ def _insert_completion(db: sa.Connection, job: JobRecord, size: int | None, now:
 def list_changes_after(
     db: sa.Connection, run_id: str, applied: int, *, limit: int
 ) -> list[tuple[JobRecord, bytes]]:
-    """What changed a run after a snapshot, in the order it happened, with payloads."""
+    """Return the jobs that changed a run after a snapshot, in order, with payloads."""
     query = (
         sa.select(*_HEADER_COLUMNS, jobs.c.payload)
         .where(jobs.c.run_id == run_id, jobs.c.applied > applied)
         .order_by(jobs.c.applied)
         .limit(limit)
     )
-    found = []
+    changes = []
     for *header, payload in db.execute(query):
-        found.append((JobRecord(**dict(zip(_HEADER_NAMES, header, strict=True))), payload))
-    return found
+        changes.append((JobRecord(**dict(zip(_HEADER_NAMES, header, strict=True))), payload))
+    return changes

@@ -1,4 +1,4 @@
-"""Tenants, and the keys that open their doors. A key itself is never stored, only its digest."""
+"""Tenants and their API keys. Only the digest of a key is stored."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _HINT_LENGTH = 8
 
 
 def generate_key() -> str:
-    """A fresh key."""
+    """Generate a random API key."""
     return KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
 
 
 def hash_key(secret: str) -> str:
-    """What is kept of a key; keys are long and random, so a plain hash is enough."""
+    """Return the stored digest of a key; keys are long and random, so a plain hash is enough."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def get_or_create_tenant(db: sa.Connection, name: str, now: float) -> TenantRecord:
-    """The tenant of this name, who is made if there is none."""
+    """Return the tenant of this name, created if missing."""
     values = {"id": new_id(), "name": name, "created_at": now}
     db.execute(insert_or_ignore(db, tenants, "name"), values)
     return TenantRecord.from_row(db.execute(sa.select(tenants).where(tenants.c.name == name)).one())
 
 
 def find_tenant_by_name(db: sa.Connection, name: str) -> TenantRecord | None:
-    """A tenant by name."""
+    """Return a tenant by name."""
     row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()
     return None if row is None else TenantRecord.from_row(row)
 
 
 def find_tenant(db: sa.Connection, tenant_id: str) -> TenantRecord | None:
-    """A tenant by id."""
+    """Return a tenant by id."""
     row = db.execute(sa.select(tenants).where(tenants.c.id == tenant_id)).one_or_none()
     return None if row is None else TenantRecord.from_row(row)
 
@@ -57,7 +57,7 @@ def insert_key(
     note: str | None = None,
     now: float,
 ) -> ApiKeyRecord:
-    """Let a key open a tenant's door; one that does so already stays as it is."""
+    """Register a key of a tenant; a registered key stays unchanged."""
     values = {
         "tenant_id": tenant_id,
         "name": name,
@@ -66,10 +66,10 @@ def insert_key(
         "digest": hash_key(secret),
         "created_at": now,
     }
-    is_it = api_keys.c.digest == values["digest"]
-    is_new = _find_one(db, is_it) is None
+    has_digest = api_keys.c.digest == values["digest"]
+    is_new = _find_one(db, has_digest) is None
     db.execute(insert_or_ignore(db, api_keys, "digest"), values)
-    key = _find_one(db, is_it)
+    key = _find_one(db, has_digest)
     assert key is not None
     if key.revoked_at is not None:
         raise InvalidInput(f"The key {key.hint} was revoked; use a new one")
@@ -92,27 +92,27 @@ def _find_one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> ApiKeyRec
 
 
 def find_by_secret(db: sa.Connection, secret: str) -> ApiKeyRecord | None:
-    """The key that a caller shows, unless it was revoked."""
-    is_it = api_keys.c.digest == hash_key(secret)
-    return _find_one(db, sa.and_(is_it, api_keys.c.revoked_at.is_(None)))
+    """Return the key that matches a secret, unless it was revoked."""
+    has_digest = api_keys.c.digest == hash_key(secret)
+    return _find_one(db, sa.and_(has_digest, api_keys.c.revoked_at.is_(None)))
 
 
 def find_by_id(db: sa.Connection, key_id: int) -> ApiKeyRecord | None:
-    """A key by its number, revoked or not."""
+    """Return a key by id, revoked or not."""
     return _find_one(db, api_keys.c.id == key_id)
 
 
 def list_keys(db: sa.Connection) -> list[tuple[ApiKeyRecord, TenantRecord]]:
-    """All keys with whom they let in, oldest first."""
+    """Return all keys with their tenants, oldest first."""
     owners = {row.id: TenantRecord.from_row(row) for row in db.execute(sa.select(tenants))}
     rows = db.execute(sa.select(api_keys).order_by(api_keys.c.id))
     return [(ApiKeyRecord.from_row(row), owners[row.tenant_id]) for row in rows]
 
 
 def revoke(db: sa.Connection, key_id: int, now: float) -> bool:
-    """Let a key open nothing from now on; False if it did not open anything."""
-    is_it = sa.and_(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
-    if not db.execute(sa.update(api_keys).where(is_it).values(revoked_at=now)).rowcount:
+    """Revoke a key; returns False if it does not exist or was revoked."""
+    is_active = sa.and_(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+    if not db.execute(sa.update(api_keys).where(is_active).values(revoked_at=now)).rowcount:
         return False
     key = find_by_id(db, key_id)
     assert key is not None
@@ -121,6 +121,6 @@ def revoke(db: sa.Connection, key_id: int, now: float) -> bool:
 
 
 def has_keys(db: sa.Connection) -> bool:
-    """Whether any key opens anything."""
-    found = sa.select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None)).limit(1)
-    return db.scalar(found) is not None
+    """Return whether an unrevoked key exists."""
+    query = sa.select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None)).limit(1)
+    return db.scalar(query) is not None

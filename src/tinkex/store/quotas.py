@@ -1,4 +1,4 @@
-"""Quotas of tenants: what the operator allows each, and what each uses now."""
+"""Quotas of tenants, and their current usage."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tinkex.store.accounting import HOUR_SECONDS
 from tinkex.store.records import RunState
 from tinkex.store.schema import checkpoints, jobs, runs, sessions, tenants, usage
 
-#: What `tokens_per_hour` counts.
+#: Kinds of usage that count for `tokens_per_hour`.
 _TOKEN_KINDS = ("training", "prefill", "prefill_cached", "sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """What a tenant may have; 0 is unlimited."""
+    """Limits of a tenant; 0 means unlimited."""
 
     models: int = 0
-    """Models that can be trained, in sessions that are not finished."""
+    """Trainable models in unfinished sessions."""
     checkpoints: int = 0
     """Saved checkpoints."""
     stored_bytes: int = 0
-    """Bytes of all checkpoint files, those of unnamed sampler weights included."""
+    """Bytes of all checkpoint files, including unnamed sampler weights."""
     tokens_per_hour: int = 0
-    """Tokens trained, read and sampled within a full hour."""
+    """Tokens trained, prefilled and sampled within a full hour."""
     sessions_per_hour: int = 0
     """Sessions created since the last full hour."""
 
@@ -40,22 +40,22 @@ class Quotas:
 
     @classmethod
     def names(cls) -> list[str]:
-        """All quotas, in the order in which they are shown."""
+        """The names of all quotas, in display order."""
         return [field.name for field in fields(cls)]
 
     def with_overrides(self, overrides: Mapping[str, Any] | None) -> Self:
-        """These quotas with a tenant's own in their place; names of later versions are ignored."""
+        """Return these quotas with a tenant's overrides; unknown names are ignored."""
         known = {name: value for name, value in (overrides or {}).items() if name in self.names()}
         return replace(self, **known)
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether there is nothing to check."""
+        """Whether no quota is set."""
         return not any(getattr(self, name) for name in self.names())
 
 
 class StoredCheckpoints(NamedTuple):
-    """The checkpoints of a tenant."""
+    """The number and size of a tenant's checkpoints."""
 
     num_checkpoints: int
     num_bytes: int
@@ -73,17 +73,17 @@ _HOUR_TOKENS = sa.select(sa.func.coalesce(sa.func.sum(usage.c.amount), 0)).where
 
 
 def get_quotas(db: sa.Connection, tenant_id: str, defaults: Quotas) -> Quotas:
-    """The quotas of a tenant: its own, and the defaults for the rest."""
+    """Return the quotas of a tenant: its overrides, and the defaults for the rest."""
     return defaults.with_overrides(db.scalar(_FIND_OVERRIDES, {"tenant_id": tenant_id}))
 
 
 def set_overrides(db: sa.Connection, tenant_id: str, overrides: Mapping[str, int] | None) -> None:
-    """Replace the quotas that a tenant has of its own; None leaves it the defaults."""
+    """Replace the overrides of a tenant; None restores the defaults."""
     db.execute(sa.update(tenants).where(tenants.c.id == tenant_id).values(quotas=overrides))
 
 
 def count_models(db: sa.Connection, tenant_id: str) -> int:
-    """Models that can be trained, in sessions that are not finished."""
+    """Count a tenant's trainable models in unfinished sessions."""
     query = (
         sa.select(sa.func.count())
         .select_from(runs.join(sessions, sessions.c.id == runs.c.session_id))
@@ -99,9 +99,9 @@ def count_models(db: sa.Connection, tenant_id: str) -> int:
 def sum_stored(
     db: sa.Connection, tenant_id: str, now: float, replaced: TinkerPath | None = None
 ) -> StoredCheckpoints:
-    """What a tenant's checkpoints are, without the one that another is about to replace.
+    """Sum up a tenant's checkpoints, except the one at the path `replaced`.
 
-    Unnamed sampler weights count with their bytes.
+    Unnamed sampler weights count only with their bytes.
     """
     is_young = sa.or_(checkpoints.c.expires_at.is_(None), checkpoints.c.expires_at > now)
     is_kept = sa.and_(
@@ -121,13 +121,13 @@ def sum_stored(
 
 
 def count_tokens_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
-    """Tokens that a tenant has used since the last full hour."""
+    """Count the tokens that a tenant has used since the last full hour."""
     hour = int(now // HOUR_SECONDS)
     return int(db.scalar(_HOUR_TOKENS, {"tenant_id": tenant_id, "this_hour": hour}) or 0)
 
 
 def count_sessions_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
-    """Sessions that a tenant has created since the last full hour."""
+    """Count the sessions that a tenant has created since the last full hour."""
     since = now - now % HOUR_SECONDS
     query = sa.select(sa.func.count()).where(
         sessions.c.tenant_id == tenant_id, sessions.c.created_at >= since
@@ -136,5 +136,5 @@ def count_sessions_this_hour(db: sa.Connection, tenant_id: str, now: float) -> i
 
 
 def count_open_tokens(db: sa.Connection, tenant_id: str) -> int:
-    """The most tokens that a tenant's open requests will use."""
+    """Return the maximum number of tokens that a tenant's unfinished jobs may use."""
     return int(db.scalar(_OPEN_TOKENS, {"tenant_id": tenant_id}) or 0)

@@ -1,4 +1,4 @@
-"""Rows as they leave the store: frozen, one class per table, fields named like the columns."""
+"""Frozen records of table rows; fields are named like the columns."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from tinkex.ids import TinkerPath
 
 
 class JobState(StrEnum):
-    """Where a promise is in its life."""
+    """The state of a job."""
 
-    QUEUED = "queued"  #: stored; nobody has taken it
-    RUNNING = "running"  #: the worker has it
-    DONE = "done"  #: the result is stored; final
-    FAILED = "failed"  #: it failed or was cancelled, and the reason is stored; final
+    QUEUED = "queued"  #: stored, not started
+    RUNNING = "running"  #: started by the worker
+    DONE = "done"  #: has a result; final
+    FAILED = "failed"  #: failed or cancelled, with a reason; final
 
 
 class RunState(StrEnum):
-    """Where a model is in its life."""
+    """The state of a model."""
 
-    CREATING = "creating"  #: promised
-    READY = "ready"  #: it can be trained
-    FAILED = "failed"  #: it could not be made
-    UNLOADED = "unloaded"  #: its client said that it is done with it
-    CORRUPTED = "corrupted"  #: its state on disk is damaged; only its checkpoints are left
+    CREATING = "creating"  #: its creation is queued
+    READY = "ready"  #: can be trained
+    FAILED = "failed"  #: its creation failed
+    UNLOADED = "unloaded"  #: unloaded by its client, or unused for long
+    CORRUPTED = "corrupted"  #: its state on disk is damaged; its checkpoints remain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What all rows have in common."""
+    """Base class of records."""
 
     @classmethod
     def from_row(cls, row: sa.Row[Any]) -> Self:
-        """The record of a row that holds its columns and no others."""
+        """Build a record from a row that has exactly its columns."""
         return cls(**row._mapping)
 
     def to_columns(self) -> dict[str, Any]:
-        """Its columns, to be stored."""
+        """Return the column values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantRecord(Record):
-    """Whose things are whose."""
+    """A tenant: the owner of sessions, models and checkpoints."""
 
     id: str
     name: str
@@ -57,7 +57,7 @@ class TenantRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKeyRecord(Record):
-    """A key, without the key."""
+    """An API key, without its secret."""
 
     id: int
     tenant_id: str
@@ -122,12 +122,12 @@ class SamplerRecord(Record):
     num_clones: int = 0
     created_at: float
     used_at: float = 0.0
-    """When a sample was last requested; 0 if none was."""
+    """When a sample was last requested; 0 if never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord(Record):
-    """Saved weights."""
+    """A checkpoint."""
 
     id: str
     tenant_id: str
@@ -148,38 +148,38 @@ class CheckpointRecord(Record):
 
     @property
     def path(self) -> TinkerPath:
-        """Its address."""
+        """The tinker:// path."""
         return TinkerPath(self.run_id, self.segment, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A promise to be made."""
+    """A job to be stored."""
 
     id: str
     tenant_id: str
     session_id: str
     kind: str
     key: str | None
-    """What makes a repeated request the same request."""
+    """Idempotency key: a repeated request has the same key."""
     run_id: str | None = None
     sampler_id: str | None = None
     position: int | None = None
-    """The place within the run; None is after everything that is known."""
+    """The sequence number within the run; None means the next free one."""
     payload: bytes
     is_proto: bool = False
     num_sequences: int = 0
     num_tokens: int = 0
-    """The tokens of a pass, or the most that a sample reads and writes."""
+    """The tokens of a pass, or the maximum tokens of a sample with its prompt."""
     base_model: str | None = None
-    """The base model of a sample that has no sampling session."""
+    """The base model of a sample without a sampling session."""
     is_cancelled: bool = False
-    """Whether the job only takes up its number, and does not run."""
+    """Whether the job only occupies its sequence number and does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(Record):
-    """A promise, without its payload and its result."""
+    """A job, without its payload and result."""
 
     no: int
     id: str
@@ -205,17 +205,17 @@ class JobRecord(Record):
     num_tokens: int = 0
     base_model: str | None = None
     cancelled_at: float | None = None
-    """When the cancellation of a pass was requested; the worker ends it."""
+    """When the cancellation of a pass was requested; the worker stops it."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the outcome is known."""
+        """Whether the job has succeeded or failed."""
         return self.state in {JobState.DONE, JobState.FAILED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord(Record):
-    """What was done when."""
+    """An executed operation with its times and metrics."""
 
     session_id: str
     run_id: str | None
@@ -232,7 +232,7 @@ class StepRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord(Record):
-    """How much of one thing was used within one hour."""
+    """The usage of one kind within one hour."""
 
     tenant_id: str
     session_id: str
@@ -245,7 +245,7 @@ class UsageRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord(Record):
-    """Something worth remembering that a tenant did."""
+    """An audit event of a tenant."""
 
     tenant_id: str
     at: float

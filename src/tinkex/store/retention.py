@@ -1,4 +1,4 @@
-"""What is forgotten when, in small bites: the store grows with the work at hand, not with time."""
+"""Delete expired rows in small transactions, so that the store does not grow with time."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from tinkex.store.database import Database
 from tinkex.store.schema import audit, completions, jobs, repeats, runs, steps
 
 _DAY_SECONDS = 86_400.0
-#: Payloads and results that one sweep removes, at most: longer ones hold the writers up.
+#: Payload and result bytes deleted per sweep; more would block other writers.
 _MAX_BYTES = 64 * 2**20
-#: SQLite pages that are given back in one transaction.
+#: SQLite pages freed per transaction.
 _PAGES_PER_TRANSACTION = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """How long things are remembered once they are over."""
+    """How long rows are kept after their object has ended."""
 
     fetched_seconds: float = 600.0
-    """Results that their client has fetched: it may lose the answer and ask again."""
+    """Fetched results; a client may lose the response and fetch again."""
     max_fetched: int = 10_000
-    """How many fetched results are kept at most, whatever their age."""
+    """Maximum number of fetched results."""
     unfetched_seconds: float = _DAY_SECONDS
-    """Results that nobody fetched."""
+    """Unfetched results."""
     steps_per_session: int = 10_000
-    """How many of the newest steps of a session are kept."""
+    """Maximum number of steps per session; the newest are kept."""
     steps_seconds: float = 90 * _DAY_SECONDS
-    """Steps, whatever their session."""
+    """Steps."""
     completions_seconds: float = _DAY_SECONDS
-    """Completions that their client did not take."""
+    """Completions that their client did not fetch."""
     repeats_seconds: float = _DAY_SECONDS
-    """Answers to idempotency keys."""
+    """Responses of idempotency keys."""
     audit_seconds: float = 400 * _DAY_SECONDS
     """Audit entries."""
     samplers_seconds: float = 30 * _DAY_SECONDS
     """Sampling sessions, after their session is over."""
     sessions_seconds: float = 400 * _DAY_SECONDS
-    """Sessions and their runs after they are over, unless a checkpoint of theirs is left."""
+    """Ended sessions and their runs, unless they have a checkpoint."""
     usage_seconds: float = 400 * _DAY_SECONDS
     """Hourly usage."""
 
@@ -53,24 +53,24 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """How many rows a sweep removed."""
+    """Numbers of deleted rows."""
 
     num_jobs: int = 0
     num_results: int = 0
-    """Results that went while their job stays, to be replayed."""
+    """Results deleted from jobs that are kept for replay."""
     num_completions: int = 0
     num_steps: int = 0
     num_repeats: int = 0
     num_audit: int = 0
     has_more: bool = False
-    """Whether another sweep would find more at once."""
+    """Whether more rows can be deleted now."""
 
 
 def sweep(db: sa.Connection, policy: RetentionPolicy, now: float, limit: int = 2000) -> SweepResult:
-    """Remove what is no longer needed, at most about `limit` rows of each kind.
+    """Delete expired rows, at most about `limit` of each kind.
 
-    Unfinished jobs stay. So do jobs that changed a run and are in no snapshot of it: after a
-    crash they are replayed; only their results go.
+    Unfinished jobs stay. Jobs that changed a run and are not in its snapshot lose only their
+    results: they are replayed after a crash.
     """
     num_results, more_results = _clear_results(db, policy, now, limit)
     num_jobs, more_jobs = _delete_jobs(db, policy, now, limit)
@@ -96,7 +96,7 @@ _SIZE = (jobs.c.payload_bytes + jobs.c.result_bytes).label("size")
 
 
 def _is_needed_for_replay() -> sa.ColumnElement[bool]:
-    """Whether a crash now would need the job again."""
+    """Return a condition: the job would be replayed after a crash."""
     behind = sa.exists().where(runs.c.id == jobs.c.run_id, jobs.c.applied > runs.c.snapshot_applied)
     return sa.and_(jobs.c.applied.is_not(None), behind)
 
@@ -104,21 +104,21 @@ def _is_needed_for_replay() -> sa.ColumnElement[bool]:
 def _delete_jobs(
     db: sa.Connection, policy: RetentionPolicy, now: float, limit: int
 ) -> tuple[int, bool]:
-    is_wanted = ~_is_needed_for_replay()
-    ripe = _list_expired(db, policy, now, limit, is_wanted)
-    surplus = _count_surplus(db, policy.max_fetched, is_wanted)
+    is_deletable = ~_is_needed_for_replay()
+    expired = _list_expired(db, policy, now, limit, is_deletable)
+    surplus = _count_surplus(db, policy.max_fetched, is_deletable)
     if surplus > 0:
-        too_many = _ids_with_sizes(db, _oldest_fetched(is_wanted).limit(min(surplus, limit)))
-        ripe = list(dict(ripe + too_many).items())
-    ids = take_within_limits(ripe, limit, _MAX_BYTES)
+        oldest = _ids_with_sizes(db, _oldest_fetched(is_deletable).limit(min(surplus, limit)))
+        expired = list(dict(expired + oldest).items())
+    ids = take_within_limits(expired, limit, _MAX_BYTES)
     _update_forgotten_seq(db, ids)
     db.execute(sa.delete(completions).where(completions.c.job_id.in_(ids)))
     db.execute(sa.delete(jobs).where(jobs.c.id.in_(ids)))
-    return len(ids), len(ids) < len(ripe) or len(ids) >= limit
+    return len(ids), len(ids) < len(expired) or len(ids) >= limit
 
 
 def _update_forgotten_seq(db: sa.Connection, job_ids: list[str]) -> None:
-    """Remember how far each run's jobs are gone: their keys no longer tell that they were done."""
+    """Record the highest deleted sequence number per run: deleted keys cannot detect repeats."""
     query = (
         sa.select(jobs.c.run_id, sa.func.max(jobs.c.position))
         .where(jobs.c.id.in_(job_ids), jobs.c.run_id.is_not(None))
@@ -174,14 +174,14 @@ def _ids_with_sizes(db: sa.Connection, query: sa.Select[str, int]) -> list[tuple
 
 def _count_surplus(db: sa.Connection, num_kept: int, is_wanted: sa.ColumnElement[bool]) -> int:
     fetched = sa.select(sa.func.count()).where(jobs.c.fetched_at.is_not(None))
-    # Almost always the index alone can tell that there are few enough.
+    # The index alone answers this in almost all cases.
     if (db.scalar(fetched) or 0) <= num_kept:
         return 0
     return (db.scalar(fetched.where(is_wanted)) or 0) - num_kept
 
 
 def take_within_limits(rows: Iterable[tuple[str, int]], max_rows: int, max_bytes: int) -> list[str]:
-    """The first rows that are few and small enough together; always one, if there is one."""
+    """Return the first rows within both limits, but at least one."""
     chosen: list[str] = []
     total = 0
     for row_id, size in rows:
@@ -192,9 +192,9 @@ def take_within_limits(rows: Iterable[tuple[str, int]], max_rows: int, max_bytes
     return chosen
 
 
-# --- everything else -------------------------------------------------------------------------
+# --- other tables ----------------------------------------------------------------------------
 def _delete_oldest(db: sa.Connection, table: sa.Table, before: float, limit: int) -> int:
-    """Remove the oldest rows of a table that knows when they were made."""
+    """Delete the oldest rows of a table with a `created_at` column."""
     keys = list(table.primary_key)
     oldest = sa.select(*keys).where(table.c.created_at <= before)
     chosen = oldest.order_by(table.c.created_at).limit(limit).subquery()
@@ -203,7 +203,7 @@ def _delete_oldest(db: sa.Connection, table: sa.Table, before: float, limit: int
 
 
 def _trim_steps(db: sa.Connection, num_kept: int, limit: int) -> int:
-    """Shorten the sessions that were busy of late: only those can have become too long."""
+    """Trim recently active sessions; only those can have exceeded the limit."""
     recent = sa.select(steps.c.session_id).order_by(steps.c.no.desc()).limit(limit).subquery()
     removed = 0
     for session_id in db.scalars(sa.select(recent.c.session_id).distinct()).all():
@@ -226,20 +226,20 @@ def _trim_session_steps(db: sa.Connection, session_id: str, num_kept: int, limit
 def _delete_leading(
     db: sa.Connection, table: sa.Table, at: sa.Column[float], before: float, limit: int
 ) -> int:
-    """Remove old rows of a table that is numbered as rows come: they are among the first."""
+    """Delete old rows of a table that is numbered by time, so that old rows come first."""
     first = sa.select(table.c.no, at).order_by(table.c.no).limit(limit)
     old = [no for no, when in db.execute(first) if when <= before]
     return db.execute(sa.delete(table).where(table.c.no.in_(old))).rowcount
 
 
 def vacuum(database: Database) -> int:
-    """Give free pages back to the disk; returns how many. PostgreSQL does so by itself."""
+    """Return free pages of SQLite to the disk; returns their number. PostgreSQL needs no help."""
     if not database.is_sqlite:
         return 0
     freed = 0
     while num_pages := database.write(_free_pages):
         freed += num_pages
-    # The file itself shrinks when the log is copied into it; this never waits for anybody.
+    # The file shrinks when the log is copied into it; PASSIVE never blocks.
     database.read(lambda db: db.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").all())
     return freed
 
@@ -249,8 +249,8 @@ def _free_pages(db: sa.Connection) -> int:
         return int(db.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
     before = count()
-    # One by one: asked for more, SQLite gives one back per row of an answer that has no columns,
-    # and Python's driver does not fetch such rows.
+    # One at a time: SQLite frees one page per fetched row, and Python's driver does not fetch rows
+    # without columns.
     for _ in range(min(before, _PAGES_PER_TRANSACTION)):
         db.exec_driver_sql("PRAGMA incremental_vacuum(1)")
     return before - count()

@@ -1,4 +1,4 @@
-"""Models in training: what they are, and how far they have come."""
+"""Training runs (models): state, snapshots and listing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from tinkex.store.records import JobState, RunRecord, RunState
 from tinkex.store.schema import checkpoints, jobs, runs, sessions
 
-# Statements of every request are built once: that takes longer than running them.
+# Frequent statements are built once, because building takes longer than running.
 _FIND = sa.select(runs).where(runs.c.id == sa.bindparam("run_id"))
 _TOUCH = sa.update(runs).where(runs.c.id == sa.bindparam("run_id"))
 
@@ -20,25 +20,25 @@ def insert(db: sa.Connection, run: RunRecord) -> None:
 
 
 def find(db: sa.Connection, run_id: str) -> RunRecord | None:
-    """A model by id."""
+    """Return a model by id."""
     row = db.execute(_FIND, {"run_id": run_id}).one_or_none()
     return None if row is None else RunRecord.from_row(row)
 
 
 def touch(db: sa.Connection, run_id: str, now: float) -> None:
-    """Note that a model was used."""
+    """Record that a model was used."""
     db.execute(_TOUCH, {"run_id": run_id, "used_at": now})
 
 
 def set_state(db: sa.Connection, run_id: str, state: RunState) -> None:
-    """Move a model on in its life."""
+    """Set the state of a model."""
     db.execute(sa.update(runs).where(runs.c.id == run_id).values(state=state))
 
 
 def set_snapshot(db: sa.Connection, run_id: str, directory: str, applied: int) -> str | None:
-    """Note where a model's state is on disk; returns the directory that nothing refers to now.
+    """Store the snapshot of a model; returns the directory that is now unused.
 
-    Payloads that it covers are dropped. An older state does not replace a newer one.
+    Payloads of included changes are dropped. An older snapshot does not replace a newer one.
     """
     before = db.scalar(sa.select(runs.c.snapshot).where(runs.c.id == run_id))
     replaced = db.execute(
@@ -57,25 +57,25 @@ def set_snapshot(db: sa.Connection, run_id: str, directory: str, applied: int) -
 
 
 def clear_unloaded(db: sa.Connection) -> list[str]:
-    """Drop what unloaded models would come back from; returns directories nobody needs now."""
+    """Drop snapshots and payloads of unloaded models; returns the unused directories."""
     has_state = sa.or_(runs.c.snapshot.is_not(None), runs.c.snapshot_applied < runs.c.applied)
     query = sa.select(runs.c.id, runs.c.snapshot).where(
         runs.c.state == RunState.UNLOADED, has_state
     )
-    found = db.execute(query).all()
-    ids = [row.id for row in found]
-    is_kept = sa.and_(jobs.c.run_id.in_(ids), jobs.c.applied.is_not(None))
-    db.execute(sa.update(jobs).where(is_kept, jobs.c.payload.is_not(None)).values(payload=None))
+    rows = db.execute(query).all()
+    ids = [row.id for row in rows]
+    is_change = sa.and_(jobs.c.run_id.in_(ids), jobs.c.applied.is_not(None))
+    db.execute(sa.update(jobs).where(is_change, jobs.c.payload.is_not(None)).values(payload=None))
     db.execute(
         sa.update(runs)
         .where(runs.c.id.in_(ids))
         .values(snapshot=None, snapshot_applied=runs.c.applied)
     )
-    return [row.snapshot for row in found if row.snapshot is not None]
+    return [row.snapshot for row in rows if row.snapshot is not None]
 
 
 def list_snapshots(db: sa.Connection) -> set[str]:
-    """The directories of all states that are in use."""
+    """Return the directories of all current snapshots."""
     return {name for name in db.scalars(sa.select(runs.c.snapshot)) if name is not None}
 
 
@@ -89,13 +89,13 @@ def list_page(
     project_id: str | None = None,
     search: str | None = None,
 ) -> tuple[list[RunRecord], int]:
-    """A tenant's models, newest first, and how many there are in all.
+    """Return a page of a tenant's models, newest first, and the total.
 
-    `with_public` adds those of others that have a published checkpoint; `search` is the beginning
-    of an id or a part of a name.
+    `with_public` adds other tenants' models with a public checkpoint; `search` is a prefix of an id
+    or a part of a name.
     """
-    mine = runs.c.tenant_id == tenant_id
-    condition = sa.or_(mine, runs.c.id.in_(_select_published())) if with_public else mine
+    is_own = runs.c.tenant_id == tenant_id
+    condition = sa.or_(is_own, runs.c.id.in_(_select_published())) if with_public else is_own
     query = sa.select(runs).where(condition)
     if project_id is not None or search is not None:
         query = query.join(sessions, sessions.c.id == runs.c.session_id)
@@ -111,11 +111,11 @@ def list_page(
 
 
 def _is_search_match(tenant_id: str, search: str) -> sa.ColumnElement[bool]:
-    """Whether an id begins so or a name contains it; names of others are not searched."""
+    """Return a condition: the id starts with the text, or a name of this tenant contains it."""
     name = runs.c.user_metadata["name"].as_string()
     is_named = sa.or_(
         name.contains(search, autoescape=True),
-        # SQLite knows only the lower case of ASCII letters; the line above finds the others.
+        # SQLite lowers only ASCII letters; the line above matches others exactly.
         sa.func.lower(name).contains(search.lower(), autoescape=True),
         sessions.c.search_name.contains(search.lower(), autoescape=True),
     )
@@ -139,7 +139,7 @@ def _select_published() -> sa.Select[str]:
 
 
 def list_by_session(db: sa.Connection, session_id: str) -> list[RunRecord]:
-    """A session's models, oldest first."""
+    """Return a session's models, oldest first."""
     query = sa.select(runs).where(runs.c.session_id == session_id)
     return [
         RunRecord.from_row(row) for row in db.execute(query.order_by(runs.c.created_at, runs.c.id))
@@ -147,7 +147,7 @@ def list_by_session(db: sa.Connection, session_id: str) -> list[RunRecord]:
 
 
 def list_idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
-    """Which of these models nothing waits for and whose session is over: memory is not for them."""
+    """Return which of these models have no unfinished jobs and an ended session."""
     query = (
         sa.select(runs.c.id)
         .join(sessions, sessions.c.id == runs.c.session_id)
@@ -162,7 +162,7 @@ def list_idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
 
 
 def _has_open_jobs() -> sa.ColumnElement[bool]:
-    """Whether an operation of a model waits or runs."""
+    """Return a condition: the model has unfinished jobs."""
     return (
         sa.exists()
         .where(jobs.c.run_id == runs.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]))
@@ -171,16 +171,16 @@ def _has_open_jobs() -> sa.ColumnElement[bool]:
 
 
 def unload_unused(db: sa.Connection, *, finished_before: float, expired_before: float) -> None:
-    """Unload models that nobody will use again; their checkpoints stay.
+    """Unload models whose session was finished or expired before these times.
 
-    Their client said so, or was not heard of for long.
+    Their checkpoints stay.
     """
     is_over = sa.or_(
         sessions.c.finished_at < finished_before,
         sa.and_(sessions.c.finished_at.is_(None), sessions.c.expired_at < expired_before),
     )
-    over = sa.select(runs.c.id).join(sessions, sessions.c.id == runs.c.session_id).where(is_over)
+    ended = sa.select(runs.c.id).join(sessions, sessions.c.id == runs.c.session_id).where(is_over)
     unloaded = sa.update(runs).where(
-        runs.c.state == RunState.READY, runs.c.id.in_(over), ~_has_open_jobs()
+        runs.c.state == RunState.READY, runs.c.id.in_(ended), ~_has_open_jobs()
     )
     db.execute(unloaded.values(state=RunState.UNLOADED))

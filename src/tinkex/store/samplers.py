@@ -1,4 +1,4 @@
-"""Sampling sessions."""
+"""Sampling sessions and the completions of their samples."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _FIND = sa.select(samplers).where(samplers.c.id == sa.bindparam("sampler_id"))
 
 
 def insert(db: sa.Connection, sampler: SamplerRecord) -> None:
-    """Store a new sampling session; if its id is known, nothing happens."""
+    """Store a sampling session, unless its id exists."""
     db.execute(insert_or_ignore(db, samplers, "id"), sampler.to_columns())
 
 
 def find(db: sa.Connection, sampler_id: str) -> SamplerRecord | None:
-    """A sampling session by id."""
+    """Return a sampling session by id."""
     row = db.execute(_FIND, {"sampler_id": sampler_id}).one_or_none()
     return None if row is None else SamplerRecord.from_row(row)
 
 
 def touch(db: sa.Connection, sampler_id: str, now: float, seconds: float = 0.0) -> None:
-    """Note that a sample was requested, unless that was noted within the last `seconds`."""
+    """Record that a sample was requested, at most once per `seconds`."""
     db.execute(_TOUCH, {"touched": sampler_id, "used_at": now, "before": now - seconds})
 
 
 def list_by_session(db: sa.Connection, session_id: str) -> list[SamplerRecord]:
-    """A session's sampling sessions, oldest first."""
+    """Return a session's sampling sessions, oldest first."""
     query = sa.select(samplers).where(samplers.c.session_id == session_id)
     ordered = query.order_by(samplers.c.created_at, samplers.c.id)
     return [SamplerRecord.from_row(row) for row in db.execute(ordered)]
 
 
 def add_clone(db: sa.Connection, sampler_id: str) -> int:
-    """Give one more client a number of its own, from 1; the sampling session must exist."""
+    """Return the number of a new clone, from 1; the sampling session must exist."""
     statement = (
         sa.update(samplers)
         .where(samplers.c.id == sampler_id)
@@ -51,7 +51,7 @@ def add_clone(db: sa.Connection, sampler_id: str) -> int:
 
 
 class SampleCompletion(NamedTuple):
-    """A sample that is over; no size is a failure."""
+    """A finished sample; `result_bytes` is None if it failed."""
 
     job_id: str
     result_bytes: int | None
@@ -60,7 +60,7 @@ class SampleCompletion(NamedTuple):
 def list_completions(
     db: sa.Connection, sampler_id: str, clone: int, cursor: int, limit: int
 ) -> tuple[list[SampleCompletion], int]:
-    """What came after the cursor, in its order, and the cursor after that."""
+    """Return completions after the cursor, in order, and the next cursor."""
     query = (
         sa.select(completions.c.no, completions.c.job_id, completions.c.result_bytes)
         .where(
@@ -78,7 +78,7 @@ def list_completions(
 
 
 def delete_completions(db: sa.Connection, sampler_id: str, job_ids: Sequence[str]) -> None:
-    """Forget completions that their client has seen."""
+    """Delete completions that their client has received."""
     db.execute(
         sa.delete(completions).where(
             completions.c.sampler_id == sampler_id, completions.c.job_id.in_(job_ids)

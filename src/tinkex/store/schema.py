@@ -1,4 +1,4 @@
-"""The tables, as they are after the newest migration.
+"""The tables of the newest schema version.
 
 Times are seconds since 1970, free-form values are JSON, and every row that a client can name
 belongs to a tenant.
@@ -13,15 +13,15 @@ from sqlalchemy.dialects import postgresql
 
 METADATA = sa.MetaData()
 
-#: A number that only grows: 64 bits everywhere, and what SQLite calls a row id. Where rows are
-#: deleted and readers go on from the last number, SQLite must be told not to use one twice.
+#: A growing number: 64 bits, a row id in SQLite. Tables whose readers continue from the last number
+#: use sqlite_autoincrement, so that numbers of deleted rows are not reused.
 Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 Time = sa.Double
 Json = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 
 
 def _partial_index(condition: str) -> dict[str, Any]:
-    """An index over some rows only. SQLite finds it where a query says the same in its words."""
+    """Options of a partial index. SQLite uses it if a query has the same condition text."""
     sqlite = f"{condition} = 1" if " " not in condition else condition
     return {"sqlite_where": sa.text(sqlite), "postgresql_where": sa.text(condition)}
 
@@ -32,7 +32,7 @@ settings = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("value", Json, nullable=False),
 )
-"""Facts about this store as a whole: its secret, and the base models that the worker serves."""
+"""Settings of the store: its secret, and the base models that the worker serves."""
 
 tenants = sa.Table(
     "tenants",
@@ -42,7 +42,7 @@ tenants = sa.Table(
     sa.Column("created_at", Time, nullable=False),
     sa.Column("quotas", Json),
 )
-"""`quotas` has what the operator set for this tenant alone, by name; 0 is unlimited."""
+"""`quotas` holds the operator's overrides for this tenant by name; 0 means unlimited."""
 
 api_keys = sa.Table(
     "api_keys",
@@ -56,7 +56,7 @@ api_keys = sa.Table(
     sa.Column("created_at", Time, nullable=False),
     sa.Column("revoked_at", Time),
 )
-"""Only the SHA-256 of a key is kept; `hint` is its first letters, to recognize it by."""
+"""Only the SHA-256 of a key is stored; `hint` is its first letters, to recognize it."""
 
 sessions = sa.Table(
     "sessions",
@@ -78,8 +78,8 @@ sessions = sa.Table(
     sa.Index("sessions_by_tenant", "tenant_id", "created_at", "id"),
     sa.Index("sessions_by_seen", "finished_at", "expired_at", "seen_at"),
 )
-"""`seen_at` is the last heartbeat; `expired_at` is set when they stopped, and cleared by a new one.
-`search_name` is the display name in lower case: databases do not agree on what that is."""
+"""`seen_at` is the last heartbeat; `expired_at` is set when heartbeats stop, and cleared by a new
+one. `search_name` is the display name in lower case, because databases lower text differently."""
 
 runs = sa.Table(
     "runs",
@@ -103,7 +103,7 @@ runs = sa.Table(
     sa.Index("runs_by_session", "session_id"),
 )
 """A model in training. `applied` counts the operations that changed it; `snapshot` is the directory
-of its state after the first `snapshot_applied` of them, the rest is replayed from payloads.
+of its state after the first `snapshot_applied` of them; the rest is replayed from payloads.
 `num_steps` counts optimizer steps, also those whose rows in `steps` have been dropped."""
 
 samplers = sa.Table(
@@ -157,8 +157,8 @@ checkpoints = sa.Table(
         **_partial_index("deleted_at IS NULL"),
     ),
 )
-"""Saved weights. Their files are in the directory `checkpoints/<id>` of the home; an ephemeral one
-belongs to a sampling session and is never listed. A deleted row stays until its files are gone."""
+"""Checkpoints. Their files are in the directory `checkpoints/<id>` of the home; an ephemeral one
+belongs to a sampling session and is not listed. A deleted row stays until its files are removed."""
 
 jobs = sa.Table(
     "jobs",
@@ -203,8 +203,8 @@ jobs = sa.Table(
     sa.Index("jobs_unfetched", "finished_at", **_partial_index("fetched_at IS NULL")),
     sqlite_autoincrement=True,
 )
-"""Promises. `no` is the order of arrival, `position` the place within the run, `applied` the place
-among the operations that changed the run. `is_proto` says how the payload is written."""
+"""Jobs. `no` is the order of arrival, `position` the sequence number within the run, `applied` the
+number among the operations that changed the run. `is_proto` marks protobuf payloads."""
 
 completions = sa.Table(
     "completions",
@@ -219,7 +219,7 @@ completions = sa.Table(
     sa.Index("completions_by_time", "created_at"),
     sqlite_autoincrement=True,
 )
-"""Samples that are over, per sampling client, in their order; no `result_bytes` is a failure."""
+"""Finished samples per sampling client, in order; `result_bytes` is null for failures."""
 
 repeats = sa.Table(
     "repeats",
@@ -231,7 +231,7 @@ repeats = sa.Table(
     sa.Column("created_at", Time, nullable=False),
     sa.Index("repeats_by_time", "created_at"),
 )
-"""What an idempotency key was answered with: the id of what was made."""
+"""Responses of idempotency keys: the id of the created object."""
 
 steps = sa.Table(
     "steps",
@@ -252,8 +252,8 @@ steps = sa.Table(
     sa.Index("steps_by_session", "session_id", "no"),
     sqlite_autoincrement=True,
 )
-"""What was done when: loss curves and traces. The newest of each session are kept. `position` is
-the place of an operation within its run."""
+"""Executed operations, for loss curves and traces. The newest of each session are kept. `position`
+is the sequence number within the run."""
 
 usage = sa.Table(
     "usage",
@@ -268,7 +268,7 @@ usage = sa.Table(
     sa.Index("usage_by_hour", "tenant_id", "hour"),
     sa.Index("usage_by_run", "run_id"),
 )
-"""Tokens per hour and kind (training, prefill, prefill_cached, sample), and checkpoints made.
+"""Tokens per hour and kind (training, prefill, prefill_cached, sample), and saved checkpoints.
 `run_id` is empty for samples of base models."""
 
 audit = sa.Table(
@@ -294,7 +294,7 @@ processes = sa.Table(
     sa.Column("started_at", Time, nullable=False),
     sa.Column("seen_at", Time, nullable=False),
 )
-"""Who serves this store now, and the address that wakes it."""
+"""Running processes; `bell` is the UDP address for wake-up messages."""
 
 leases = sa.Table(
     "leases",
@@ -304,5 +304,5 @@ leases = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("until", Time, nullable=False),
 )
-"""Who alone may do a thing: one worker per store. `epoch` grows with every new owner, so that a
-worker that was thought dead notices that it was replaced."""
+"""Exclusive rights, such as being the worker of the store. `epoch` grows with every new owner, so
+that a replaced worker notices it."""

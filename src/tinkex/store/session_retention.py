@@ -1,7 +1,7 @@
-"""Removal of what is kept for months: sampling sessions, sessions with their runs, hourly usage.
+"""Delete rows that are kept for months: sampling sessions, sessions with their runs, hourly usage.
 
-Old rows are found by reading. Each transaction that writes removes few of them, so that it never
-holds up other writers for long.
+Read transactions find old rows; each write transaction deletes few of them, so that other writers
+never wait long.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tinkex.store.retention import RetentionPolicy
 from tinkex.store.schema import checkpoints, runs, samplers, sessions, tenants, usage
 
 T = TypeVar("T")
-#: Rows that one transaction removes.
+#: Rows deleted per transaction.
 _MAX_ROWS = 500
-#: Hours of usage that one transaction removes; each has a row per session, model and kind.
+#: Hours of usage deleted per transaction; each has a row per session, model and kind.
 _MAX_HOURS = 24
 
 
 def delete_old(database: Database, policy: RetentionPolicy, now: float) -> None:
-    """Remove everything that is older than the policy says."""
+    """Delete everything older than the policy allows."""
     old_samplers = _old_samplers(now - policy.samplers_seconds)
     _delete_in_batches(
         database, old_samplers, lambda db, ids: _delete_where_in(db, samplers.c.id, ids)
@@ -45,15 +45,15 @@ def _delete_in_batches(
     delete: Callable[[sa.Connection, list[T]], None],
     limit: int = _MAX_ROWS,
 ) -> None:
-    """Forget what a query finds, some rows at a time."""
-    while found := database.read(lambda db: list(db.scalars(query.limit(limit)))):
-        database.write(_bind_rows(delete, found))
+    """Delete the rows that a query selects, in batches."""
+    while rows := database.read(lambda db: list(db.scalars(query.limit(limit)))):
+        database.write(_bind_rows(delete, rows))
 
 
 def _bind_rows(
-    delete: Callable[[sa.Connection, list[T]], None], found: list[T]
+    delete: Callable[[sa.Connection, list[T]], None], rows: list[T]
 ) -> Callable[[sa.Connection], None]:
-    return lambda db: delete(db, found)
+    return lambda db: delete(db, rows)
 
 
 def _delete_where_in(db: sa.Connection, column: sa.Column[str], values: list[str]) -> None:
@@ -70,7 +70,7 @@ def _old_samplers(before: float) -> sa.Select[str]:
 
 
 def _old_sessions(before: float) -> sa.Select[str]:
-    """Sessions without a checkpoint and without a model that can be used."""
+    """Select ended sessions without checkpoints and without usable models."""
     has_checkpoint = sa.exists().where(checkpoints.c.session_id == sessions.c.id)
     has_model = sa.exists().where(
         runs.c.session_id == sessions.c.id, runs.c.state.in_([RunState.CREATING, RunState.READY])
@@ -85,8 +85,8 @@ def _delete_sessions(db: sa.Connection, session_ids: list[str]) -> None:
 
 
 def _delete_usage_hours(tenant_id: str) -> Callable[[sa.Connection, list[int]], None]:
-    def forget(db: sa.Connection, hours: list[int]) -> None:
+    def delete(db: sa.Connection, hours: list[int]) -> None:
         is_old = sa.and_(usage.c.tenant_id == tenant_id, usage.c.hour.in_(hours))
         db.execute(sa.delete(usage).where(is_old))
 
-    return forget
+    return delete

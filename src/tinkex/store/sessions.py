@@ -1,4 +1,4 @@
-"""Clients' sessions: when they began, were last heard of, and ended."""
+"""Client sessions: heartbeats, end, and search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex import types
 from tinkex.store.records import SessionRecord
 from tinkex.store.schema import checkpoints, sessions
 
-#: What a record holds: the name to search by is ours alone.
+#: The columns of a record; `search_name` is only used in queries.
 SESSION_COLUMNS = [column for column in sessions.c if column.name != "search_name"]
 
 _FIND = sa.select(*SESSION_COLUMNS).where(sessions.c.id == sa.bindparam("session_id"))
@@ -26,26 +26,26 @@ def insert(db: sa.Connection, session: SessionRecord) -> None:
 
 
 def find(db: sa.Connection, session_id: str) -> SessionRecord | None:
-    """A session by id."""
+    """Return a session by id."""
     row = db.execute(_FIND, {"session_id": session_id}).one_or_none()
     return None if row is None else SessionRecord.from_row(row)
 
 
 def find_many(db: sa.Connection, session_ids: Collection[str]) -> dict[str, SessionRecord]:
-    """These sessions by id."""
+    """Return sessions by id."""
     query = sa.select(*SESSION_COLUMNS).where(sessions.c.id.in_(session_ids))
     return {row.id: SessionRecord.from_row(row) for row in db.execute(query)}
 
 
 def touch(db: sa.Connection, session_id: str, now: float) -> None:
-    """Note that a session's client is there."""
+    """Record a heartbeat of a session's client."""
     db.execute(
         sa.update(sessions).where(sessions.c.id == session_id).values(seen_at=now, expired_at=None)
     )
 
 
 def finish(db: sa.Connection, session_id: str, reason: str, detail: str | None, now: float) -> None:
-    """Note how a session's client ended; the first reason holds."""
+    """Record how a session ended; the first reason is kept."""
     db.execute(
         sa.update(sessions)
         .where(sessions.c.id == session_id, sessions.c.finished_at.is_(None))
@@ -54,7 +54,7 @@ def finish(db: sa.Connection, session_id: str, reason: str, detail: str | None, 
 
 
 def list_ids(db: sa.Connection, tenant_id: str, *, limit: int, offset: int) -> list[str]:
-    """The ids of a tenant's sessions, newest first."""
+    """Return the ids of a tenant's sessions, newest first."""
     query = (
         sa.select(sessions.c.id)
         .where(sessions.c.tenant_id == tenant_id)
@@ -64,14 +64,14 @@ def list_ids(db: sa.Connection, tenant_id: str, *, limit: int, offset: int) -> l
 
 
 def assign_project(db: sa.Connection, session_id: str, project_id: str) -> None:
-    """Move a session to a project, with the checkpoints that it made."""
+    """Move a session and its checkpoints to a project."""
     moved = {"project_id": project_id}
     db.execute(sa.update(sessions).where(sessions.c.id == session_id).values(moved))
     db.execute(sa.update(checkpoints).where(checkpoints.c.session_id == session_id).values(moved))
 
 
 def expire_unseen(db: sa.Connection, *, unseen_since: float, now: float) -> int:
-    """Give up sessions that were not heard of since then; returns how many."""
+    """Mark sessions without a recent heartbeat as expired; returns their number."""
     return db.execute(
         sa.update(sessions)
         .where(
@@ -84,7 +84,7 @@ def expire_unseen(db: sa.Connection, *, unseen_since: float, now: float) -> int:
 
 
 class SessionWithStorage(NamedTuple):
-    """A session, and what it has saved that is still there."""
+    """A session, and the number and size of its checkpoints."""
 
     session: SessionRecord
     num_checkpoints: int
@@ -92,7 +92,7 @@ class SessionWithStorage(NamedTuple):
 
 
 class SessionSearchPage(NamedTuple):
-    """A page, and where the next one begins; None if this is the last."""
+    """A page of results, and the cursor of the next one; None after the last."""
 
     sessions: list[SessionWithStorage]
     next_cursor: types.SessionSearchCursor | None
@@ -101,9 +101,9 @@ class SessionSearchPage(NamedTuple):
 def search(
     db: sa.Connection, tenant_id: str, owner_urn: str, request: types.SessionSearchRequest
 ) -> SessionSearchPage:
-    """A page of a tenant's sessions that fit; `owner_urn` is what the tenant is called outside."""
+    """Return a page of a tenant's matching sessions; `owner_urn` is the tenant's public name."""
     owner = request.owner
-    # There are no teams here: nobody may list another tenant's sessions.
+    # This server has no teams: a tenant lists only its own sessions.
     if isinstance(owner, types.UserSearchOwner) and owner_urn not in owner.owner_urns:
         return SessionSearchPage([], None)
     query = (
@@ -112,10 +112,10 @@ def search(
         .order_by(sessions.c.created_at.desc(), sessions.c.id.desc())
         .limit(request.limit + 1)
     )
-    found = [SessionRecord.from_row(row) for row in db.execute(query)]
-    shown = found[: request.limit]
-    cursor = _cursor_after(shown[-1]) if len(found) > len(shown) else None
-    return SessionSearchPage(_add_storage(db, shown), cursor)
+    records = [SessionRecord.from_row(row) for row in db.execute(query)]
+    page = records[: request.limit]
+    cursor = _cursor_after(page[-1]) if len(records) > len(page) else None
+    return SessionSearchPage(_add_storage(db, page), cursor)
 
 
 def _cursor_after(session: SessionRecord) -> types.SessionSearchCursor:
@@ -125,46 +125,46 @@ def _cursor_after(session: SessionRecord) -> types.SessionSearchCursor:
     )
 
 
-def _add_storage(db: sa.Connection, found: Sequence[SessionRecord]) -> list[SessionWithStorage]:
+def _add_storage(db: sa.Connection, page: Sequence[SessionRecord]) -> list[SessionWithStorage]:
     query = (
         sa.select(checkpoints.c.session_id, sa.func.count(), sa.func.sum(checkpoints.c.size_bytes))
         .where(
-            checkpoints.c.session_id.in_([session.id for session in found]),
+            checkpoints.c.session_id.in_([session.id for session in page]),
             checkpoints.c.deleted_at.is_(None),
             ~checkpoints.c.is_ephemeral,
         )
         .group_by(checkpoints.c.session_id)
     )
     saved = {row[0]: (row[1], int(row[2])) for row in db.execute(query)}
-    return [SessionWithStorage(session, *saved.get(session.id, (0, 0))) for session in found]
+    return [SessionWithStorage(session, *saved.get(session.id, (0, 0))) for session in page]
 
 
 def _conditions(
     db: sa.Connection, tenant_id: str, request: types.SessionSearchRequest
 ) -> list[sa.ColumnElement[bool]]:
-    found = [_has_metadata(db, key, value) for key, value in request.user_metadata.items()]
+    conditions = [_has_metadata(db, key, value) for key, value in request.user_metadata.items()]
     if request.project_ids is not None:
-        found.append(sessions.c.project_id.in_(request.project_ids))
+        conditions.append(sessions.c.project_id.in_(request.project_ids))
     if request.session_id is not None or request.display_name is not None:
-        found.append(_is_named(request))
+        conditions.append(_is_named(request))
     if request.statuses is not None:
-        found.append(sa.or_(*(_has_status(query) for query in request.statuses)))
+        conditions.append(sa.or_(*(_has_status(query) for query in request.statuses)))
     if request.cursor is not None:
-        found.append(_is_after(request.cursor, tenant_id))
-    return found
+        conditions.append(_is_after(request.cursor, tenant_id))
+    return conditions
 
 
 def _has_metadata(db: sa.Connection, key: str, value: str) -> sa.ColumnElement[bool]:
     if db.dialect.name != "sqlite":
         metadata = sa.type_coerce(sessions.c.user_metadata, postgresql.JSONB)
         return metadata.contains({key: value})
-    # Not a path expression: a key may hold any letter, and paths cannot say all of them.
+    # Not a path expression: those cannot express every key.
     entry = sa.func.json_each(sessions.c.user_metadata).table_valued("key", "type", "value")
     return sa.exists().where(entry.c.key == key, entry.c.type == "text", entry.c.value == value)
 
 
 def _is_named(request: types.SessionSearchRequest) -> sa.ColumnElement[bool]:
-    """Of an id and a name one is enough."""
+    """Return a condition: the id or the name matches."""
     either = []
     if request.session_id is not None:
         either.append(sessions.c.id == request.session_id)
@@ -181,7 +181,7 @@ def _has_status(query: types.SessionStatusQuery) -> sa.ColumnElement[bool]:
             return sessions.c.finished_at.is_not(None)
         return sessions.c.finish_reason.in_(query.reasons)
     if isinstance(query, types.FailedSessionStatusQuery):
-        # A failed request fails no session here.
+        # On this server a failed request does not fail its session.
         return sa.false()
     is_lost = sessions.c.expired_at.is_not(None)
     is_wanted = is_lost if isinstance(query, types.CancelledSessionStatusQuery) else ~is_lost
@@ -189,7 +189,7 @@ def _has_status(query: types.SessionStatusQuery) -> sa.ColumnElement[bool]:
 
 
 def _is_after(cursor: types.SessionSearchCursor, tenant_id: str) -> sa.ColumnElement[bool]:
-    # The cursor's time is rounded: the session itself knows better when it began.
+    # The cursor's time is rounded, so the session's own time is preferred.
     last = sessions.alias("last")
     known = sa.select(last.c.created_at).where(
         last.c.id == cursor.last_session_id, last.c.tenant_id == tenant_id

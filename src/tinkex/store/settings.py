@@ -1,4 +1,4 @@
-"""Facts about this store as a whole, by name."""
+"""Named settings of a store, such as its secret."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _SECRET_BYTES = 32
 
 
 def get(db: sa.Connection, name: str) -> Any | None:
-    """A fact; None if nobody has put it."""
+    """Return a setting, or None."""
     return db.scalar(sa.select(settings.c.value).where(settings.c.name == name))
 
 
 def put(db: sa.Connection, name: str, value: Any) -> None:
-    """Store a fact; the newest holds."""
+    """Set a setting."""
     statement = dialect_insert(db.dialect.name, settings).values(name=name, value=value)
     db.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"value": value}))
 
 
 def get_or_create_secret(db: sa.Connection) -> bytes:
-    """What this store signs with: random, made by the first who asks. Call it inside a write."""
-    known = get(db, _SECRET_NAME)
-    if known is None:
-        known = secrets.token_hex(_SECRET_BYTES)
-        put(db, _SECRET_NAME, known)
-    return bytes.fromhex(known)
+    """Return the signing secret, generated on first use. Call it in a write transaction."""
+    secret = get(db, _SECRET_NAME)
+    if secret is None:
+        secret = secrets.token_hex(_SECRET_BYTES)
+        put(db, _SECRET_NAME, secret)
+    return bytes.fromhex(secret)
 
 
 def get_or_create_store_id(db: sa.Connection) -> str:
-    """What tells this store from all others, made once; call it inside a write."""
-    known = get(db, "store_id")
-    if known is None:
-        known = new_id()
-        put(db, "store_id", known)
-    return str(known)
+    """Return the unique id of this store, generated once. Call it in a write transaction."""
+    store_id = get(db, "store_id")
+    if store_id is None:
+        store_id = new_id()
+        put(db, "store_id", store_id)
+    return str(store_id)

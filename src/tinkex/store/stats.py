@@ -1,4 +1,4 @@
-"""How the house is doing: a few numbers about everything in it, cheap enough to ask often."""
+"""Statistics of the store for metrics and the dashboard; cheap enough to poll."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tinkex.store.records import JobState, TenantRecord
-from tinkex.store.schema import jobs, processes, sessions, steps, tenants
+from tinkex.store.records import JobState
+from tinkex.store.schema import jobs, processes, sessions, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """The numbers."""
+    """Statistics of the whole store."""
 
     num_waiting: int
-    """Promises that nobody has taken."""
+    """Queued jobs."""
     num_running: int
-    """Promises that the worker has."""
+    """Running jobs."""
     oldest_waiting_at: float | None
-    """When the promise that waits for the longest time was made."""
+    """When the oldest queued job was submitted."""
     num_sessions: int
     """Sessions that are neither finished nor expired."""
     num_workers: int
-    """Workers that were seen lately."""
+    """Workers with a recent heartbeat."""
     store_bytes: int
-    """What the database takes on disk."""
+    """Size of the database on disk."""
 
 
 def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
-    """The numbers as they are now."""
+    """Collect the current statistics."""
     waiting, oldest = _count_jobs(db, JobState.QUEUED)
     running, _ = _count_jobs(db, JobState.RUNNING)
     return StoreStats(
@@ -49,10 +49,10 @@ def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
 
 
 def _count_jobs(db: sa.Connection, state: JobState) -> tuple[int, float | None]:
-    found = db.execute(
+    count, oldest = db.execute(
         sa.select(sa.func.count(), sa.func.min(jobs.c.created_at)).where(jobs.c.state == state)
     ).one()
-    return found[0], found[1]
+    return count, oldest
 
 
 def _count_rows(db: sa.Connection, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
@@ -67,17 +67,17 @@ def _database_bytes(db: sa.Connection) -> int:
 
 
 class OpenJobs(NamedTuple):
-    """Promises of one kind that are not kept yet."""
+    """Unfinished jobs of one kind."""
 
     kind: str
     num_waiting: int
     num_running: int
     oldest_at: float
-    """When the oldest of them was made."""
+    """When the oldest of them was submitted."""
 
 
 def open_jobs_by_kind(db: sa.Connection, tenant_id: str) -> list[OpenJobs]:
-    """A tenant's promises that are not kept yet, by kind, the longest waiting first."""
+    """Return a tenant's unfinished jobs by kind, longest waiting first."""
     is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
     num_waiting = sa.func.sum(is_queued)
     oldest_at = sa.func.min(jobs.c.created_at)
@@ -96,7 +96,7 @@ def open_jobs_by_kind(db: sa.Connection, tenant_id: str) -> list[OpenJobs]:
 def open_jobs_by_run(
     db: sa.Connection, tenant_id: str, run_ids: Collection[str]
 ) -> dict[str, tuple[int, int]]:
-    """How many operations of each of these models are queued and running, where there are any."""
+    """Return (queued, running) per model; models without unfinished jobs are omitted."""
     is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
     query = (
         sa.select(jobs.c.run_id, sa.func.sum(is_queued), sa.func.count())
@@ -115,7 +115,7 @@ def open_jobs_by_run(
 def sessions_with_open_samples(
     db: sa.Connection, tenant_id: str, session_ids: Collection[str]
 ) -> frozenset[str]:
-    """Which of these sessions have samples that are not drawn yet."""
+    """Return which of these sessions have unfinished samples."""
     query = sa.select(jobs.c.session_id).where(
         jobs.c.tenant_id == tenant_id,
         jobs.c.finished_at.is_(None),
@@ -126,13 +126,7 @@ def sessions_with_open_samples(
 
 
 def oldest_step_no(db: sa.Connection, run_id: str) -> int | None:
-    """The number of the oldest step that is remembered of a model."""
+    """Return the number of a model's oldest stored step."""
     query = sa.select(sa.func.min(steps.c.no)).where(steps.c.run_id == run_id)
-    found: int | None = db.scalar(query)
-    return found
-
-
-def find_tenant_by_name(db: sa.Connection, name: str) -> TenantRecord | None:
-    """The tenant of this name, if there is one."""
-    row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()
-    return None if row is None else TenantRecord.from_row(row)
+    number: int | None = db.scalar(query)
+    return number

@@ -1,4 +1,4 @@
-"""What was done when: the points of loss curves and the bars of traces."""
+"""Executed operations with times and metrics, for loss curves and traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tinkex.store.records import StepRecord
 from tinkex.store.schema import runs, steps
 
-#: The kind of a step that the run counts.
+#: The kind of step that `runs.num_steps` counts.
 OPTIM_STEP = "optim_step"
 
 _INSERT = sa.insert(steps)
@@ -23,7 +23,7 @@ _INCREMENT_NUM_STEPS = (
 
 
 def insert(db: sa.Connection, step: StepRecord) -> None:
-    """Store a step; a run counts its optimizer steps."""
+    """Store a step and count it if it is an optimizer step."""
     db.execute(_INSERT, step.to_columns() | {"metrics": _as_json(step.metrics)})
     if step.kind == OPTIM_STEP and step.run_id is not None:
         db.execute(_INCREMENT_NUM_STEPS, {"counted": step.run_id})
@@ -32,43 +32,43 @@ def insert(db: sa.Connection, step: StepRecord) -> None:
 def list_by_run(
     db: sa.Connection, run_id: str, *, limit: int, after_no: int = 0
 ) -> list[tuple[int, StepRecord]]:
-    """The newest steps of a model after that number, oldest first, with their numbers."""
+    """Return a model's newest steps after a number, oldest first, with their numbers."""
     return _list_newest(db, sa.and_(steps.c.run_id == run_id, steps.c.no > after_no), limit)
 
 
 def add_metrics(
     db: sa.Connection, run_id: str, position: int, metrics: Mapping[str, float]
 ) -> bool:
-    """Add metrics to the optimizer step at a place of a run; False if there is none."""
-    found = db.execute(
+    """Add metrics to the optimizer step at a position of a run; returns False if missing."""
+    row = db.execute(
         sa.select(steps.c.no, steps.c.metrics)
         .where(_is_kind(run_id, OPTIM_STEP), steps.c.position == position)
         .order_by(steps.c.no.desc())
         .limit(1)
     ).one_or_none()
-    if found is None:
+    if row is None:
         return False
-    merged = (found.metrics or {}) | (_as_json(metrics) or {})
-    db.execute(sa.update(steps).where(steps.c.no == found.no).values(metrics=merged))
+    merged = (row.metrics or {}) | (_as_json(metrics) or {})
+    db.execute(sa.update(steps).where(steps.c.no == row.no).values(metrics=merged))
     return True
 
 
 def first_numbers_of_kind(
     db: sa.Connection, run_id: str, kind: str, *, after_no: int, limit: int
 ) -> list[int]:
-    """The numbers of a model's first steps of a kind after that number, in their order."""
+    """Return the numbers of a model's first steps of a kind after a number, in order."""
     query = sa.select(steps.c.no).where(_is_kind(run_id, kind), steps.c.no > after_no)
     return list(db.scalars(query.order_by(steps.c.no).limit(limit)))
 
 
 def last_numbers_of_kind(db: sa.Connection, run_id: str, kind: str, *, limit: int) -> list[int]:
-    """The numbers of a model's newest steps of a kind, in their order."""
+    """Return the numbers of a model's newest steps of a kind, in order."""
     query = sa.select(steps.c.no).where(_is_kind(run_id, kind))
     return list(db.scalars(query.order_by(steps.c.no.desc()).limit(limit)))[::-1]
 
 
 def count_after(db: sa.Connection, run_id: str, kind: str, after_no: int) -> int:
-    """How many steps of a kind a model has after that number."""
+    """Count a model's steps of a kind after a number."""
     query = sa.select(sa.func.count()).where(_is_kind(run_id, kind), steps.c.no > after_no)
     return db.scalar(query) or 0
 
@@ -76,7 +76,7 @@ def count_after(db: sa.Connection, run_id: str, kind: str, after_no: int) -> int
 def list_between(
     db: sa.Connection, run_id: str, after_no: int, last_no: int
 ) -> list[tuple[int, StepRecord]]:
-    """The steps of a model after one number up to another, oldest first, with their numbers."""
+    """Return a model's steps in (after_no, last_no], oldest first, with their numbers."""
     is_inside = sa.and_(steps.c.run_id == run_id, steps.c.no > after_no, steps.c.no <= last_no)
     return [
         _numbered_step(row) for row in db.execute(sa.select(steps).where(is_inside).order_by("no"))
@@ -88,7 +88,7 @@ def _is_kind(run_id: str, kind: str) -> sa.ColumnElement[bool]:
 
 
 def list_by_session(db: sa.Connection, session_id: str, *, limit: int) -> list[StepRecord]:
-    """The newest steps of a session, oldest first."""
+    """Return the newest steps of a session, oldest first."""
     return [step for _, step in _list_newest(db, steps.c.session_id == session_id, limit)]
 
 
@@ -106,7 +106,7 @@ def _numbered_step(row: sa.Row[Any]) -> tuple[int, StepRecord]:
 
 
 def _as_json(metrics: Mapping[str, float] | None) -> dict[str, float | str] | None:
-    """Metrics as JSON can hold them: it has no word for infinity, nor for what is not a number."""
+    """Convert metrics to JSON values; infinity and NaN, which JSON lacks, become strings."""
     if metrics is None:
         return None
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}

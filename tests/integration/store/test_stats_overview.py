@@ -10,7 +10,7 @@ from tests.support.store_rows import (
     make_step,
     new_job,
 )
-from tinkex.store import jobs, stats, steps
+from tinkex.store import jobs, keys, stats, steps
 from tinkex.store.database import Connection, Database
 from tinkex.store.stats import OpenJobs
 
@@ -61,5 +61,5 @@ def test_the_oldest_step_of_a_run_is_the_first_that_is_left(database: Database) 
 def test_a_tenant_is_found_by_name(database: Database) -> None:
     tenant = add_tenant(database)
 
-    assert database.read(lambda db: stats.find_tenant_by_name(db, "alice")) == tenant
-    assert database.read(lambda db: stats.find_tenant_by_name(db, "unknown")) is None
+    assert database.read(lambda db: keys.find_tenant_by_name(db, "alice")) == tenant
+    assert database.read(lambda db: keys.find_tenant_by_name(db, "unknown")) is None

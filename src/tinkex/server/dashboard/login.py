@@ -26,7 +26,7 @@ from tinkex.server.http.request_origin import (
     read_origin,
 )
 from tinkex.server.http.store_access import read
-from tinkex.store import keys, stats
+from tinkex.store import keys
 from tinkex.store.records import TenantRecord
 
 COOKIE_NAME = "tinkex_look"
@@ -51,7 +51,7 @@ async def find_visitor(services: Services, request: Request[Any, Any, Any]) -> V
         return None if tenant is None else Visitor(tenant=tenant, is_local=False)
     if not is_local(services.config.host, read_origin(request)):
         return None
-    tenant = await read(services, lambda db: stats.find_tenant_by_name(db, DEFAULT_TENANT))
+    tenant = await read(services, lambda db: keys.find_tenant_by_name(db, DEFAULT_TENANT))
     return None if tenant is None else Visitor(tenant=tenant, is_local=True)
 
 
