@@ -206,9 +206,11 @@ def endpoint_table() -> str:
     """Table of the endpoints."""
     rows = []
     for name, row in endpoints.ENDPOINTS.items():
-        reply = "a promise of " + type_name(row.promised) if row.promised else type_name(row.reply)
+        reply = (
+            "a future of " + type_name(row.result_type) if row.result_type else type_name(row.reply)
+        )
         notes = ["older servers only"] * row.is_legacy + ["protobuf"] * (row.body == "proto")
-        notes += ["tinkex servers only"] * row.is_own
+        notes += ["tinkex servers only"] * row.is_tinkex_only
         request = type_name(row.request)
         path = f"`{row.method} {endpoints.PREFIX}{row.path}`"
         rows.append((f"`{name}`", path, request, reply, ", ".join(notes)))

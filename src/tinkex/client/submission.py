@@ -55,7 +55,7 @@ async def submit_job(
 def _decode_immediate_result(endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any:
     """Decode a result; raises ValueError if none of its fields is present, as in {}."""
     result = decode_result(endpoint, response.content, response.is_proto)
-    names = set(getattr(endpoint.promised, "__struct_fields__", ())) - {"type"}
+    names = set(getattr(endpoint.result_type, "__struct_fields__", ())) - {"type"}
     if names and not names & unwrap_result(response.json()).keys():
         raise ValueError(f"the response has no field of {endpoint.name}")
     return result

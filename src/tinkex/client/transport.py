@@ -126,7 +126,7 @@ class RetryStreak:
 
     def is_already_applied(self, endpoint: Endpoint[Any, Any], error: TinkexError) -> bool:
         """True if the error means that an earlier attempt, whose response was lost, succeeded."""
-        return self._had_lost_response and error.status in endpoint.settled_by
+        return self._had_lost_response and error.status in endpoint.success_after_retry
 
 
 def _response_of(error: TinkexError) -> HttpResponse:
@@ -330,7 +330,7 @@ class Transport:
                 config.outage_seconds if self.has_contact else config.first_contact_seconds
             ),
             retries_conflict=endpoint.retries_conflict,
-            billing_pause_seconds=self.billing_pause_seconds if endpoint.promised else 0.0,
+            billing_pause_seconds=self.billing_pause_seconds if endpoint.result_type else 0.0,
             has_contact=self.has_contact,
         )
 

@@ -26,7 +26,7 @@ _NEW = frozenset(
     }
 )
 #: What only tinkex servers have.
-_OWN = frozenset({name for name, row in ENDPOINTS.items() if row.is_own})
+_OWN = frozenset({name for name, row in ENDPOINTS.items() if row.is_tinkex_only})
 _TUFT_LACKS = _NEW | _OWN | {"client_dynamic_config", "set_checkpoint_ttl"}
 _SKYRL_LACKS = _TUFT_LACKS | {
     "telemetry",

@@ -1,1 +1,1 @@
-"""What crosses the network: the endpoint table, the codec, and how faults are spelled."""
+"""The wire protocol: endpoint table, JSON and protobuf codecs, error bodies."""

@@ -1,8 +1,8 @@
-"""JSON in both directions: structs and values to bytes, bytes to structs and values.
+"""JSON encoding and decoding of messages, and zstd compression.
 
-A struct is written with its defaults and without the None of a field that may be left out; a
-required field is written even when it is None, since leaving it out would mean something else.
-Long lists of integers are never walked in Python.
+A struct is encoded with its defaults. A field that is None is omitted unless it is required,
+because omitting a required field would change the meaning. Long lists of integers are not traversed
+in Python.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-#: Values of these types need no look before msgspec writes them.
+#: Values of these types are encoded by msgspec without checks.
 PASSTHROUGH_TYPES = frozenset({int, str, bool, bytes, NoneType, datetime})
 
-#: What msgspec says of a chunk without its tag.
+#: msgspec's error for a chunk without its tag.
 _UNTYPED_CHUNK = re.compile(r"missing required field `type` - at `.*\.chunks\[\d+\]`")
 _ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
 _JSON_READERS: dict[Any, Callable[[object], Any]] = {
@@ -58,7 +58,7 @@ _JSON_READERS: dict[Any, Callable[[object], Any]] = {
 
 
 def encode_json(message: object) -> bytes:
-    """A struct, value or dict as JSON; InvalidInput names a number that JSON does not have."""
+    """Encode a struct, value or dict as JSON; raises InvalidInput for NaN and infinity."""
     builtins = _prepare(message, "")
     try:
         return _ENCODER.encode(builtins)
@@ -67,7 +67,7 @@ def encode_json(message: object) -> bytes:
 
 
 def decode_json(data: bytes, type_: type[T]) -> T:
-    """Read JSON as this type; raises msgspec.DecodeError, of which ValidationError is a kind."""
+    """Decode JSON as this type; raises msgspec.DecodeError (or its subclass ValidationError)."""
     kind: Any = type_
     read = _JSON_READERS.get(kind)
     try:
@@ -80,7 +80,7 @@ def decode_json(data: bytes, type_: type[T]) -> T:
 
 
 def _decode_untyped_chunks(data: bytes, kind: Any, read: Callable[[object], Any] | None) -> Any:
-    """Read the JSON of an SDK up to 0.16.1; the tagged union of the first attempt refused it."""
+    """Decode the JSON of SDKs up to 0.16.1, whose chunks have no tag."""
     body = add_chunk_types(msgspec.json.decode(data))
     if read is not None:
         return read(body)
@@ -92,9 +92,9 @@ def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(preload_type(type_), dec_hook=decode_hook)
 
 
-# --- what msgspec cannot do alone: leave out None, refuse NaN --------------------------------
+# --- preparation for msgspec: omit None, refuse NaN ------------------------------------------
 def _prepare(value: Any, path: str) -> Any:
-    """The value in what msgspec can write; `path` says where in the message it stands."""
+    """Convert a value to types that msgspec encodes; `path` locates it in error messages."""
     if type(value) in PASSTHROUGH_TYPES:
         return value
     if isinstance(value, float):
@@ -116,7 +116,7 @@ def _prepare_object(value: Any, path: str) -> Any:
         present = {name: item for name, item in items.items() if item is not None}
         return _prepare(present, path)
     if hasattr(value, "to_wire") or hasattr(value, "tolist"):
-        # Records with fields of their own, and numpy's scalars and arrays.
+        # Values with their own wire format, and NumPy scalars and arrays.
         return _prepare(encode_hook(value), path)
     return value
 
@@ -128,10 +128,10 @@ def _check_finite(value: float, path: str) -> float:
 
 
 def _prepare_tensor(tensor: TensorData, path: str) -> dict[str, Any]:
-    wrong = tensor.find_not_finite() if tensor.dtype == "float32" else None
-    if wrong is not None:
-        place, value = wrong
-        raise InvalidInput(f"{path or 'the tensor'}{place} is {value}; JSON has no such number")
+    not_finite = tensor.find_not_finite() if tensor.dtype == "float32" else None
+    if not_finite is not None:
+        index, value = not_finite
+        raise InvalidInput(f"{path or 'the tensor'}{index} is {value}; JSON has no such number")
     return tensor.to_wire()
 
 
@@ -167,7 +167,7 @@ def _field_infos(cls: type[msgspec.Struct]) -> tuple[_FieldInfo, ...]:
 
 
 def _is_passthrough(type_: Any) -> bool:
-    """True when nothing of this type needs a look, so that lists of tokens pass untouched."""
+    """Return whether values of this type need no checks, so that token lists are not copied."""
     origin = get_origin(type_)
     if origin is Literal:
         return True
@@ -178,22 +178,23 @@ def _is_passthrough(type_: Any) -> bool:
     return type_ in PASSTHROUGH_TYPES or (isinstance(type_, type) and issubclass(type_, Enum))
 
 
-#: What is unpacked at a time. zstd can turn four bytes into 128 KiB, so the limit may be passed
-#: by at most 32 MiB before anybody notices.
+# --- compression -----------------------------------------------------------------------------
+#: Input bytes per step. zstd can turn 4 bytes into 128 KiB, so the output may exceed the limit by
+#: at most 32 MiB before the check.
 DECOMPRESS_CHUNK_BYTES = 1024
-#: The most memory that a frame may ask for to look back in; zstd's levels up to 19 need no more.
+#: Maximum window of a frame; zstd's levels up to 19 need no more.
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
 
 def compress_zstd(data: bytes) -> bytes:
-    """One zstd frame that says how large its content is."""
+    """Compress data to one zstd frame with its content size."""
     import zstandard
 
     return zstandard.ZstdCompressor().compress(data)
 
 
 def zstd_content_size(data: bytes) -> int | None:
-    """How large the content of a zstd body says it is; None if it does not say."""
+    """Return the declared content size of a zstd body; None if it declares none."""
     import zstandard
 
     try:
@@ -204,7 +205,7 @@ def zstd_content_size(data: bytes) -> int | None:
 
 
 def decompress_zstd(data: bytes, limit_bytes: int) -> bytes:
-    """The content of a zstd body; WireError if it is damaged or larger than the limit."""
+    """Decompress a zstd body; raises WireError if it is damaged or larger than the limit."""
     import zstandard
 
     try:
@@ -219,7 +220,7 @@ def decompress_zstd(data: bytes, limit_bytes: int) -> bytes:
 
 
 def _decompress_unsized(data: bytes, limit_bytes: int) -> bytes:
-    """Unpack frames that do not say how large they are, a little at a time."""
+    """Decompress frames without a declared size in small steps."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)

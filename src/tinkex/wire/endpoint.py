@@ -1,4 +1,4 @@
-"""What a row of the endpoint table says: path, messages, and how a client waits."""
+"""The type of a row in the endpoint table: path, messages, timeouts and retries."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 PREFIX = "/api/v1"
 SMALL_BODY_BYTES = 256 * 1024
-#: The jobs that carry tensors or prompts.
+#: Endpoints with large bodies: tensors or prompts.
 LARGE_BODY_ENDPOINTS = frozenset({"forward_backward", "forward", "asample", "create_custom_loss"})
 
 
 class BodyFormat(StrEnum):
-    """How a request's body is written."""
+    """The format of a request body."""
 
     JSON = "json"  #: a JSON object
-    PROTO = "proto"  #: protobuf, perhaps zstd-compressed
+    PROTO = "proto"  #: protobuf, optionally zstd-compressed
     NONE = "none"  #: no body; arguments are in the path and the query
 
 
@@ -31,40 +31,40 @@ class Endpoint(Generic[RequestT, ReplyT]):
     """One row of the table."""
 
     name: str
-    """The row's own name, used in logs, metrics and tests."""
+    """Unique name, used in logs, metrics and tests."""
     method: str
     """The HTTP method."""
     path: str
     """The path below /api/v1, with {placeholders}."""
     request: type[RequestT]
-    """What is sent."""
+    """The type of the request."""
     reply: type[ReplyT]
-    """What comes back at once."""
+    """The type of the immediate response."""
     body: BodyFormat = BodyFormat.JSON
-    """How the request is written."""
+    """The format of the request body."""
     max_body_bytes: int | None = SMALL_BODY_BYTES
-    """The largest body; None leaves it to the server's `max_body_bytes`: tensors and prompts."""
-    promised: type[Any] | None = None
-    """What the promise resolves to, when the reply is a promise."""
+    """Maximum body size; None means the server's `max_body_bytes` setting."""
+    result_type: type[Any] | None = None
+    """The result type of the future, if the reply is a future."""
     request_type: str = ""
-    """The promise's kind in X-Tinker-Request-Type."""
+    """The value of X-Tinker-Request-Type for the future."""
     query: frozenset[str] = field(default_factory=frozenset)
     """Names allowed in the query string."""
     timeout_seconds: float | None = None
-    """How long the client waits for the answer; None leaves it to its config."""
+    """The client's timeout; None means its configured one."""
     is_long_poll: bool = False
-    """Whether the server holds the answer back until there is news."""
-    settled_by: frozenset[int] = frozenset()
-    """Refusals that, after a lost answer, mean that the lost one was a yes."""
+    """Whether the server delays the response until something has changed."""
+    success_after_retry: frozenset[int] = frozenset()
+    """Statuses that, after a lost response, mean that the lost attempt succeeded."""
     retries_conflict: bool = True
-    """Whether 409 means "locked, try again" here; False where it means "already so"."""
+    """Whether 409 is retried; False where it means that the state is already as requested."""
     is_legacy: bool = False
-    """Spoken by SDKs up to 0.25 only."""
-    is_own: bool = False
-    """Not part of the official API: only tinkex servers have it."""
+    """Used only by SDKs up to 0.25."""
+    is_tinkex_only: bool = False
+    """Not part of the official API."""
 
     def url_path(self, **ids: str) -> str:
-        """Fill the placeholders, each quoted as one segment (checkpoint ids as two)."""
+        """Return the path with quoted ids; a checkpoint id becomes two segments."""
         if "{" not in self.path:
             return PREFIX + self.path
         values = {name: _quote_placeholder(name, value) for name, value in ids.items()}

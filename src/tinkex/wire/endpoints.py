@@ -1,4 +1,4 @@
-"""Every endpoint of the Tinker API, once; client and server both read this table."""
+"""The endpoint table of the Tinker API, shared by client and server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TOKENIZER_QUERY = frozenset({"base_model", "digest"})
 def _no_body(
     method: str, name: str, path: str, reply: type[ReplyT], **options: Any
 ) -> Endpoint[Empty, ReplyT]:
-    """A row without a body: everything is in the path and the query."""
+    """Return an endpoint without a body: all arguments are in the path and the query."""
     return Endpoint(
         name=name,
         method=method,
@@ -53,22 +53,22 @@ def _no_body(
 def _post(
     name: str, path: str, request: type[RequestT], reply: type[ReplyT], **options: Any
 ) -> Endpoint[RequestT, ReplyT]:
-    """A row with a JSON body and an immediate answer."""
+    """Return an endpoint with a JSON body and an immediate response."""
     return Endpoint(
         **{"method": "POST", **options}, name=name, path=path, request=request, reply=reply
     )
 
 
 def _job(
-    name: str, request: type[RequestT], promised: type[Any], request_type: str, **options: Any
+    name: str, request: type[RequestT], result_type: type[Any], request_type: str, **options: Any
 ) -> Endpoint[RequestT, types.UntypedAPIFuture]:
-    """A row that is answered with a promise; its path is its name."""
+    """Return an endpoint that responds with a future; its path is its name."""
     return _post(
         name,
         f"/{name}",
         request,
         types.UntypedAPIFuture,
-        promised=promised,
+        result_type=result_type,
         request_type=request_type,
         max_body_bytes=None if name in LARGE_BODY_ENDPOINTS else SMALL_BODY_BYTES,
         **options,
@@ -88,7 +88,7 @@ CLIENT_CONFIG = _post(
     "/client/config",
     types.ClientConfigRequest,
     types.ClientConfigResponse,
-    # The first contact: a server that accepts and stays silent is reported soon.
+    # The first request: an unresponsive server must be reported soon.
     timeout_seconds=10.0,
 )
 DYNAMIC_CONFIG = _post(
@@ -214,7 +214,12 @@ JOIN_SAMPLING_SESSION = _post(
 SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample")
 GET_SAMPLER = _no_body("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
 GET_TOKENIZER = _no_body(
-    "GET", "get_tokenizer", "/tokenizer", TokenizerReply, query=_TOKENIZER_QUERY, is_own=True
+    "GET",
+    "get_tokenizer",
+    "/tokenizer",
+    TokenizerReply,
+    query=_TOKENIZER_QUERY,
+    is_tinkex_only=True,
 )
 
 # --- training runs and checkpoints ---------------------------------------------------------
@@ -238,7 +243,7 @@ RUN_METRICS = _no_body(
     "/training_runs/{training_run_id}/metrics",
     types.RunMetricsResponse,
     query=frozenset({"limit", "after"}),
-    is_own=True,
+    is_tinkex_only=True,
 )
 REPORT_RUN_METRICS = _post(
     "report_run_metrics",
@@ -246,7 +251,7 @@ REPORT_RUN_METRICS = _post(
     ReportMetricsRequest,
     Empty,
     timeout_seconds=10.0,
-    is_own=True,
+    is_tinkex_only=True,
 )
 RENAME_RUN = _post(
     "rename_training_run",
@@ -254,7 +259,7 @@ RENAME_RUN = _post(
     RenameRunRequest,
     Empty,
     method="PUT",
-    is_own=True,
+    is_tinkex_only=True,
 )
 LIST_CHECKPOINTS = _no_body(
     "GET",
@@ -279,7 +284,7 @@ DELETE_CHECKPOINT = _no_body(
     _CHECKPOINT_PATH,
     Empty,
     retries_conflict=False,
-    settled_by=frozenset({404}),
+    success_after_retry=frozenset({404}),
 )
 PUBLISH_CHECKPOINT = _no_body(
     "POST",
@@ -287,7 +292,7 @@ PUBLISH_CHECKPOINT = _no_body(
     _CHECKPOINT_PATH + "/publish",
     Empty,
     retries_conflict=False,
-    settled_by=frozenset({409}),
+    success_after_retry=frozenset({409}),
 )
 UNPUBLISH_CHECKPOINT = _no_body(
     "DELETE",
@@ -295,7 +300,7 @@ UNPUBLISH_CHECKPOINT = _no_body(
     _CHECKPOINT_PATH + "/publish",
     Empty,
     retries_conflict=False,
-    settled_by=frozenset({409}),
+    success_after_retry=frozenset({409}),
 )
 SET_CHECKPOINT_TTL = _post(
     "set_checkpoint_ttl",
@@ -361,9 +366,9 @@ STORAGE_USAGE = _no_body(
     types.CurrentCheckpointStorageUsageResponse,
     query=frozenset({"project_id"}),
 )
-QUOTAS = _no_body("GET", "get_quotas", "/usage/quotas", QuotaUsageResponse, is_own=True)
+QUOTAS = _no_body("GET", "get_quotas", "/usage/quotas", QuotaUsageResponse, is_tinkex_only=True)
 
 ENDPOINTS: Mapping[str, Endpoint[Any, Any]] = {
     row.name: row for row in list(globals().values()) if isinstance(row, Endpoint)
 }
-"""Every row by name; a test holds it to protocol and server."""
+"""All endpoints by name."""

@@ -1,4 +1,4 @@
-"""Messages that cross the wire but that no user ever touches."""
+"""Messages that are not part of the public API."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tinkex.types.base import Message, Reply
 
 
 class Empty(Reply):
-    """Nothing to say."""
+    """An empty message."""
 
 
 class CancelFutureRequest(Message):
-    """Stop working on a promise."""
+    """Cancel a job."""
 
     request_id: str
 
 
 class FinishSessionRequest(Message):
-    """Say how a session ended."""
+    """Report how a session ended."""
 
     reason: types.ClientSessionFinishReason
     detail: str | None = None
 
 
 class TtlRequest(Message):
-    """Set, or with None remove, a checkpoint's lifetime."""
+    """Set a checkpoint's lifetime; None removes it."""
 
     ttl_seconds: int | None
 
 
 class WeightsInfoRequest(Message):
-    """Ask what a checkpoint holds."""
+    """Request information about a checkpoint."""
 
     tinker_path: str
 
@@ -44,12 +44,12 @@ class ReportMetricsRequest(Message):
     """Metrics that a client measured for one of its optimizer steps."""
 
     seq_id: int
-    """The number of the optimizer step among the operations of its run."""
+    """The sequence number of the optimizer step within its run."""
     metrics: dict[str, float]
 
 
 class RenameRunRequest(Message):
-    """Give a training run a name, or with None take it away."""
+    """Set the name of a training run; None removes it."""
 
     name: str | None = None
 
@@ -61,7 +61,7 @@ class AssignProjectRequest(Message):
 
 
 class TraceExportReply(Reply):
-    """How far a trace export is."""
+    """The state of a trace export."""
 
     status: str
     url: str | None = None
@@ -69,7 +69,7 @@ class TraceExportReply(Reply):
 
 
 class ArchiveReply(Reply):
-    """Where a checkpoint's archive can be fetched, until when."""
+    """The URL of a checkpoint's archive, and when it expires."""
 
     url: str
     expires: datetime | None = None
@@ -80,15 +80,15 @@ class TokenizerReply(Reply):
 
     base_model: str
     tokenizer_id: str
-    """What the hub, or else the server, calls it."""
+    """Its name on the hub, or else on the server."""
     digest: str
     """SHA-256 over the names and contents of its files."""
     files: dict[str, bytes] = msgspec.field(default_factory=dict)
-    """The files; empty unless the request named the digest."""
+    """The files; empty unless the request has the digest."""
 
 
 class ApiKeyReply(Reply):
-    """Who a key belongs to."""
+    """The owner of an API key."""
 
     key_id: int
     name: str = ""

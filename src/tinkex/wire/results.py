@@ -1,4 +1,4 @@
-"""Results of promises: which are binary, and how any dialect's bytes become a value."""
+"""Decode results of jobs and error bodies, in protobuf and in every known JSON dialect."""
 
 from __future__ import annotations
 
@@ -28,60 +28,60 @@ _JSON_DECODERS: dict[type[Any], Callable[[Any], Any]] = {
 
 
 def has_proto_result(endpoint: Endpoint[Any, Any]) -> bool:
-    """True when the result is asked for, and usually comes, as protobuf."""
-    return endpoint.promised in _PROTO_DECODERS
+    """Return whether the result is requested, and usually sent, as protobuf."""
+    return endpoint.result_type in _PROTO_DECODERS
 
 
 def decode_result(endpoint: Endpoint[Any, Any], content: bytes, is_proto: bool) -> Any:
-    """Turn a result's bytes into its value; raises ValueError or a msgspec error if it cannot."""
-    promised = endpoint.promised
-    if promised is None:
-        raise ValueError(f"{endpoint.name} promises nothing")
+    """Decode a result; raises ValueError or a msgspec error if it is invalid."""
+    result_type = endpoint.result_type
+    if result_type is None:
+        raise ValueError(f"{endpoint.name} does not return a future")
     if is_proto:
-        if promised not in _PROTO_DECODERS:
+        if result_type not in _PROTO_DECODERS:
             raise ValueError(f"{endpoint.name} has no binary result")
-        return _PROTO_DECODERS[promised](content)
-    if promised in _JSON_DECODERS:
-        return _JSON_DECODERS[promised](unwrap_result(msgspec.json.decode(content)))
+        return _PROTO_DECODERS[result_type](content)
+    if result_type in _JSON_DECODERS:
+        return _JSON_DECODERS[result_type](unwrap_result(msgspec.json.decode(content)))
     body = unwrap_result(msgspec.json.decode(content))
-    return msgspec.convert(body, preload_type(promised), strict=False, dec_hook=decode_hook)
+    return msgspec.convert(body, preload_type(result_type), strict=False, dec_hook=decode_hook)
 
 
 def unwrap_result(body: Any) -> Any:
-    """The result inside `{status: completed, result: ...}`, or the body itself."""
+    """Return the result inside `{status: completed, result: ...}`, or the body itself."""
     if isinstance(body, dict) and "result" in body and "status" in body:
         return body["result"]
     return body
 
 
 class ErrorBody(NamedTuple):
-    """What a body says about a failure."""
+    """The message and category of a failure."""
 
     message: str
     category: RequestErrorCategory | None
 
 
 def parse_error_body(body: object) -> ErrorBody | None:
-    """Find the message and category in a JSON body of any known dialect, or None."""
+    """Parse the JSON body of a failure in any known dialect; None if it has no message."""
     if isinstance(body, str) and body.strip():
         return ErrorBody(body.strip(), None)
     if not isinstance(body, Mapping):
         return None
-    said = [body[key] for key in ("error", "detail", "message") if body.get(key) is not None]
-    if not said:
+    messages = [body[key] for key in ("error", "detail", "message") if body.get(key) is not None]
+    if not messages:
         return None
-    message = next(filter(None, said), None)
+    message = next(filter(None, messages), None)
     raw = body.get("category")
     category = RequestErrorCategory.parse(raw) if raw is not None else None
     return ErrorBody(_format_message(message) if message else "no reason was given", category)
 
 
 def make_error_body(message: str, category: RequestErrorCategory) -> dict[str, str]:
-    """The body of a failed request: the error, and whose fault it is."""
+    """Return the JSON body of a failed request."""
     return {"error": message, "detail": message, "category": str(category)}
 
 
-def _format_message(message: Any) -> str:
+def _format_message(message: object) -> str:
     if isinstance(message, Mapping):
         inner = message.get("message") or message.get("detail") or message.get("msg")
         where = ".".join(str(part) for part in message.get("loc") or ())

@@ -101,7 +101,7 @@ def test_what_is_legacy_says_so() -> None:
 
 
 def test_what_is_our_own_says_so() -> None:
-    assert [(row.method, row.path) for row in ROWS if row.is_own] == OWN
+    assert [(row.method, row.path) for row in ROWS if row.is_tinkex_only] == OWN
 
 
 def test_names_are_unique_and_lead_to_their_row() -> None:
@@ -112,7 +112,7 @@ def test_names_are_unique_and_lead_to_their_row() -> None:
 
 
 def test_jobs_are_called_by_their_official_names() -> None:
-    kinds = {row.name: row.request_type for row in ROWS if row.promised is not None}
+    kinds = {row.name: row.request_type for row in ROWS if row.result_type is not None}
     assert kinds == {
         "create_model": "CreateModel",
         "create_custom_loss": "CreateCustomLoss",
@@ -126,7 +126,7 @@ def test_jobs_are_called_by_their_official_names() -> None:
         "asample": "Sample",
         "unload_model": "UnloadModel",
     }
-    assert all(row.reply is types.UntypedAPIFuture for row in ROWS if row.promised is not None)
+    assert all(row.reply is types.UntypedAPIFuture for row in ROWS if row.result_type is not None)
 
 
 def test_bodies() -> None:
@@ -170,7 +170,7 @@ def test_time_limits_are_those_of_the_appendix() -> None:
     assert {name: limits[name] for name in appendix} == appendix
     # Nothing waits longer than the protocol does, and jobs get what the user allows.
     assert all(0.0 < seconds <= 60.0 for seconds in limits.values() if seconds is not None)
-    assert {row.timeout_seconds for row in ROWS if row.promised is not None} == {None}
+    assert {row.timeout_seconds for row in ROWS if row.result_type is not None} == {None}
 
 
 def test_a_conflict_is_final_where_it_means_already_so() -> None:

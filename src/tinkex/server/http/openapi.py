@@ -95,7 +95,7 @@ def _message_types(rows: list[Endpoint[Any, Any]]) -> list[type[Any]]:
     return [
         type_
         for row in rows
-        for type_ in (row.request, row.reply, row.promised)
+        for type_ in (row.request, row.reply, row.result_type)
         if type_ is not None
     ]
 
@@ -110,8 +110,8 @@ def _operation(row: Endpoint[Any, Any], summary: str) -> dict[str, Any]:
     }
     if row.body is not BodyFormat.NONE:
         operation["requestBody"] = _request_body(row)
-    if row.promised is not None:
-        name = schema_name(row.promised)
+    if row.result_type is not None:
+        name = schema_name(row.result_type)
         operation["description"] = f"Returns a future; retrieve_future returns its {name}."
     if row.is_legacy:
         operation["deprecated"] = True
@@ -185,7 +185,7 @@ def _responses(row: Endpoint[Any, Any]) -> dict[str, Any]:
 def _response_content(row: Endpoint[Any, Any]) -> dict[str, Any]:
     if row.name != "retrieve_future":
         return {JSON: {"schema": schema_ref(schema_name(row.reply))}}
-    promised = {schema_name(job.promised) for job in ENDPOINTS.values() if job.promised}
+    promised = {schema_name(job.result_type) for job in ENDPOINTS.values() if job.result_type}
     names = ["Fault", "CompleteMetadata", *sorted(promised)]
     return {
         JSON: {"schema": {"anyOf": [schema_ref(name) for name in names]}},

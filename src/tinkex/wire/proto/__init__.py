@@ -1,4 +1,4 @@
-"""The binary messages of the protocol, in both directions."""
+"""Encoding and decoding of the protobuf messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The binary messages as older clients and servers know them: in JSON.
+"""The JSON form of the protobuf messages, for older clients and servers.
 
-Reading is lenient about what is missing or null, and strict about what is there; what does not
-fit raises msgspec.ValidationError, or InvalidInput where a value refuses its parts. Provenance
-spans are younger than this form and have no place in it.
+Missing or null fields are accepted, present ones are validated: msgspec.ValidationError, or
+InvalidInput for values that do not fit together. Provenance spans are newer than this form and are
+not part of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 Floats: TypeAlias = list[float | None]
 TopkRows: TypeAlias = list[list[tuple[Int32, float]] | None]
 
-#: What is written of the values that are not structs.
+#: The encoded fields of values that are not structs.
 JSON_FIELDS: dict[type, tuple[str, ...]] = {
     Datum: ("model_input", "loss_fn_inputs"),
     ForwardBackwardInput: ("data", "loss_fn", "loss_fn_config"),
@@ -113,45 +113,47 @@ class _JsonSampleResponse(msgspec.Struct):
 
 
 def forward_backward_request_from_json(obj: object) -> ForwardBackwardRequest:
-    """Read the object that older clients post to forward_backward."""
-    found = _convert(obj, _JsonForwardBackwardRequest)
-    work = _read_input(found.forward_backward_input)
-    return ForwardBackwardRequest(work, found.model_id, found.seq_id)
+    """Decode the JSON request of older clients to forward_backward."""
+    body = _convert(obj, _JsonForwardBackwardRequest)
+    inputs = _read_input(body.forward_backward_input)
+    return ForwardBackwardRequest(inputs, body.model_id, body.seq_id)
 
 
 def forward_request_from_json(obj: object) -> ForwardRequest:
-    """Read the object that older clients post to forward."""
-    found = _convert(obj, _JsonForwardRequest)
-    return ForwardRequest(_read_input(found.forward_input), found.model_id, found.seq_id)
+    """Decode the JSON request of older clients to forward."""
+    body = _convert(obj, _JsonForwardRequest)
+    return ForwardRequest(_read_input(body.forward_input), body.model_id, body.seq_id)
 
 
 def forward_backward_output_from_json(obj: object) -> ForwardBackwardOutput:
-    """Read the result that older servers give for forward and forward_backward."""
-    found = _convert(obj, _JsonForwardBackwardOutput)
+    """Decode the JSON result of forward and forward_backward from older servers."""
+    body = _convert(obj, _JsonForwardBackwardOutput)
     outputs = [
         {name: tensor for name, tensor in output.items() if tensor is not None}
-        for output in found.loss_fn_outputs or ()
+        for output in body.loss_fn_outputs or ()
     ]
-    # JSON has no NaN; a loss that became one arrives as null.
+    # JSON has no NaN; such a loss arrives as null.
     metrics = {
         name: float("nan") if value is None else value
-        for name, value in (found.metrics or {}).items()
+        for name, value in (body.metrics or {}).items()
     }
-    output_type = (found.loss_fn_output_type or "").rpartition(":")[2]
+    output_type = (body.loss_fn_output_type or "").rpartition(":")[2]
     return ForwardBackwardOutput(output_type or DEFAULT_OUTPUT_TYPE, outputs, metrics)
 
 
 def sample_response_from_json(obj: object) -> SampleResponse:
-    """Read the result that older servers give for a sampling request."""
-    found = _convert(obj, _JsonSampleResponse)
-    drawn = found.prompt_alt_tokens
+    """Decode the JSON result of a sample from older servers."""
+    body = _convert(obj, _JsonSampleResponse)
+    alternatives = body.prompt_alt_tokens
     return SampleResponse(
-        sequences=[_read_sequence(sequence) for sequence in found.sequences],
-        prompt_logprobs_np=_float_array(found.prompt_logprobs),
-        topk_prompt_logprobs_np=_topk_arrays(found.topk_prompt_logprobs),
-        target_prompt_logprobs=found.target_prompt_logprobs,
-        prompt_cache_hit_tokens=found.prompt_cache_hit_tokens or 0,
-        prompt_alt_tokens=None if drawn is None else PromptAltTokens(drawn.tokens, drawn.logprobs),
+        sequences=[_read_sequence(sequence) for sequence in body.sequences],
+        prompt_logprobs_np=_float_array(body.prompt_logprobs),
+        topk_prompt_logprobs_np=_topk_arrays(body.topk_prompt_logprobs),
+        target_prompt_logprobs=body.target_prompt_logprobs,
+        prompt_cache_hit_tokens=body.prompt_cache_hit_tokens or 0,
+        prompt_alt_tokens=None
+        if alternatives is None
+        else PromptAltTokens(alternatives.tokens, alternatives.logprobs),
     )
 
 
@@ -159,25 +161,25 @@ def _convert(obj: object, type_: type[T]) -> T:
     return msgspec.convert(obj, preload_type(type_), dec_hook=decode_hook)
 
 
-def _read_input(found: _JsonForwardBackwardInput) -> ForwardBackwardInput:
-    datums = [Datum(datum.model_input, datum.loss_fn_inputs) for datum in found.data]
-    # Which losses there are is the server's to say, not the codec's.
-    return ForwardBackwardInput(datums, cast(LossFnType, found.loss_fn), found.loss_fn_config)
+def _read_input(inputs: _JsonForwardBackwardInput) -> ForwardBackwardInput:
+    datums = [Datum(datum.model_input, datum.loss_fn_inputs) for datum in inputs.data]
+    # The server, not the codec, decides which losses exist.
+    return ForwardBackwardInput(datums, cast(LossFnType, inputs.loss_fn), inputs.loss_fn_config)
 
 
-def _read_sequence(found: _JsonSampledSequence) -> SampledSequence:
-    # As in the binary form: no reason means "stop", and the id comes with the promise.
+def _read_sequence(sequence: _JsonSampledSequence) -> SampledSequence:
+    # As in protobuf: a missing reason means "stop", and the id is part of the future.
     return SampledSequence(
-        stop_reason=found.stop_reason or "stop",
+        stop_reason=sequence.stop_reason or "stop",
         sequence_id="",
-        tokens_np=_array(found.tokens or (), "int32"),
-        logprobs_np=_float_array(found.logprobs),
-        topk_logprobs_np=_topk_arrays(found.topk_logprobs),
+        tokens_np=_array(sequence.tokens or (), "int32"),
+        logprobs_np=_float_array(sequence.logprobs),
+        topk_logprobs_np=_topk_arrays(sequence.topk_logprobs),
     )
 
 
 def _float_array(numbers: Floats | None) -> Array | None:
-    # numpy reads None as NaN.
+    # NumPy converts None to NaN.
     return _array(numbers, "float32") if numbers else None
 
 

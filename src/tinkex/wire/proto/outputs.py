@@ -1,4 +1,4 @@
-"""ForwardBackwardOutput in bytes: what training says about every datum, field by field."""
+"""Protobuf codec of ForwardBackwardOutput."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ FIELDS = make_tag(2, LEN)
 NUM_DATUMS = make_tag(3, VARINT)
 
 DEFAULT_OUTPUT_TYPE = "ArrayRecord"
-#: Records without fields cost no bytes per datum; beyond this their count is not believed.
+#: Limit of datums in records without fields, which need no bytes per datum.
 MAX_BARE_DATUMS = 1 << 20
 
 
 def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
-    """The result, with one record for each run of datums that differ only in length."""
+    """Encode a result; consecutive datums that differ only in length share a record."""
     message = MessageWriter()
     message.text(OUTPUT_TYPE, output.loss_fn_output_type)
     for _, run in groupby(output.loss_fn_outputs, _record_key):
@@ -48,7 +48,7 @@ def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
 
 
 def _record_key(datum: LossFnOutput) -> list[tuple[str, str, list[int]]]:
-    """What datums of one record have in common."""
+    """Return the properties that the datums of one record share."""
     return sorted((name, tensor.dtype, tensor.shape[1:]) for name, tensor in datum.items())
 
 
@@ -65,7 +65,7 @@ def _write_column(entry: MessageWriter, tensors: list[TensorData]) -> None:
 
 
 def decode_forward_backward_output(data: bytes) -> ForwardBackwardOutput:
-    """The result; tensors of one field and record share their memory."""
+    """Decode a result; tensors of one field and record share their memory."""
     output_type, metrics = "", dict[str, float]()
     outputs: list[LossFnOutput] = []
     num_bare_datums = 0
@@ -101,12 +101,12 @@ def _read_record(data: memoryview) -> tuple[dict[str, list[TensorData]], int]:
             num_datums = to_int64(number)
     if num_datums < 0:
         raise WireError(f"a record claims {num_datums} datums")
-    # Older servers did not count their datums; their columns do.
+    # Older servers do not send the count; it is the length of the columns.
     return columns, num_datums or max(map(len, columns.values()), default=0)
 
 
 def _columns_to_datums(columns: dict[str, list[TensorData]], num_datums: int) -> list[LossFnOutput]:
-    """Turn columns into datums; a column may have rows to spare, but not too few."""
+    """Convert columns to datums; surplus rows are ignored, missing rows are an error."""
     for name, column in columns.items():
         if len(column) < num_datums:
             raise WireError(f"{name!r:.80} has {len(column)} rows for {num_datums} datums")

@@ -1,11 +1,10 @@
-"""Protobuf's wire format by hand: tags, varints and length-prefixed bytes, without copies.
+"""A minimal protobuf codec: tags, varints and length-prefixed bytes, without copies.
 
-The messages of this protocol are few, flat, and nearly all of their weight is raw tensor bytes. A
-general library copies those bytes at every level; here a message is a list of buffers joined once.
+The protocol has few, flat messages, and most of their bytes are tensors. The protobuf library
+copies those bytes at every level; here a message is a list of buffers that are joined once.
 
-A field is known by its whole tag (number and wire type together), so a known number that arrives
-with another wire type is skipped like any unknown field. A sub-message that arrives twice is not
-merged: the last one wins.
+A field is identified by its whole tag (number and wire type), so a known number with another wire
+type is skipped like an unknown field. Repeated sub-messages are not merged: the last one wins.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ VARINT, FIXED64, LEN, START_GROUP, END_GROUP, FIXED32 = range(6)
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 _MAX_SHIFT = 70
 _MAX_TAG = 0xFFFF_FFFF
-#: The most fields of one message, so that a few bytes of each cannot become millions of objects.
+#: Maximum number of fields per message, so that a small body cannot create millions of objects.
 MAX_FIELDS = 65_536
 EMPTY = memoryview(b"")
 _DOUBLE = struct.Struct("<d")
 
 Buffer: TypeAlias = bytes | memoryview
-#: How to read the fields of a message, by tag.
+#: Functions that decode the fields of a message, by tag.
 Readers: TypeAlias = Mapping[int, Callable[[Any], Any]]
 T = TypeVar("T")
 
 
 class WireError(ValueError):
-    """The bytes are not the message they should be."""
+    """The bytes are not a valid message."""
 
 
 def make_tag(number: int, wire_type: int) -> int:
-    """The integer that opens a field."""
+    """Return the tag of a field."""
     return number << 3 | wire_type
 
 
@@ -45,7 +44,7 @@ DOUBLE_VALUE = make_tag(2, FIXED64)
 
 
 def encode_varint(value: int) -> bytes:
-    """Seven bits a byte, low ones first; a negative value takes its 64-bit complement's ten."""
+    """Encode a varint; a negative value is encoded as its 64-bit complement in ten bytes."""
     value = int(value) & 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
     while value > 0x7F:
@@ -57,21 +56,21 @@ def encode_varint(value: int) -> bytes:
 
 @lru_cache(maxsize=8192)
 def encode_tag_and_number(tag_: int, number: int) -> bytes:
-    """A tag and the number after it: a varint field, or the opening of a length-prefixed one."""
+    """Encode a tag and a number: a varint field, or the start of a length-prefixed field."""
     return encode_varint(tag_) + encode_varint(number)
 
 
 @lru_cache(maxsize=1024)
 def encode_map_key(key: str) -> bytes:
-    """The key of one entry of a map<string, ...>."""
+    """Encode the key of an entry of a map<string, ...>."""
     text = key.encode()
     return encode_tag_and_number(MAP_KEY, len(text)) + text
 
 
 class MessageWriter:
-    """A message in the making: buffers, and how many bytes they are together.
+    """Builds a message as a list of buffers with their total size.
 
-    As proto3 has it, a zero or empty field is left out unless `present` says it was set.
+    As in proto3, a zero or empty field is omitted unless `present` is set.
     """
 
     __slots__ = ("parts", "size")
@@ -81,7 +80,7 @@ class MessageWriter:
         self.size = 0
 
     def raw(self, fields: bytes) -> None:
-        """Append whole fields that are encoded already."""
+        """Append encoded fields."""
         self.parts.append(fields)
         self.size += len(fields)
 
@@ -103,7 +102,7 @@ class MessageWriter:
             self.size += len(opening) + num_bytes
 
     def framed(self, opening: bytes, data: Buffer, closing: bytes = b"") -> None:
-        """Append data between bytes that are encoded already."""
+        """Append data between encoded bytes."""
         num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
         self.parts += (opening, data, closing)
         self.size += len(opening) + num_bytes + len(closing)
@@ -117,11 +116,11 @@ class MessageWriter:
         self.payload(tag_, b"".join(map(encode_varint, values)))
 
     def message(self, tag_: int, write: Callable[[MessageWriter, T], None], value: T) -> None:
-        """Append the sub-message that `write` makes of the value, always present."""
+        """Append the sub-message that `write` encodes, always present."""
         slot, start = len(self.parts), self.size
         self.parts.append(b"")
         write(self, value)
-        # The length stands before the message but is known only after it.
+        # The length precedes the message but is known only after it.
         opening = encode_tag_and_number(tag_, self.size - start)
         self.parts[slot] = opening
         self.size += len(opening)
@@ -139,7 +138,7 @@ class MessageWriter:
             self.message(tag_, write_entry, entry)
 
     def to_bytes(self) -> bytes:
-        """The whole message: the only copy."""
+        """Join the message; this is the only copy."""
         return b"".join(self.parts)
 
 
@@ -151,7 +150,7 @@ def write_double_value(entry: MessageWriter, value: float) -> None:
 def read_fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """Yield (tag, number, payload) of each field: the number of a varint, the payload of others.
 
-    Groups, which nothing here uses, are checked for balance and skipped with all they hold.
+    Groups are not used here; they are checked for balance and skipped.
     """
     position, end = 0, len(data)
     groups: list[int] = []
@@ -185,7 +184,7 @@ def read_fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    """The unsigned 64-bit varint at `position`, and where it ends."""
+    """Read an unsigned 64-bit varint; returns its value and end position."""
     try:
         byte = data[position]
         value, shift = byte & 0x7F, 7
@@ -202,7 +201,7 @@ def read_varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _skipped_bytes(tag_: int, groups: list[int]) -> int:
-    """How many bytes a fixed field takes; or none, on entering or leaving a group."""
+    """Return the size of a fixed field, or 0 at the start or end of a group."""
     number, wire_type = tag_ >> 3, tag_ & 7
     if wire_type in _FIXED_BYTES:
         return _FIXED_BYTES[wire_type]
@@ -214,19 +213,19 @@ def _skipped_bytes(tag_: int, groups: list[int]) -> int:
 
 
 def read_singular(data: memoryview, readers: Readers) -> dict[int, Any]:
-    """The values of those fields that arrived, by tag; of a field that came twice, the last.
+    """Return the values of known fields by tag; the last one wins if a field is repeated.
 
-    A reader gets the number of a varint and the payload of anything else.
+    A reader gets the number of a varint and the payload of any other field.
     """
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for tag_, number, payload in read_fields(data):
         if tag_ in readers:
-            found[tag_] = readers[tag_](number if tag_ & 7 == VARINT else payload)
-    return found
+            values[tag_] = readers[tag_](number if tag_ & 7 == VARINT else payload)
+    return values
 
 
 def read_oneof(data: memoryview, readers: Readers, what: str) -> Any:
-    """The value of a message that is one of several things: the last that came."""
+    """Return the value of a oneof message; the last field wins."""
     value = None
     for tag_, _, payload in read_fields(data):
         if tag_ in readers:
@@ -242,7 +241,7 @@ def to_int64(number: int) -> int:
 
 
 def to_int32(number: int) -> int:
-    """Read a varint as a signed 32-bit integer or an enum: the low half, as protobuf does."""
+    """Read a varint as a signed 32-bit integer or an enum: the low half, as in protobuf."""
     return ((number & 0xFFFF_FFFF) ^ 0x8000_0000) - 0x8000_0000
 
 
@@ -252,7 +251,7 @@ def to_uint32(number: int) -> int:
 
 
 def to_payload(payload: memoryview) -> memoryview:
-    """Read a bytes field or a sub-message as it is, without a copy."""
+    """Return a bytes field or sub-message unchanged, without a copy."""
     return payload
 
 
@@ -265,13 +264,13 @@ def to_text(payload: memoryview) -> str:
 
 
 def to_double(payload: memoryview) -> float:
-    """Read a double field; one that is absent is zero."""
+    """Read a double field; an empty payload is zero."""
     value: float = _DOUBLE.unpack(payload)[0] if payload else 0.0
     return value
 
 
 def read_integers(tag_: int, number: int, payload: memoryview) -> list[int]:
-    """Read one field of a repeated int64, which brings one number, or any number of them packed."""
+    """Read one field of a repeated int64: one number, or several packed ones."""
     if tag_ & 7 == VARINT:
         return [to_int64(number)]
     values, position = list[int](), 0
@@ -282,6 +281,6 @@ def read_integers(tag_: int, number: int, payload: memoryview) -> list[int]:
 
 
 def read_map_entry(entry: memoryview, value_tag: int) -> tuple[str, memoryview]:
-    """The key and the value's payload in one entry of a map<string, ...>; absent ones are empty."""
-    found = read_singular(entry, {MAP_KEY: to_text, value_tag: to_payload})
-    return found.get(MAP_KEY, ""), found.get(value_tag, EMPTY)
+    """Return the key and the value's payload of a map entry; missing ones are empty."""
+    fields = read_singular(entry, {MAP_KEY: to_text, value_tag: to_payload})
+    return fields.get(MAP_KEY, ""), fields.get(value_tag, EMPTY)

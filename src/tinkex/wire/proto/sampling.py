@@ -1,4 +1,4 @@
-"""SampleResponse in bytes: sequences and log-probabilities as raw arrays."""
+"""Protobuf codec of SampleResponse: sequences and log-probabilities as raw arrays."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STOP_REASON_CODES = {reason: code for code, reason in STOP_REASONS.items()}
 
 
 def encode_sample_response(response: SampleResponse) -> bytes:
-    """The result of a sampling request."""
+    """Encode the result of a sample."""
     message = MessageWriter()
     for sequence in response.sequences:
         message.message(SEQUENCES, _write_sequence, sequence)
@@ -107,9 +107,9 @@ def _write_alternatives(message: MessageWriter, alternatives: PromptAltTokens) -
 
 
 def _array_or_list(owner: SampleResponse | SampledSequence, name: str) -> Any:
-    """What the owner was built from: asking for the list of an array would make one."""
-    given = getattr(owner, f"{name}_np")
-    return getattr(owner, name) if given is None else given
+    """Return the array if the value has one; the list would have to be built from it."""
+    array = getattr(owner, f"{name}_np")
+    return getattr(owner, name) if array is None else array
 
 
 def _array_payload(numbers: Any, on_wire: str) -> memoryview:
@@ -119,21 +119,21 @@ def _array_payload(numbers: Any, on_wire: str) -> memoryview:
 
 
 def topk_from_rows(rows: Sequence[Sequence[tuple[int, float]] | None]) -> TopkLogprobs:
-    """Matrices of rows that list (token id, logprob), padded with filler to the longest row."""
+    """Convert rows of (token id, logprob) to matrices, padded to the longest row."""
     import numpy as np
 
     width = max((len(row) for row in rows if row), default=0)
     token_ids = np.zeros((len(rows), width), np.int32)
     logprobs = np.full((len(rows), width), FILLER_LOGPROB, np.float32)
     for index, row in enumerate(rows):
-        for place, (token_id, logprob) in enumerate(row or ()):
-            token_ids[index, place] = token_id
-            logprobs[index, place] = logprob
+        for column, (token_id, logprob) in enumerate(row or ()):
+            token_ids[index, column] = token_id
+            logprobs[index, column] = logprob
     return TopkLogprobs(token_ids, logprobs)
 
 
 def decode_sample_response(data: bytes) -> SampleResponse:
-    """The result; `sequence_id` is empty, for it comes with the promise and not with the result."""
+    """Decode a result; `sequence_id` is empty, because it is part of the future."""
     sequences: list[SampledSequence] = []
     fields: dict[str, Any] = {}
     for tag_, number, payload in read_fields(memoryview(data)):
@@ -165,18 +165,18 @@ def _read_sequence(data: memoryview) -> SampledSequence:
 
 
 def _read_logprobs(payload: memoryview) -> Array | None:
-    """Nothing at all means that log-probabilities were not asked for."""
+    """Read log-probabilities; None if they were not requested."""
     return copy_array(payload, "<f4", 4, "logprobs") if payload else None
 
 
 def _read_topk(data: memoryview) -> TopkLogprobs | None:
-    found = read_singular(data, _TOPK_READERS)
-    k, length = found.get(TOPK_K, 0), found.get(TOPK_LENGTH, 0)
+    fields = read_singular(data, _TOPK_READERS)
+    k, length = fields.get(TOPK_K, 0), fields.get(TOPK_LENGTH, 0)
     if k == 0 or length == 0:
         return None
     matrices = []
     for tag_, on_wire in ((TOPK_TOKEN_IDS, "<i4"), (TOPK_LOGPROBS, "<f4")):
-        flat = copy_array(found.get(tag_, EMPTY), on_wire, 4, "topk_logprobs")
+        flat = copy_array(fields.get(tag_, EMPTY), on_wire, 4, "topk_logprobs")
         if flat.size != k * length:
             raise WireError(f"topk_logprobs has {flat.size} numbers for {length} rows of {k}")
         matrices.append(flat.reshape(length, k))
@@ -184,10 +184,10 @@ def _read_topk(data: memoryview) -> TopkLogprobs | None:
 
 
 def _read_alternatives(data: memoryview) -> PromptAltTokens:
-    found = read_singular(data, {ALT_TOKENS: to_payload, ALT_LOGPROBS: to_payload})
+    fields = read_singular(data, {ALT_TOKENS: to_payload, ALT_LOGPROBS: to_payload})
     return PromptAltTokens(
-        tokens=read_tensor(found.get(ALT_TOKENS, EMPTY), "prompt_alt_tokens.tokens"),
-        logprobs=read_tensor(found.get(ALT_LOGPROBS, EMPTY), "prompt_alt_tokens.logprobs"),
+        tokens=read_tensor(fields.get(ALT_TOKENS, EMPTY), "prompt_alt_tokens.tokens"),
+        logprobs=read_tensor(fields.get(ALT_LOGPROBS, EMPTY), "prompt_alt_tokens.logprobs"),
     )
 
 

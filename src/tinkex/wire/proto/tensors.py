@@ -1,4 +1,4 @@
-"""Tensor bytes: one tensor of a request, one column of a result, and bare arrays of numbers."""
+"""Protobuf codec of tensors, of columns of results, and of raw arrays."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OFFSETS = make_tag(2, LEN)
 
 
 class WireDtype(NamedTuple):
-    """How numbers lie on the wire, and what they are in memory."""
+    """A number format on the wire, and its dtype in memory."""
 
     on_wire: str
     num_bytes: int
@@ -58,13 +58,13 @@ WIRE_DTYPES = {
     INT32: WireDtype("<i4", 4, "int64"),
     BFLOAT16: WireDtype("<u2", 2, "float32"),
 }
-#: numpy has no more; and the product of very many sizes would take its time.
+#: NumPy's limit; it also bounds the time to multiply the sizes.
 MAX_DIMENSIONS = 64
 DTYPE_CODES = {"float32": FLOAT32, "int64": INT64}
 
 
 def wire_dtype(code: int, what: str) -> WireDtype:
-    """The layout of a DType; `what`, here and below, names the thing in an error."""
+    """Return the format of a DType; `what`, here and below, names the value in errors."""
     try:
         return WIRE_DTYPES[code]
     except KeyError:
@@ -72,18 +72,18 @@ def wire_dtype(code: int, what: str) -> WireDtype:
 
 
 def check_rank(shape: Sequence[int], what: str) -> None:
-    """Refuse a shape before anybody multiplies its sizes."""
+    """Refuse a shape with too many dimensions, before its sizes are multiplied."""
     if len(shape) > MAX_DIMENSIONS:
         raise WireError(f"{what} has {len(shape)} dimensions; {MAX_DIMENSIONS} is the most")
 
 
 def array_bytes(array: Array) -> memoryview:
-    """The array's memory itself, or that of a copy when it is not contiguous."""
+    """Return the array's memory, or that of a copy if it is not contiguous."""
     return array.data if array.flags.c_contiguous else array.copy(order="C").data
 
 
 def copy_array(payload: memoryview, on_wire: str, num_bytes: int, what: str) -> Array:
-    """A flat writable array of numbers that take `num_bytes` each, in memory of its own."""
+    """Copy a payload to a flat writable array of numbers of `num_bytes` each."""
     import numpy as np
 
     if len(payload) % num_bytes:
@@ -92,7 +92,7 @@ def copy_array(payload: memoryview, on_wire: str, num_bytes: int, what: str) -> 
 
 
 def read_array(payload: memoryview, code: int, what: str) -> Array:
-    """A flat writable array; int32 is widened to int64, bfloat16 to float32."""
+    """Copy a payload to a flat writable array; int32 becomes int64, bfloat16 float32."""
     layout = wire_dtype(code, what)
     array = copy_array(payload, layout.on_wire, layout.num_bytes, what)
     if code == BFLOAT16:
@@ -119,7 +119,7 @@ def _write_csr(message: MessageWriter, tensor: TensorData) -> None:
 
 @lru_cache(maxsize=1024)
 def encode_dtype_and_shape(dtype: TensorDtype, shape: tuple[int, ...]) -> bytes:
-    """What stands after the numbers of a Tensor."""
+    """Encode the fields that follow the numbers of a Tensor."""
     fields = MessageWriter()
     fields.number(DTYPE, DTYPE_CODES[dtype])
     fields.packed(SHAPE, shape)
@@ -143,15 +143,15 @@ def read_tensor(data: memoryview, what: str) -> TensorData:
     if csr is not None:
         return _read_csr(csr, code, shape, what)
     values = read_array(dense, code, what)
-    # An absent shape is that of a scalar, or was never given.
-    given = shape if shape or values.size == 1 else None
-    return _checked_tensor(what, values, WIRE_DTYPES[code].dtype, given)
+    # A missing shape means a scalar or an unknown shape.
+    known_shape = shape if shape or values.size == 1 else None
+    return _checked_tensor(what, values, WIRE_DTYPES[code].dtype, known_shape)
 
 
 def _read_csr(data: memoryview, code: int, shape: list[int], what: str) -> TensorData:
     tags = (VALUES, CROW_INDICES, COL_INDICES)
-    found = read_singular(data, dict.fromkeys(tags, to_payload))
-    values, crow, cols = (found.get(tag_, EMPTY) for tag_ in tags)
+    fields = read_singular(data, dict.fromkeys(tags, to_payload))
+    values, crow, cols = (fields.get(tag_, EMPTY) for tag_ in tags)
     return _checked_tensor(
         what,
         read_array(values, code, what),
@@ -163,18 +163,18 @@ def _read_csr(data: memoryview, code: int, shape: list[int], what: str) -> Tenso
 
 
 def _checked_tensor(what: str, *parts: Any) -> TensorData:
-    """Let TensorData check that its parts fit; here it was not the caller who chose them."""
+    """Build a TensorData; its ValueError becomes a WireError."""
     try:
         return TensorData(*parts)
     except ValueError as error:
-        raise WireError(f"{what} makes no tensor: {error}") from None
+        raise WireError(f"{what} is not a valid tensor: {error}") from None
 
 
 def write_column(message: MessageWriter, tensors: Sequence[TensorData]) -> None:
-    """Encode one field of many datums, equal but for their length, as a BatchedTensor."""
+    """Encode one field of many datums, which differ only in length, as a BatchedTensor."""
     import numpy as np
 
-    # A scalar has no first dimension to tell apart; it becomes one number in a row.
+    # A scalar has no first dimension, so it becomes an array of one number.
     arrays = [np.atleast_1d(tensor.to_numpy()) for tensor in tensors]
     offsets = np.zeros(len(arrays) + 1, np.int64)
     np.cumsum([array.nbytes for array in arrays], out=offsets[1:])
@@ -184,7 +184,7 @@ def write_column(message: MessageWriter, tensors: Sequence[TensorData]) -> None:
 
 
 def read_column(data: memoryview, what: str) -> list[TensorData]:
-    """Decode a BatchedTensor: the tensors of many datums, views on one copy of its memory."""
+    """Decode a BatchedTensor; the tensors are views of one copy of its data."""
     parts = dict.fromkeys((DATA, OFFSETS), EMPTY)
     code, trailing_shape = 0, list[int]()
     for tag_, number, payload in read_fields(data):
@@ -203,24 +203,24 @@ def read_column(data: memoryview, what: str) -> list[TensorData]:
 
 
 def _shape_cells(values: Array, trailing_shape: list[int], what: str) -> Array:
-    """Make one cell, with the trailing shape, of as many values as it takes."""
+    """Reshape values to cells of the trailing shape."""
     width = prod(trailing_shape)
     try:
         return values.reshape(values.size // width if width > 0 else 0, *trailing_shape)
     except ValueError:
         raise WireError(
-            f"{what} has {values.size} values, which make no cells of shape {trailing_shape}"
+            f"{what} has {values.size} values, which do not fill cells of shape {trailing_shape}"
         ) from None
 
 
 def _cell_bounds(offsets: Array, cell_bytes: int, num_bytes: int, what: str) -> list[int]:
-    """Turn byte offsets into cell numbers; refuse those that fall, leave the data or cut a cell."""
+    """Convert byte offsets to cell numbers; refuse invalid offsets."""
     if offsets.size == 0:
         return []
     # Compared, not subtracted: forged offsets could wrap around.
     if offsets[0] < 0 or offsets[-1] > num_bytes or (offsets[1:] < offsets[:-1]).any():
         raise WireError(f"{what} has offsets that do not rise from 0 to {num_bytes}")
-    # Without data there are no cells, and all offsets are zero whatever a cell would take.
+    # Without data all offsets are zero, regardless of the cell size.
     unit = cell_bytes if num_bytes else 1
     if (offsets % unit).any():
         raise WireError(f"{what} has offsets that are not multiples of {unit} bytes")

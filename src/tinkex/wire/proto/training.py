@@ -1,4 +1,4 @@
-"""ForwardBackwardRequest in bytes: what a client sends to be trained on, and a server reads."""
+"""Protobuf codec of ForwardBackwardRequest."""
 
 from __future__ import annotations
 
@@ -88,25 +88,25 @@ SPAN_OFFSET = make_tag(2, VARINT)
 SPAN_LENGTH = make_tag(3, VARINT)
 
 Span: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
-#: The most datums, chunks, tensors and spans of one request.
+#: Maximum number of datums, chunks, tensors and spans per request.
 MAX_PARTS = 262_144
 
 
-# --- the client's side ---------------------------------------------------------------------
+# --- encoding (client) ---------------------------------------------------------------------
 def encode_forward_backward_request(
     request: ForwardBackwardRequest, forward_only: bool = False
 ) -> bytes:
-    """The body of a forward_backward call, or of a forward call when `forward_only`."""
-    work = request.forward_backward_input
-    config = _check_loss_config(work.loss_fn_config or {})
+    """Encode the body of a forward_backward or, with `forward_only`, of a forward request."""
+    inputs = request.forward_backward_input
+    config = _check_loss_config(inputs.loss_fn_config or {})
     numbers = {name: value for name, value in config.items() if isinstance(value, float)}
     message = MessageWriter()
     message.text(MODEL_ID, _check_text("model_id", request.model_id))
     message.number(SEQ_ID, _check_int32("seq_id", request.seq_id or 0))
-    for datum in work.data:
+    for datum in inputs.data:
         message.message(DATA, _write_datum, datum)
-    message.text(LOSS_FN, _check_text("loss_fn", work.loss_fn))
-    # Servers that know only the older map still get the numbers.
+    message.text(LOSS_FN, _check_text("loss_fn", inputs.loss_fn))
+    # Older servers read only this map, which has the numbers.
     message.entries(LOSS_FN_CONFIG, write_double_value, numbers)
     message.number(FORWARD_ONLY, forward_only)
     message.entries(LOSS_FN_CONFIG_V2, _write_config, config)
@@ -137,8 +137,7 @@ def _write_config_value(message: MessageWriter, value: float | str) -> None:
 
 
 def _write_datum(message: MessageWriter, datum: Datum) -> None:
-    # Tokens and dense tensors are nearly all there is; what stands around them repeats from
-    # datum to datum, so it is made once.
+    # Tokens and dense tensors are the common case; their prefixes repeat, so these are cached.
     for chunk in datum.model_input.chunks:
         if isinstance(chunk, EncodedTextChunk):
             packed = _pack_tokens(chunk.tokens)
@@ -163,7 +162,7 @@ def _write_loss_input(entry: MessageWriter, tensor: TensorData) -> None:
 
 @lru_cache(maxsize=1024)
 def _text_prefix(num_bytes: int) -> bytes:
-    """Everything before the tokens of a text chunk."""
+    """Encode everything before the tokens of a text chunk."""
     tokens = encode_tag_and_number(TEXT_TOKENS, num_bytes) if num_bytes else b""
     text = encode_tag_and_number(ENCODED_TEXT, len(tokens) + num_bytes) + tokens
     return encode_tag_and_number(MODEL_INPUT, len(text) + num_bytes) + text
@@ -173,7 +172,7 @@ def _text_prefix(num_bytes: int) -> bytes:
 def _dense_prefix_and_suffix(
     name: str, dtype: TensorDtype, shape: tuple[int, ...]
 ) -> tuple[bytes, bytes]:
-    """Everything before and after the numbers of a dense loss input."""
+    """Encode everything before and after the numbers of a dense loss input."""
     num_bytes = WIRE_DTYPES[DTYPE_CODES[dtype]].num_bytes * prod(shape)
     closing = encode_dtype_and_shape(dtype, shape)
     dense = encode_tag_and_number(DENSE, num_bytes)
@@ -190,12 +189,12 @@ def _write_chunk(message: MessageWriter, chunk: ModelInputChunk) -> None:
     elif isinstance(chunk, DmelChunk):
         message.message(DMEL, _write_dmel, chunk)
     else:
-        raise InvalidInput(f"training takes no {type(chunk).__name__}, got {chunk!r:.80}")
+        raise InvalidInput(f"training does not accept {type(chunk).__name__}, got {chunk!r:.80}")
 
 
 def _pack_tokens(tokens: Sequence[int]) -> bytes:
     try:
-        # For lists this is twice as fast as going through numpy.
+        # For lists this is twice as fast as NumPy.
         return struct.pack(f"<{len(tokens)}i", *tokens)
     except struct.error:
         for token in tokens:
@@ -238,14 +237,14 @@ def _check_text(name: str, value: str) -> str:
     return value
 
 
-# --- the server's side ---------------------------------------------------------------------
+# --- decoding (server) ---------------------------------------------------------------------
 def decode_forward_backward_request(data: bytes) -> tuple[ForwardBackwardRequest, bool]:
-    """The request, and whether it is forward only."""
+    """Decode a request; returns it and whether it is forward only."""
     texts = {MODEL_ID: "", LOSS_FN: ""}
     numbers = {SEQ_ID: 0, FORWARD_ONLY: 0}
     datums: list[Datum] = []
     num_parts = 0
-    older: dict[str, float | str] = {}
+    legacy_config: dict[str, float | str] = {}
     config: dict[str, float | str] = {}
     for tag_, number, payload in read_fields(memoryview(data)):
         if tag_ == DATA:
@@ -259,7 +258,7 @@ def decode_forward_backward_request(data: bytes) -> tuple[ForwardBackwardRequest
             numbers[tag_] = number
         elif tag_ == LOSS_FN_CONFIG:
             name, value = read_map_entry(payload, DOUBLE_VALUE)
-            older[name] = to_double(value)
+            legacy_config[name] = to_double(value)
         elif tag_ == LOSS_FN_CONFIG_V2:
             name, value = read_map_entry(payload, MESSAGE_VALUE)
             config[name] = read_oneof(value, CONFIG_READERS, f"loss_fn_config[{name!r:.80}]")
@@ -267,7 +266,7 @@ def decode_forward_backward_request(data: bytes) -> tuple[ForwardBackwardRequest
         forward_backward_input=ForwardBackwardInput(
             data=datums,
             loss_fn=cast(LossFnType, texts[LOSS_FN]),
-            loss_fn_config=config or older or None,
+            loss_fn_config=config or legacy_config or None,
         ),
         model_id=texts[MODEL_ID],
         seq_id=to_int32(numbers[SEQ_ID]),
@@ -309,13 +308,13 @@ def _read_text(data: memoryview) -> EncodedTextChunk:
 
 
 def _read_image(data: memoryview) -> ImageChunk:
-    found = read_singular(
+    fields = read_singular(
         data, {IMAGE_DATA: bytes, IMAGE_FORMAT: to_text, IMAGE_EXPECTED_TOKENS: to_int32}
     )
     return ImageChunk(
-        data=found.get(IMAGE_DATA, b""),
-        format=found.get(IMAGE_FORMAT, ""),
-        expected_tokens=found.get(IMAGE_EXPECTED_TOKENS),
+        data=fields.get(IMAGE_DATA, b""),
+        format=fields.get(IMAGE_FORMAT, ""),
+        expected_tokens=fields.get(IMAGE_EXPECTED_TOKENS),
     )
 
 
@@ -324,13 +323,13 @@ def _read_dmel(data: memoryview) -> DmelChunk:
 
 
 def _read_span(kind: Callable[..., Span], data: memoryview) -> Span:
-    found = read_singular(
+    fields = read_singular(
         data, {SPAN_SEQUENCE_ID: to_text, SPAN_OFFSET: to_int64, SPAN_LENGTH: to_int64}
     )
     return kind(
-        sequence_id=found.get(SPAN_SEQUENCE_ID, ""),
-        offset=found.get(SPAN_OFFSET, 0),
-        length=found.get(SPAN_LENGTH, 0),
+        sequence_id=fields.get(SPAN_SEQUENCE_ID, ""),
+        offset=fields.get(SPAN_OFFSET, 0),
+        length=fields.get(SPAN_LENGTH, 0),
     )
 
 
