@@ -27,7 +27,7 @@ class GatedEngine(FakeEngine):
         self.began = threading.Event()
         self.num_steps = 0
 
-    def _take_time(self) -> None:
+    def _sleep_per_op(self) -> None:
         if self._is_long:
             self.began.set()
             assert self.permits.acquire(timeout=60)

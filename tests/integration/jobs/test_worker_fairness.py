@@ -53,9 +53,9 @@ class ScopeRecordingEngine(FakeEngine):
         super().__init__([BASE_MODEL])
         self.scopes: list[str] = []
 
-    def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
+    def start_sample(self, job_id: str, source: SamplerSource, request: SampleRequest) -> None:
         self.scopes.append(source.tenant_id)
-        super().start_sample(ticket, source, request)
+        super().start_sample(job_id, source, request)
 
 
 def test_prefix_cache_is_tenant_scoped(harness: WorkerHarness) -> None:
