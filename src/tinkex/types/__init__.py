@@ -1,6 +1,6 @@
-"""Every value and message a user can touch: the same names as in `tinker.types`.
+"""The public values and messages, with the same names as in `tinker.types`.
 
-A name is imported when it is first used, so that this package costs nothing to import.
+A name is imported when it is first used, so that importing this package is cheap.
 """
 
 # ruff: noqa: I001 - isort would write one import statement per name
@@ -202,7 +202,7 @@ if TYPE_CHECKING:
         RunStep as RunStep,
     )
 
-#: Which names live in which file.
+#: The names that each module defines.
 _NAMES_BY_MODULE = {
     "tinkex.errors": """
         RequestErrorCategory
@@ -286,7 +286,7 @@ _NAMES_BY_MODULE = {
 _MODULE_BY_NAME = {
     name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()
 }
-#: Names that values of the public ones lead to; `tinker.types` keeps them in its modules.
+#: Types of fields and bases of public types; `tinker.types` does not export them either.
 _UNEXPORTED_NAMES = {
     "CustomLossNodeOp",
     "GenericEvent",
@@ -296,11 +296,11 @@ _UNEXPORTED_NAMES = {
     "TryAgainResponse",
     "UnknownBillingEvent",
 }
-#: What only tinkex servers say; `tinker.types` has no such names.
+#: Types of tinkex servers only; `tinker.types` does not have them.
 _OWN = {"RunMetricsResponse", "RunSessionStatus", "RunStep"}
 __all__ = sorted(_MODULE_BY_NAME.keys() - _UNEXPORTED_NAMES - _OWN)
 
-# Checkers must not see this: they would take every misspelled name for an Any.
+# Hidden from type checkers: they would accept every misspelled name as Any.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Numbers in and out of numpy: the checks and conversions behind TensorData.
+"""NumPy checks and conversions of TensorData.
 
-Only tensors.py imports this file, and late, so that `import tinkex.types` loads no numpy.
+Only tensors.py imports this module, lazily, so that `import tinkex.types` does not load NumPy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACK_CODE = {"int64": "q", "float32": "f"}
 
 
 def as_array(name: str, data: Any, dtype: WireDtypeName) -> Array:
-    """An array of the wanted type; an array that already has it is not copied."""
+    """Return an array of this dtype; an array that already has it is not copied."""
     if isinstance(data, np.ndarray):
         return data if data.dtype == dtype else _cast(name, data, dtype)
     if data is None:
@@ -36,7 +36,7 @@ def as_array(name: str, data: Any, dtype: WireDtypeName) -> Array:
 
 
 def infer_array(name: str, data: Sequence[Any]) -> Array:
-    """An int64 array if every number is an integer, else float32."""
+    """Return an int64 array if all numbers are integers, else float32."""
     packed = _pack(data, "int64")
     if packed is not None:
         return np.frombuffer(packed, dtype=np.int64)
@@ -45,9 +45,9 @@ def infer_array(name: str, data: Sequence[Any]) -> Array:
 
 
 def _pack(data: Sequence[Any], dtype: WireDtypeName) -> bytearray | None:
-    """The numbers of a flat list as bytes, or None if it is not flat or does not fit the type.
+    """Pack a flat list to bytes; None if it is nested or does not fit the dtype.
 
-    Packing is twice as fast as numpy's own walk over a list, and as strict as needed.
+    Packing is twice as fast as NumPy's conversion of a list, and as strict as needed.
     """
     packed = bytearray(len(data) * struct.calcsize(_PACK_CODE[dtype]))
     try:
@@ -72,7 +72,7 @@ def _numeric_array(name: str, data: Any) -> Array:
 
 
 def _cast(name: str, array: Array, dtype: WireDtypeName) -> Array:
-    """Convert; refuse what the wanted type cannot hold."""
+    """Convert an array; refuse values that the dtype cannot hold."""
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise InvalidInput(f"{name} has dtype {array.dtype}; expected floats or integers")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -85,13 +85,13 @@ def _cast(name: str, array: Array, dtype: WireDtypeName) -> Array:
 
 
 def first_position(mask: Array) -> str:
-    """Where a mask is first true, written like an index: `[3]` or `[0, 3]`."""
-    place = np.unravel_index(int(mask.argmax()), mask.shape)
-    return f"[{', '.join(str(int(number)) for number in place)}]"
+    """Return the first true position of a mask as an index: `[3]` or `[0, 3]`."""
+    position = np.unravel_index(int(mask.argmax()), mask.shape)
+    return f"[{', '.join(str(int(number)) for number in position)}]"
 
 
 def dtype_of(array: Array) -> WireDtypeName:
-    """The wire type of an array; unsigned integers and booleans have none."""
+    """Return the tensor dtype of an array; unsigned integers and booleans have none."""
     if not isinstance(array, np.ndarray):
         raise InvalidInput(f"expected a numpy array, got {array!r:.80}")
     kind = array.dtype.kind
@@ -107,7 +107,7 @@ def dtype_of(array: Array) -> WireDtypeName:
 def find_not_finite(
     values: Array, crow: Indices | None, cols: Indices | None
 ) -> tuple[str, float] | None:
-    """The dense place and the value of the first NaN or infinity, or None if all is well."""
+    """Return the dense position and value of the first NaN or infinity, or None."""
     if values.dtype.kind != "f":
         return None
     finite = np.isfinite(values)
@@ -120,14 +120,14 @@ def find_not_finite(
 
 
 def arrays_equal(one: Array | None, other: Array | None) -> bool:
-    """Whether two arrays hold the same numbers; NaN equals NaN."""
+    """Return whether two arrays are equal; NaN equals NaN."""
     if one is None or other is None:
         return one is other
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The sizes as plain integers."""
+    """Return the shape as integers; refuse invalid ones."""
     try:
         sizes = tuple(map(index, shape))
     except TypeError:
@@ -138,17 +138,17 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def reshape_checked(array: Array, sizes: tuple[int, ...]) -> Array:
-    """The array in the given shape, or a refusal that names both."""
+    """Reshape an array; refuse a shape that does not fit."""
     if array.shape == sizes:
         return array
-    # An empty array fits a size of any length, but numpy counts no further than int64.
+    # An empty array fits any size, but NumPy's sizes are limited to int64.
     if prod(sizes) != array.size or max(sizes, default=0) > _MAX_SIZE:
         raise InvalidInput(f"shape {list(sizes)} does not fit {array.size} numbers")
     return array.reshape(sizes)
 
 
 def as_indices(name: str, indices: Any) -> Indices:
-    """CSR indices as an int64 array; both kinds have to be there."""
+    """Return CSR indices as an int64 array; refuse missing ones."""
     if indices is None:
         raise InvalidInput(f"{name} is missing; a CSR tensor needs rows and columns together")
     return as_array(name, indices, "int64")
@@ -176,19 +176,19 @@ def check_csr(values: Array, sizes: tuple[int, ...], crow: Indices, cols: Indice
 
 
 def row_indices(crow: Indices) -> Indices:
-    """The row number of every listed value."""
+    """Return the row of every listed value."""
     return np.repeat(np.arange(crow.size - 1), np.diff(crow))
 
 
 def densify(values: Array, shape: Sequence[int], crow: Indices, cols: Indices, pad: int) -> Array:
-    """The dense matrix of a CSR tensor."""
+    """Convert a CSR tensor to a dense matrix."""
     dense = np.full(tuple(shape), pad, dtype=values.dtype)
     dense[row_indices(crow), cols] = values
     return dense
 
 
 def sparsify(array: Array, pad: int) -> tuple[Array, Indices, Indices] | None:
-    """Values, row pointers and columns of the cells that differ from `pad`; None if not smaller."""
+    """Return values, row pointers and columns of cells other than `pad`; None if not smaller."""
     listed = array != pad
     num_rows, num_cols = array.shape
     if num_rows + 1 + 2 * int(np.count_nonzero(listed)) >= num_rows * num_cols:
@@ -199,7 +199,7 @@ def sparsify(array: Array, pad: int) -> tuple[Array, Indices, Indices] | None:
 
 
 def check_pad(pad_value: Any) -> int:
-    """The pad value as an int; anything else would not be exact in int64."""
+    """Return the pad value as an int; other types would not be exact in int64."""
     if isinstance(pad_value, bool) or not hasattr(pad_value, "__index__"):
         raise InvalidInput(f"pad_value is {pad_value!r}; expected an integer")
     return int(pad_value)

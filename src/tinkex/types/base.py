@@ -1,7 +1,7 @@
-"""The ground every value stands on: frozen structs that refuse bad input in one sentence.
+"""Base classes of values: frozen, validated msgspec structs with pydantic-like methods.
 
-Python construction goes through `ValueMeta.__call__`, which checks names and types; decoding
-from the network happens in C and does not, except for `__post_init__`.
+Constructors go through `ValueMeta.__call__`, which checks names and types. Decoding from the
+network happens in C and skips it, except for `__post_init__`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinkex.types.validation_errors import explain_mismatch, explain_unknown
 
 
 def encode_hook(value: Any) -> Any:
-    """Turn a value msgspec does not know into builtins; give this to every encoder."""
+    """Convert a type unknown to msgspec to builtins; pass this to every encoder."""
     to_wire = getattr(value, "to_wire", None) or getattr(value, "tolist", None)
     if to_wire is None:
         raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
@@ -27,7 +27,7 @@ def encode_hook(value: Any) -> Any:
 
 
 def decode_hook(type_: Any, data: Any) -> Any:
-    """Build a value msgspec does not know from builtins; give this to every decoder."""
+    """Build a type unknown to msgspec from builtins; pass this to every decoder."""
     if isinstance(data, type_):
         return data
     from_wire = getattr(type_, "from_wire", None)
@@ -37,20 +37,20 @@ def decode_hook(type_: Any, data: Any) -> Any:
 
 
 _PRELOADED: set[Any] = set()
-#: Reentrant: to learn a type runs its module's code, which may come back here.
+#: Reentrant, because inspecting a type imports modules that may call preload_type.
 _PRELOAD_LOCK = threading.RLock()
 _PreloadT = TypeVar("_PreloadT")
 
 
 def preload_type(type_: _PreloadT) -> _PreloadT:
-    """The type itself, ready to be read by any thread; ask before msgspec reads into it.
+    """Make a type safe for decoding on any thread and return it; call this before decoding.
 
-    msgspec learns a type when it first reads one. A thread that comes by meanwhile finds it half
-    learned, and the process crashes.
+    msgspec inspects a type at its first use. If another thread decodes the same type meanwhile, the
+    process crashes.
     """
     if type_ not in _PRELOADED:
         with _PRELOAD_LOCK:
-            # The lock is held until all of it is known, the types inside included.
+            # Building a decoder inspects nested types too.
             msgspec.json.Decoder(type_, dec_hook=decode_hook)
             _PRELOADED.add(type_)
     return type_
@@ -66,11 +66,11 @@ class FieldInfo:
         self.annotation = field.type
 
     def is_required(self) -> bool:
-        """Whether a constructor needs it."""
+        """Whether the constructor requires it."""
         return self._field.required
 
     def get_default(self) -> Any:
-        """The value it has if it is not given; None if it is required."""
+        """Return the default; None if the field is required."""
         if self._field.default is not msgspec.NODEFAULT:
             return self._field.default
         factory = self._field.default_factory
@@ -78,12 +78,12 @@ class FieldInfo:
 
     @property
     def default(self) -> Any:
-        """The same as get_default."""
+        """Same as get_default."""
         return self.get_default()
 
 
 class ValueMeta(msgspec.StructMeta):
-    """Makes constructors keyword-only, checked, and helpful when they refuse."""
+    """Makes constructors keyword-only and validated, with helpful errors."""
 
     __accepted__: frozenset[str]
 
@@ -98,14 +98,14 @@ class ValueMeta(msgspec.StructMeta):
 
     @property
     def model_fields(cls) -> Mapping[str, FieldInfo]:
-        """What there is to know of each field, by name; of the class, not of its values."""
+        """The fields of the class by name."""
         return {field.name: FieldInfo(field) for field in msgspec.structs.fields(cast(Any, cls))}
 
-    # Checkers see the constructor that dataclass_transform derives from the fields.
+    # Type checkers use the constructor that dataclass_transform derives from the fields.
     if not TYPE_CHECKING:
 
         def __call__(cls, *args, **fields):
-            """Build a checked value from keywords."""
+            """Build a validated value from keywords."""
             if args:
                 raise InvalidInput(f"{cls.__name__} takes keywords only, got {args[0]!r}")
             if not fields.keys() <= cls.__accepted__:
@@ -115,11 +115,11 @@ class ValueMeta(msgspec.StructMeta):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
-    """A frozen record with the conveniences that scripts expect of a model."""
+    """A frozen record with the methods of a pydantic model."""
 
     @classmethod
     def _prepare(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Rewrite constructor keywords before they are checked; the default changes nothing."""
+        """Hook: rewrite constructor keywords before validation."""
         return fields
 
     @classmethod
@@ -128,7 +128,7 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
             return msgspec.convert(fields, preload_type(cls), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
             first = error
-        # Only now look for numpy scalars, ranges and the like: the common road stays in C.
+        # Convert NumPy scalars, ranges and the like only now: the common case stays in C.
         plain = {name: to_builtin(value) for name, value in fields.items()}
         try:
             return msgspec.convert(plain, cls, dec_hook=decode_hook)
@@ -140,25 +140,25 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
 
     @classmethod
     def _error_message(cls, fields: Mapping[str, Any], problem: str) -> str:
-        """The sentence for input that does not fit the field types."""
+        """Return the error message for input that does not match the field types."""
         return explain_mismatch(cls, fields, problem)
 
     @classmethod
     def model_validate(cls, obj: Any) -> Self:
-        """Read a mapping (unknown keys are ignored), or return an instance as it is."""
+        """Build a value from a mapping, ignoring unknown keys; an instance is returned as is."""
         if isinstance(obj, cls):
             return obj
         if not isinstance(obj, Mapping):
-            raise InvalidInput(f"{cls.__name__} is read from a mapping, got {obj!r:.80}")
+            raise InvalidInput(f"{cls.__name__} must be a mapping, got {obj!r:.80}")
         return cls._build(cls._prepare({str(name): value for name, value in obj.items()}))
 
     @classmethod
     def model_validate_json(cls, text: str | bytes) -> Self:
-        """Read JSON text."""
+        """Build a value from JSON text."""
         try:
             obj = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise InvalidInput(f"{cls.__name__} got no JSON: {error}; {text!r:.80}") from None
+            raise InvalidInput(f"{cls.__name__}: invalid JSON: {error}; {text!r:.80}") from None
         return cls.model_validate(obj)
 
     def model_dump(
@@ -170,9 +170,11 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
         exclude_none: bool = False,
         exclude_defaults: bool = False,
     ) -> dict[str, Any]:
-        """A dict of builtins; `python` keeps datetimes, `json` writes them as text."""
-        kept: tuple[Any, ...] = _KEPT_PYTHON_TYPES if mode == "python" else ()
-        dumped: dict[str, Any] = msgspec.to_builtins(self, builtin_types=kept, enc_hook=encode_hook)
+        """Return a dict of builtins; `python` keeps datetimes, `json` converts them to text."""
+        builtin_types: tuple[type, ...] = _KEPT_PYTHON_TYPES if mode == "python" else ()
+        dumped: dict[str, Any] = msgspec.to_builtins(
+            self, builtin_types=builtin_types, enc_hook=encode_hook
+        )
         dropped = set(exclude or ())
         if include is not None:
             dropped |= dumped.keys() - set(include)
@@ -190,7 +192,7 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
         return names | {self.__struct_config__.tag_field or ""}
 
     def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
-        """JSON text, on one line unless `indent` is given; `options` are those of model_dump."""
+        """Return JSON text, on one line without `indent`; `options` are those of model_dump."""
         chosen = self.model_dump(mode="json", **options) if options else self
         data = msgspec.json.encode(chosen, enc_hook=encode_hook)
         if indent is not None:
@@ -198,44 +200,44 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
         return data.decode()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The same value with some fields changed; the changes are checked."""
+        """Return a copy with some fields changed and validated."""
         source = copy.deepcopy(self) if deep else self
         fields = {name: getattr(source, name) for name in self.__struct_fields__}
         return type(self)(**{**fields, **(update or {})})
 
-    # --- the same under the older names of pydantic --------------------------------------
+    # --- older names of pydantic ----------------------------------------------------------
 
     def dict(self, **options: Any) -> dict[str, Any]:
-        """The same as model_dump."""
+        """Same as model_dump."""
         return self.model_dump(**options)
 
     def json(self, **options: Any) -> str:
-        """The same as model_dump_json."""
+        """Same as model_dump_json."""
         return self.model_dump_json(**options)
 
     def copy(self, **options: Any) -> Self:
-        """The same as model_copy."""
+        """Same as model_copy."""
         return self.model_copy(**options)
 
     @classmethod
     def parse_obj(cls, obj: Any) -> Self:
-        """The same as model_validate."""
+        """Same as model_validate."""
         return cls.model_validate(obj)
 
 
 class Message(Value):
-    """Something a client asks; a misspelled field is refused when it is built."""
+    """Base class of requests; unknown fields are refused by the constructor."""
 
 
 class Reply(Value):
-    """Something a server answers; fields this version does not know are ignored."""
+    """Base class of responses; unknown fields are ignored when decoding."""
 
 
 _KEPT_PYTHON_TYPES = (datetime,)
 
 
 def to_builtin(value: Any) -> Any:
-    """Builtins for look-alikes: numpy scalars and arrays, ranges, subclasses of str and int."""
+    """Convert NumPy scalars and arrays, ranges, and subclasses of str and int to builtins."""
     if isinstance(value, bool | None) or hasattr(value, "to_wire"):
         return value
     for exact in (str, int, float):

@@ -1,4 +1,4 @@
-"""What usage costs: hourly events, and the storage that checkpoints take now."""
+"""Billing usage, quotas, storage, authentication and audit messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tinkex.types.open_types import OpenRecord, open_union
 
 
 class GetBillingUsageRequest(Message):
-    """Ask for the usage of a span of at most 14 days; both ends are full hours."""
+    """Request the usage of at most 14 days; both ends are full hours."""
 
     starting_on: datetime
     """The first hour."""
     ending_before: datetime
-    """The hour after the last."""
+    """The end, exclusive."""
 
 
 class TrainingBillingEvent(Reply, tag="training"):
@@ -31,7 +31,7 @@ class TrainingBillingEvent(Reply, tag="training"):
 
 
 class SamplingPrefillBillingEvent(Reply, tag="sampling_prefill"):
-    """Prompt tokens read while sampling."""
+    """Prompt tokens prefilled while sampling."""
 
     type: ClassVar[Literal["sampling_prefill"]] = "sampling_prefill"
 
@@ -49,7 +49,7 @@ class SamplingSampleBillingEvent(Reply, tag="sampling_sample"):
 
 
 class CheckpointBillingEvent(Reply, tag="checkpoint"):
-    """Checkpoints made."""
+    """Saved checkpoints."""
 
     type: ClassVar[Literal["checkpoint"]] = "checkpoint"
 
@@ -65,7 +65,7 @@ class StorageBillingEvent(Reply, tag="storage"):
 
 
 class UnknownBillingEvent(OpenRecord):
-    """A kind of usage that this version does not know; every field is kept."""
+    """A kind of usage unknown to this version; all fields are preserved."""
 
 
 BillingEventInfo: TypeAlias = (
@@ -89,7 +89,7 @@ else:
 
 
 class BillingUsageEvent(Reply):
-    """One hour of one kind of usage."""
+    """The usage of one kind in one hour."""
 
     bucket_start: datetime
     """The hour's beginning."""
@@ -102,52 +102,52 @@ class BillingUsageEvent(Reply):
     user_name: str | None = None
     """That user's name."""
     session_id: str | None = None
-    """The session it was; its metadata is in `BillingUsageResponse.sessions`."""
+    """The session; its metadata is in `BillingUsageResponse.sessions`."""
     project_id: str | None = None
     """The project the session belongs to now."""
     estimated_cost_usd: float | None = None
-    """The cost before credits; None where it is not known. Not an invoice."""
+    """The cost before credits; None if unknown. Not an invoice."""
     effective_rate_usd_per_million_tokens: float | None = None
-    """The price of tokens behind the estimate."""
+    """The price of tokens used for the estimate."""
     effective_rate_usd_per_gigabyte_month: float | None = None
-    """The price of storage behind the estimate; a month has 720 hours."""
+    """The price of storage used for the estimate; a month has 720 hours."""
     event_info: _OpenEventInfo
-    """The kind of usage and its amount; its `type` tells them apart."""
+    """The kind of usage (`type`) and its amount."""
 
 
 class BillingUsageSession(Reply):
-    """What is known about a session that was used."""
+    """Information about a session with usage."""
 
     user_metadata: dict[str, str] | None = None
-    """What its owner attached to it."""
+    """Metadata set by its owner."""
 
 
 class BillingUsageResponse(Reply):
-    """The usage that was asked for."""
+    """The requested usage."""
 
     data: list[BillingUsageEvent]
     """The events, hour by hour."""
     sessions: dict[str, BillingUsageSession] = msgspec.field(default_factory=dict)
     """Every session in `data`, by its id."""
     cost_data_through: datetime | None = None
-    """Estimates before this moment follow invoices, later ones the price list."""
+    """Estimates before this time are based on invoices, later ones on the price list."""
 
 
 class GetCurrentCheckpointStorageUsageRequest(Message):
-    """Ask how much storage checkpoints take now."""
+    """Request the current storage of checkpoints."""
 
     project_id: str | None = None
-    """Only in this project; None is everywhere."""
+    """Only this project; None means all."""
 
 
 class QuotaUsage(Reply):
-    """A quota of a tenant, and how much of it is used."""
+    """A quota of a tenant and its usage."""
 
     name: str
     """models, checkpoints, stored_bytes, tokens_per_hour or sessions_per_hour."""
     used: int
     limit: int | None = None
-    """None is unlimited."""
+    """None means unlimited."""
 
 
 class QuotaUsageResponse(Reply):
@@ -169,13 +169,13 @@ class CurrentCheckpointStorageUsageItem(Reply):
     checkpoint_count: int
     size_bytes: int
     size_gigabytes: float
-    """The size in the unit that is billed."""
+    """The size in the billed unit."""
     estimated_monthly_cost_usd: float | None = None
-    """What 720 hours of it cost now."""
+    """The current cost of 720 hours."""
 
 
 class CurrentCheckpointStorageUsageResponse(Reply):
-    """How much storage checkpoints take; it may be an hour or two behind."""
+    """The storage of checkpoints; may lag by an hour or two."""
 
     effective_rate_usd_per_gigabyte_month: float | None = None
     """The price of storage."""
@@ -190,25 +190,25 @@ class AuthTokenResponse(Reply):
 
 
 class WhoamiResponse(Reply):
-    """Who the credential belongs to."""
+    """The owner of a credential."""
 
     user_urn: str
     """The caller."""
     org_urn: str
     """The organization the caller acts in."""
     email: str | None = None
-    """The caller's address, if the caller is a person."""
+    """The caller's email address, if the caller is a person."""
 
 
 class AuditLogEntry(Reply):
-    """One thing that was done."""
+    """An audit event."""
 
     timestamp: datetime
-    """When."""
+    """When it happened."""
     event: str
-    """What, as resource_action."""
+    """The event, as resource_action."""
     event_details: dict[str, Any] = field(default_factory=dict)
-    """By whom, to what, and anything else that was noted."""
+    """Actor, object and other details."""
     model_id: str | None = None
     """Deprecated: see `event_details`."""
     tinker_path: str | None = None
@@ -218,6 +218,6 @@ class AuditLogEntry(Reply):
 
 
 class AuditLogResponse(Reply):
-    """What was done, in order."""
+    """Audit events in order."""
 
     entries: list[AuditLogEntry]

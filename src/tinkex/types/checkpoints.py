@@ -15,14 +15,14 @@ CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
 
 
 class Cursor(Reply):
-    """Which part of a list this is."""
+    """The position of a page in a list."""
 
     offset: int
-    """How many items were skipped."""
+    """Number of skipped items."""
     limit: int
-    """The most items that were asked for."""
+    """Maximum number of items in the page."""
     total_count: int
-    """How many items there are in all."""
+    """Total number of items."""
 
 
 class Checkpoint(Reply):
@@ -31,36 +31,36 @@ class Checkpoint(Reply):
     checkpoint_id: str
     """The id within its run, such as weights/0001."""
     checkpoint_type: CheckpointType
-    """What it can be used for."""
+    """Its kind."""
     time: datetime
-    """When it was made."""
+    """When it was saved."""
     tinker_path: str
-    """Its address."""
+    """Its tinker:// path."""
     size_bytes: int | None = None
-    """How large it is."""
+    """Its size."""
     public: bool = False
-    """Whether everybody may read it."""
+    """Whether all users may read it."""
     user_metadata: dict[str, str] | None = None
-    """What its owner attached to it."""
+    """Metadata set by its owner."""
     expires_at: datetime | None = None
-    """When it will be deleted; None is never."""
+    """When it expires; None means never."""
 
 
 class ParsedCheckpointTinkerPath(Reply):
-    """A checkpoint's address, taken apart."""
+    """The parts of a checkpoint's path."""
 
     tinker_path: str
-    """The whole address."""
+    """The whole path."""
     training_run_id: str
     """The run it belongs to."""
     checkpoint_type: CheckpointType
-    """What it can be used for."""
+    """Its kind."""
     checkpoint_id: str
     """The id within its run, such as weights/0001."""
 
     @classmethod
     def from_tinker_path(cls, tinker_path: str) -> Self:
-        """Take an address apart, or say what is wrong with it."""
+        """Parse a tinker:// path; raises InvalidInput if it is invalid."""
         path = parse_tinker_path(tinker_path)
         return cls(
             tinker_path=tinker_path,
@@ -76,20 +76,20 @@ class CheckpointsListResponse(Reply):
     checkpoints: list[Checkpoint]
     """The checkpoints."""
     cursor: Cursor | None = None
-    """Which part of the list this is; None if it is all."""
+    """The position of this page; None if the list is complete."""
 
 
 class TrainingRun(Reply):
-    """A model that was, or is being, trained."""
+    """A training run."""
 
     training_run_id: str
     """Its id, also called model id."""
     base_model: str
     """The model it started from."""
     model_owner: str
-    """Who made it."""
+    """Its owner."""
     is_lora: bool
-    """Whether an adapter is trained instead of the whole model."""
+    """Whether a LoRA adapter is trained."""
     corrupted: bool = False
     """Whether its state was lost."""
     lora_rank: int | None = None
@@ -101,13 +101,13 @@ class TrainingRun(Reply):
     last_sampler_checkpoint: Checkpoint | None = None
     """Its newest sampler checkpoint."""
     user_metadata: dict[str, str] | None = None
-    """What its owner attached to it."""
+    """Metadata set by its owner."""
     name: str | None = None
     """Its name; only tinkex servers report it and the fields below."""
     state: str | None = None
     """training, waiting, idle, finished, interrupted or failed."""
     step: int | None = None
-    """How many optimizer steps it has done."""
+    """Number of completed optimizer steps."""
     metrics: dict[str, float] | None = None
     """The metrics of its newest optimizer step."""
     created_at: datetime | None = None
@@ -120,11 +120,11 @@ class TrainingRunsResponse(Reply):
     training_runs: list[TrainingRun]
     """The runs."""
     cursor: Cursor
-    """Which part of the list this is."""
+    """The position of this page."""
 
 
 class WeightsInfoResponse(Reply):
-    """What one must know to load a checkpoint."""
+    """Information needed to load a checkpoint."""
 
     base_model: str
     optimizer_config: AnyOptimizerConfig = AdamOptimizerConfig()
@@ -136,46 +136,46 @@ class WeightsInfoResponse(Reply):
 
 
 class ExternalWeightsUrlsResponse(Reply):
-    """Where an exported checkpoint's files can be fetched."""
+    """The URLs of an exported checkpoint's files."""
 
     urls: dict[str, str]
     """A signed URL per file, by the file's path within the checkpoint."""
     expires: datetime
-    """Until when the URLs work."""
+    """When the URLs expire."""
 
 
 class CopyWeightsRequest(Message):
-    """Ask for a copy of a checkpoint, owned by a project or by a session's next model."""
+    """Request a copy of a checkpoint, owned by a project or by a session's next model."""
 
     session_id: str | None = None
-    """The session that will own the copy; goes with `model_seq_id`."""
+    """The session that will own the copy; requires `model_seq_id`."""
     model_seq_id: int | None = None
-    """The copy's place among the session's models."""
+    """The sequence number of the copy among the session's models."""
     destination_project_id: str | None = None
-    """The project that will own the copy, if no session does."""
+    """The project that will own the copy, without a session."""
     source_path: str
     """The tinker:// path to copy."""
     ttl_seconds: int | None = None
-    """How long the copy lives; None is for ever."""
+    """Lifetime of the copy; None means unlimited."""
     weights_access_token: str | None = None
     """A credential for the source, if another account owns it."""
 
 
 class CopyWeightsResponse(Reply):
-    """Where the copy is."""
+    """The path of the copy."""
 
     tinker_path: str
-    """The copy's address."""
+    """The tinker:// path of the copy."""
 
 
 def checkpoint_console_url(training_run_id: str, checkpoint_id: str) -> str:
-    """The page of a checkpoint."""
+    """Return the console page of a checkpoint."""
     run, checkpoint = quote(training_run_id, safe=""), quote(checkpoint_id, safe="")
     return f"{HOSTED_CONSOLE_URL}/checkpoints/{run}/{checkpoint}"
 
 
 def playground_url(tinker_path: str) -> str:
-    """The page to talk to a checkpoint."""
+    """Return the playground page of a checkpoint."""
     return (
         f"{HOSTED_CONSOLE_URL}/playground?mode=checkpoint&checkpoint={quote(tinker_path, safe='')}"
     )

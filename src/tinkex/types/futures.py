@@ -1,4 +1,4 @@
-"""Promises: what a queued request is answered with, and how its result is fetched."""
+"""Futures: the response to a queued request, and how its result is retrieved."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ RequestID: TypeAlias = str
 
 
 class UntypedAPIFuture(Reply):
-    """A promise."""
+    """A future: the handle of a queued request."""
 
     request_id: RequestID
     model_id: ModelID | None = None
     sample_sequence_ids: list[str] | None = None
-    """For sampling: the ids of the sequences to come, in their order."""
+    """For samples: the ids of the future sequences, in order."""
 
 
 class FutureRetrieveRequest(Message):
-    """Ask for a promise's result."""
+    """Request the result of a future."""
 
     request_id: RequestID
     allow_metadata_only: bool = False
-    """Let the server answer with the result's size instead, if it is large."""
+    """Allow the server to return only the size of a large result."""
 
 
 class TryAgainResponse(Reply):
-    """The result is not there yet."""
+    """The result is not ready."""
 
     type: Literal["try_again"] = "try_again"
     request_id: str
     queue_state: str
     """active, paused_capacity or paused_rate_limit."""
     queue_state_reason: str | None = None
-    """Why, in words."""
+    """The reason for people."""
 
 
 class RequestFailedResponse(Reply):
@@ -55,7 +55,7 @@ class RequestFailedResponse(Reply):
 
     error: str
     category: RequestErrorCategory
-    """Whose fault it was."""
+    """Whether the user or the server caused it."""
 
 
 FutureRetrieveResponse: TypeAlias = (
@@ -73,38 +73,38 @@ FutureRetrieveResponse: TypeAlias = (
 
 
 class SamplingSessionFuturesTarget(Message):
-    """The promises of one sampling session, or of one clone of it."""
+    """The futures of a sampling session, or of one clone."""
 
     type: Literal["sampling_session"] = "sampling_session"
     sampling_session_id: str
     cloned_sampler_id: int = 0
-    """The clone's number; 0 is the original."""
+    """The number of the clone; 0 is the original."""
 
 
 class FuturesRetrieveRequest(Message):
-    """Ask which promises of a sampling session are done."""
+    """Request the finished futures of a sampling session."""
 
     target: SamplingSessionFuturesTarget
     prev_cursor: int = 0
-    """The previous answer's `cursor`; 0 begins at the beginning."""
+    """The `cursor` of the previous response; 0 starts at the beginning."""
     timeout: float | None = None
-    """How many seconds to wait for news."""
+    """Seconds to wait for new completions."""
     retrieved_request_ids: list[str] = msgspec.field(default_factory=list)
-    """Promises whose results were fetched; the server may drop them."""
+    """Futures whose results were retrieved; the server may drop them."""
 
 
 class FutureFinished(Reply, tag_field="state", tag="finished"):
-    """A promise whose result can be fetched."""
+    """A future whose result can be retrieved."""
 
     state: ClassVar[Literal["finished"]] = "finished"
 
     request_id: RequestID
     response_payload_uncompressed_size: int | None = None
-    """How many bytes the result has."""
+    """The size of the result."""
 
 
 class FutureFailed(Reply, tag_field="state", tag="failed"):
-    """A promise whose work failed."""
+    """A future that failed."""
 
     state: ClassVar[Literal["failed"]] = "failed"
 
@@ -120,13 +120,13 @@ else:
 
 
 class FuturesRetrieveResponse(Reply):
-    """Promises that were done since the last question."""
+    """Futures that finished since the previous request."""
 
     completions: list[_OpenCompletion]
     cursor: int
-    """To hand back as `prev_cursor`."""
+    """The next `prev_cursor`."""
 
     def __post_init__(self) -> None:
-        # A state that this version does not know was read as None: nobody can wait for it.
+        # States unknown to this version were decoded as None.
         known = [completion for completion in self.completions if completion is not None]
         msgspec.structs.force_setattr(self, "completions", known)

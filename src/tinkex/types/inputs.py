@@ -1,4 +1,4 @@
-"""What goes into a model: token and media chunks, ModelInput, and the Datum to train on."""
+"""Model inputs: token and media chunks, ModelInput, and the training example Datum."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ ImageFormat: TypeAlias = Literal["png", "jpeg"]
 
 
 class Tokenizer(Protocol):
-    """Anything that turns text into token ids."""
+    """An object that encodes text to token ids."""
 
     def encode(self, text: str, /) -> Any:
-        """The token ids of the text."""
+        """Return the token ids of a text."""
         ...
 
 
 class EncodedTextChunk(Message, tag="encoded_text"):
-    """A run of token ids."""
+    """A sequence of token ids."""
 
     type: ClassVar[Literal["encoded_text"]] = "encoded_text"
 
     tokens: Sequence[TokenId]
-    """The ids; any sequence or integer array is taken, and kept as a list."""
+    """The ids; any sequence or integer array is accepted and stored as a list."""
 
     @property
     def length(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return len(self.tokens)
 
     @classmethod
@@ -56,48 +56,48 @@ class EncodedTextChunk(Message, tag="encoded_text"):
 
 
 class ImageChunk(Message, tag="image"):
-    """An image, carried with the request."""
+    """An image, sent with the request."""
 
     type: ClassVar[Literal["image"]] = "image"
 
     data: bytes
-    """The file's bytes; text is read as base64."""
+    """The bytes of the file; text is decoded as base64."""
     format: ImageFormat
-    """How the bytes are encoded."""
+    """The file format."""
     expected_tokens: int | None = None
-    """How many tokens the caller expects; a server that counts otherwise refuses the request."""
+    """The expected number of tokens; the server refuses the request if it differs."""
 
     @property
     def length(self) -> int:
-        """How many tokens the image takes, if `expected_tokens` says so."""
+        """The number of tokens; raises if `expected_tokens` is not set."""
         return _expected_length(self)
 
 
 class ImageAssetPointerChunk(Message, tag="image_asset_pointer"):
-    """An image that lives elsewhere; for sampling only."""
+    """A reference to an image; for sampling only."""
 
     type: ClassVar[Literal["image_asset_pointer"]] = "image_asset_pointer"
 
     format: ImageFormat
-    """How the file is encoded."""
+    """The file format."""
     location: str
     """Path or URL of the file."""
     expected_tokens: int | None = None
-    """How many tokens the caller expects."""
+    """The expected number of tokens."""
 
     @property
     def length(self) -> int:
-        """How many tokens the image takes, if `expected_tokens` says so."""
+        """The number of tokens; raises if `expected_tokens` is not set."""
         return _expected_length(self)
 
 
 class DmelChunk(Message, tag="dmel"):
-    """Audio tokens, as the bytes of a serialized tensor."""
+    """Audio tokens as a serialized tensor."""
 
     type: ClassVar[Literal["dmel"]] = "dmel"
 
     dmel: bytes
-    """The serialized tensor; text is read as base64."""
+    """The serialized tensor; text is decoded as base64."""
 
     @property
     def length(self) -> int:
@@ -119,14 +119,14 @@ _TYPE_BY_FIELD = {
 
 
 def add_chunk_types(body: Any) -> Any:
-    """Fill in the `type` of every chunk below `body`, which SDKs up to 0.16.1 leave out.
+    """Add the `type` to every chunk in `body`, which SDKs up to 0.16.1 omit.
 
-    Changes the decoded JSON in place. A chunk that fits two types is refused.
+    Changes the decoded JSON in place. An ambiguous chunk is refused.
     """
     pending = [body]
     while pending:
         node = pending.pop()
-        # A list of numbers, such as token ids, holds no chunks; its first item tells.
+        # Skip lists of numbers, such as token ids, by their first item.
         if isinstance(node, list) and node and isinstance(node[0], dict | list):
             pending.extend(node)
         elif isinstance(node, dict):
@@ -144,14 +144,14 @@ def _untyped_chunks(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _infer_chunk_type(chunk: Mapping[str, Any]) -> str:
-    found = [field for field in _TYPE_BY_FIELD if field in chunk]
-    if len(found) > 1 and isinstance(chunk.get("tokens"), int):
-        # SDKs before 0.6 say with an image how many tokens it takes.
-        found.remove("tokens")
-    if len(found) == 1:
-        return _TYPE_BY_FIELD[found[0]]
-    has = f"has {' and '.join(found)}" if found else f"has none of {', '.join(_TYPE_BY_FIELD)}"
-    raise InvalidInput(f"a chunk without a type {has}; set its type")
+    matches = [field for field in _TYPE_BY_FIELD if field in chunk]
+    if len(matches) > 1 and isinstance(chunk.get("tokens"), int):
+        # SDKs before 0.6 send the number of tokens of an image.
+        matches.remove("tokens")
+    if len(matches) == 1:
+        return _TYPE_BY_FIELD[matches[0]]
+    names = f"{' and '.join(matches)}" if matches else f"none of {', '.join(_TYPE_BY_FIELD)}"
+    raise InvalidInput(f"a chunk without a type has {names}; set its type")
 
 
 def _expected_length(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
@@ -163,19 +163,19 @@ def _expected_length(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
 
 
 class ModelInput(Message):
-    """What a model reads, chunk after chunk."""
+    """The input of a model: a sequence of chunks."""
 
     chunks: list[ModelInputChunk]
-    """The chunks in reading order."""
+    """The chunks in order."""
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> Self:
-        """One text chunk with these token ids."""
+        """Build an input of one text chunk from token ids."""
         return cls(chunks=[EncodedTextChunk(tokens=tokens)])
 
     @classmethod
     def from_text(cls, text: str, tokenizer: Tokenizer) -> Self:
-        """One text chunk with the token ids that the tokenizer gives."""
+        """Build an input of one text chunk from text."""
         if not isinstance(text, str):
             raise InvalidInput(f"from_text takes a string, got {text!r:.80}")
         if isinstance(tokenizer, str) or not callable(getattr(tokenizer, "encode", None)):
@@ -185,11 +185,11 @@ class ModelInput(Message):
 
     @classmethod
     def empty(cls) -> Self:
-        """Nothing to read yet."""
+        """Build an empty input."""
         return cls(chunks=[])
 
     def to_ints(self) -> list[int]:
-        """All token ids; refused if there is anything but text."""
+        """Return all token ids; raises InvalidInput if a chunk is not text."""
         tokens: list[int] = []
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
@@ -199,26 +199,26 @@ class ModelInput(Message):
 
     @property
     def length(self) -> int:
-        """How many tokens of context this takes."""
+        """The number of tokens."""
         return sum(chunk.length for chunk in self.chunks)
 
     def append(self, chunk: ModelInputChunk) -> ModelInput:
-        """This input and one more chunk."""
+        """Return this input with one more chunk."""
         return ModelInput(chunks=[*self.chunks, chunk])
 
     def append_int(self, token: int) -> ModelInput:
-        """This input and one more token."""
+        """Return this input with one more token."""
         return self.append(EncodedTextChunk(tokens=[token]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProvenanceSpan:
     sequence_id: str
-    """`SampledSequence.sequence_id` of the sequence the tokens belong to."""
+    """`SampledSequence.sequence_id` of the source sequence."""
     offset: int = 0
-    """Where the run begins in that sequence."""
+    """The start of the span in that sequence."""
     length: int
-    """How many tokens the run has."""
+    """The number of tokens."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -232,30 +232,30 @@ class _ProvenanceSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptProvenanceSpan(_ProvenanceSpan):
-    """A run of tokens that came from the prompt of a sampling request."""
+    """A span of tokens from the prompt of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledProvenanceSpan(_ProvenanceSpan):
-    """A run of tokens that a sampling request produced."""
+    """A span of sampled tokens."""
 
 
 ProvenanceSpans: TypeAlias = list[PromptProvenanceSpan | SampledProvenanceSpan]
 LossFnInputs: TypeAlias = dict[str, TensorData]
 
-# msgspec cannot tell the two kinds of span apart in JSON, where they never occur.
+# msgspec cannot distinguish the two kinds of span in JSON, where they do not occur.
 if TYPE_CHECKING:
     import torch
 
     from tinkex.types.arrays import Array
 
     _Spans: TypeAlias = ProvenanceSpans
-    #: What a Datum converts to a tensor.
+    #: Types that a Datum converts to a tensor.
     LossFnInput: TypeAlias = TensorData | torch.Tensor | Array | Sequence[Any]
 else:
     _Spans = list[Any]
 
-#: The type of a plain list under a well-known key; under other keys its numbers decide.
+#: The dtype of a list under a known key; under other keys its numbers determine it.
 _LIST_DTYPES: dict[str, TensorDtype] = {
     "target_tokens": "int64",
     "weights": "float32",
@@ -270,15 +270,15 @@ _SPARSE_FIELDS = frozenset({"target_tokens", "weights"})
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One training example: what the model reads, and the tensors its loss needs."""
+    """A training example: the model input, and the tensors of its loss."""
 
     model_input: ModelInput
     loss_fn_inputs: LossFnInputs = field(default_factory=dict)
-    """Tensors by name; torch tensors, numpy arrays and lists are converted."""
+    """Tensors by name; torch tensors, NumPy arrays and lists are converted."""
     model_input_spans: _Spans | None = None
-    """Where the input tokens came from; set with `with_provenance`."""
+    """The origin of the input tokens; set by `with_provenance`."""
     loss_fn_input_spans: _Spans | None = None
-    """Where the target tokens came from; set with `with_provenance`."""
+    """The origin of the target tokens; set by `with_provenance`."""
 
     if TYPE_CHECKING:
 
@@ -292,9 +292,13 @@ class Datum:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_input, ModelInput):
-            raise InvalidInput(f"Datum.model_input is a ModelInput, got {self.model_input!r:.80}")
+            raise InvalidInput(
+                f"Datum.model_input must be a ModelInput, got {self.model_input!r:.80}"
+            )
         if not isinstance(self.loss_fn_inputs, Mapping):
-            raise InvalidInput(f"Datum.loss_fn_inputs is a dict, got {self.loss_fn_inputs!r:.80}")
+            raise InvalidInput(
+                f"Datum.loss_fn_inputs must be a dict, got {self.loss_fn_inputs!r:.80}"
+            )
         tensors = {name: to_tensor(name, given) for name, given in self.loss_fn_inputs.items()}
         object.__setattr__(self, "loss_fn_inputs", tensors)
         _check_spans("model_input_spans", self.model_input_spans)
@@ -308,7 +312,7 @@ class Datum:
     def with_provenance(
         self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans
     ) -> Self:
-        """A copy that says where its tokens came from; each list of runs must cover its field."""
+        """Return a copy with the origin of its tokens; each list of spans must cover its field."""
         _check_coverage("model_input", model_input, self.model_input.length)
         targets = self.loss_fn_inputs.get("target_tokens")
         if targets is not None and len(targets.shape) == 1:
@@ -317,14 +321,14 @@ class Datum:
 
 
 def to_tensor(name: str, given: Any) -> TensorData:
-    """Convert one loss input, and refuse numbers that no loss can use."""
+    """Convert a loss input to a tensor; refuse NaN and infinity."""
     try:
         tensor = _to_tensor_data(name, given)
     except InvalidInput as error:
         raise InvalidInput(f"loss_fn_inputs[{name!r}]: {error}") from None
-    if tensor.dtype == "float32" and (wrong := tensor.find_not_finite()) is not None:
-        place, value = wrong
-        raise InvalidInput(f"{name}{place} is {value}; loss inputs must be finite")
+    if tensor.dtype == "float32" and (not_finite := tensor.find_not_finite()) is not None:
+        position, value = not_finite
+        raise InvalidInput(f"{name}{position} is {value}; loss inputs must be finite")
     return tensor
 
 

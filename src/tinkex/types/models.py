@@ -1,4 +1,4 @@
-"""Models on the server: what it offers, making one, asking about one, saving and loading."""
+"""Messages about models: capabilities, creation, information, saving and loading."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tinkex.types.training import LoraConfig, ModelID
 
 
 class SupportedModel(Reply):
-    """A base model that the server offers."""
+    """A base model of the server."""
 
     model_name: str | None = None
     """Its name."""
     max_context_length: int | None = None
-    """The most tokens it can read and write together."""
+    """Maximum number of prompt and sampled tokens."""
     trainable: bool | None = None
     """Whether it can be trained."""
     sampleable: bool | None = None
@@ -25,32 +25,32 @@ class SupportedModel(Reply):
 
 
 class GetServerCapabilitiesResponse(Reply):
-    """What the server offers."""
+    """The capabilities of the server."""
 
     supported_models: list[SupportedModel]
     """Its base models."""
 
 
 class HealthResponse(Reply):
-    """The server is there."""
+    """The server is healthy."""
 
     status: Literal["ok"]
 
 
 class CreateModelRequest(Message):
-    """Ask for a model to train."""
+    """Request a new model for training."""
 
     session_id: str
     model_seq_id: int
-    """The model's place among the session's models."""
+    """The sequence number of the model within its session."""
     base_model: str
     """The model to start from."""
     user_metadata: dict[str, Any] | None = None
-    """Kept with the run."""
+    """Stored with the run."""
     lora_config: LoraConfig | None = None
     """The adapter to train."""
     optimizer_config: AnyOptimizerConfig = AdamOptimizerConfig()
-    """The optimizer, for the model's whole life."""
+    """The optimizer; it cannot be changed later."""
     type: Literal["create_model"] = "create_model"
 
 
@@ -62,14 +62,14 @@ class CreateModelResponse(Reply):
 
 
 class GetInfoRequest(Message):
-    """Ask about a model."""
+    """Request information about a model."""
 
     model_id: ModelID
     type: Literal["get_info"] = "get_info"
 
 
 class ModelData(Reply):
-    """What kind of model it is."""
+    """Architecture, name and tokenizer of the base model."""
 
     arch: str | None = None
     """The architecture."""
@@ -80,15 +80,15 @@ class ModelData(Reply):
 
 
 class GetInfoResponse(Reply):
-    """What the server knows about a model."""
+    """Information about a model."""
 
     type: Literal["get_info"] | None = None
     model_data: ModelData
-    """What kind of model it is."""
+    """Architecture, name and tokenizer of the base model."""
     model_id: ModelID
     """Its id."""
     optimizer_config: AnyOptimizerConfig = AdamOptimizerConfig()
-    """How it is trained."""
+    """Its optimizer."""
     is_lora: bool | None = None
     """Whether an adapter is trained."""
     lora_rank: int | None = None
@@ -98,138 +98,138 @@ class GetInfoResponse(Reply):
 
 
 class UnloadModelRequest(Message):
-    """Ask the server to forget a model's live state."""
+    """Request to drop a model's state."""
 
     model_id: ModelID
     type: Literal["unload_model"] = "unload_model"
 
 
 class UnloadModelResponse(Reply):
-    """The model is gone."""
+    """The model was unloaded."""
 
     model_id: ModelID
     type: Literal["unload_model"] | None = None
 
 
 class SaveWeightsRequest(Message):
-    """Ask for a training checkpoint."""
+    """Request a training checkpoint."""
 
     model_id: ModelID
     path: str | None = None
     """The checkpoint's name."""
     seq_id: int | None = None
     ttl_seconds: int | None = None
-    """How long it lives; None is for ever."""
+    """Its lifetime; None means unlimited."""
     overwrite: bool = False
     """Replace a checkpoint of the same name."""
     user_metadata: dict[str, str] | None = None
-    """Kept with the checkpoint."""
+    """Stored with the checkpoint."""
     type: Literal["save_weights"] = "save_weights"
 
 
 class SaveWeightsResponse(Reply):
-    """Where the training checkpoint is."""
+    """The path of the training checkpoint."""
 
     path: str
-    """Its address."""
+    """Its tinker:// path."""
     type: Literal["save_weights"] | None = None
 
     def get_console_url(self) -> str:
-        """The checkpoint's page in the hosted console."""
+        """Return the checkpoint's page in the hosted console."""
         return _console_url(self.path)
 
 
 class SaveWeightsForSamplerRequest(Message):
-    """Ask for weights to sample from: named, or for one sampling session."""
+    """Request weights for sampling: named, or unnamed for one sampling session."""
 
     model_id: ModelID
     path: str | None = None
-    """The checkpoint's name, or None for weights that only a new sampling session uses."""
+    """The checkpoint's name, or None for weights of a new sampling session."""
     sampling_session_seq_id: int | None = None
-    """The new sampling session's place among the session's."""
+    """The sequence number of the new sampling session."""
     seq_id: int | None = None
     ttl_seconds: int | None = None
-    """How long it lives; None is for ever."""
+    """Its lifetime; None means unlimited."""
     user_metadata: dict[str, str] | None = None
-    """Kept with the checkpoint."""
+    """Stored with the checkpoint."""
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
 class SaveWeightsForSamplerResponseInternal(Reply):
-    """The raw answer: a path for named weights, a sampling session for unnamed ones."""
+    """The raw response: a path for named weights, a sampling session for unnamed ones."""
 
     path: str | None = None
-    """The address of named weights."""
+    """The path of named weights."""
     sampling_session_id: str | None = None
     """The sampling session of unnamed weights."""
     type: Literal["save_weights_for_sampler"] | None = None
 
 
 class SaveWeightsForSamplerResponse(Reply):
-    """Where the sampler checkpoint is."""
+    """The path of the sampler checkpoint."""
 
     path: str
-    """Its address."""
+    """Its tinker:// path."""
     type: Literal["save_weights_for_sampler"] | None = None
 
     def get_console_url(self) -> str:
-        """The checkpoint's page in the hosted console."""
+        """Return the checkpoint's page in the hosted console."""
         return _console_url(self.path)
 
     def get_playground_url(self) -> str:
-        """The page of the hosted console to talk to the checkpoint."""
+        """Return the checkpoint's playground page in the hosted console."""
         return playground_url(self.path)
 
 
 class SaveWeightsExternalRequest(Message):
-    """Ask for a checkpoint in a format that other tools read."""
+    """Request a checkpoint in a format for other tools."""
 
     model_id: ModelID
     path: str
     """The checkpoint's name."""
     seq_id: int | None = None
     ttl_seconds: int | None = None
-    """How long it lives; None is for ever."""
+    """Its lifetime; None means unlimited."""
     age_encryption_recipients: list[str] | None = None
     """Encrypt every file to these age or SSH public keys."""
     type: Literal["save_weights_external"] = "save_weights_external"
 
 
 class SaveWeightsExternalResponseInternal(Reply):
-    """The raw answer about an exported checkpoint."""
+    """The raw response about an exported checkpoint."""
 
     path: str | None = None
-    """Its address."""
+    """Its tinker:// path."""
     size_bytes: int | None = None
-    """How large it is."""
+    """Its size."""
     type: Literal["save_weights_external"] | None = None
 
 
 class SaveWeightsExternalResponse(Reply):
-    """Where the exported checkpoint is."""
+    """The path of the exported checkpoint."""
 
     path: str
-    """Its address."""
+    """Its tinker:// path."""
     type: Literal["save_weights_external"] | None = None
 
 
 class LoadWeightsRequest(Message):
-    """Ask to load a checkpoint into a model, or to make a model from it."""
+    """Request to load a checkpoint into a model, or to create a model from it."""
 
     model_id: ModelID | None = None
-    """An existing model; goes with `seq_id`."""
+    """An existing model; requires `seq_id`."""
     seq_id: int | None = None
     session_id: str | None = None
-    """The session of a model that this request makes; goes with `model_seq_id`."""
+    """The session of the model to create; requires `model_seq_id`."""
     model_seq_id: int | None = None
     base_model: str | None = None
     """Another, compatible base model for the new model."""
     user_metadata: dict[str, Any] | None = None
-    """Kept with the run."""
+    """Stored with the run."""
     path: str
-    """The checkpoint's address."""
+    """The checkpoint's tinker:// path."""
     optimizer: bool = True
-    """Whether to load the optimizer's state too; SDKs before 0.6 always do and do not say so."""
+    """Whether to load the optimizer state; SDKs before 0.6 always do and omit this field."""
     optimizer_config: AnyOptimizerConfig | None = None
     """The optimizer of a new model that loads weights only."""
     weights_access_token: str | None = None
@@ -241,9 +241,9 @@ class LoadWeightsResponse(Reply):
     """The weights are loaded."""
 
     path: str | None = None
-    """The checkpoint's address."""
+    """The checkpoint's tinker:// path."""
     model_id: str | None = None
-    """The model that has them now."""
+    """The model."""
     type: Literal["load_weights"] | None = None
 
 

@@ -1,4 +1,4 @@
-"""Room for what a newer server may say: unions that can grow, and records that keep any field."""
+"""Forward compatibility: unions with unknown members, and records with unknown fields."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from tinkex.types.validation_errors import explain_value
 
 
 class _OpenUnionMeta(type):
-    """Lets msgspec accept whatever the stand-in's reader returns."""
+    """Makes msgspec accept the result of the stand-in's `from_wire`."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return value is None or isinstance(value, msgspec.Struct | OpenRecord)
 
 
 def open_union(name: str, union: Any, unknown: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """A stand-in for `union` in a field: an object that is no member goes to `unknown`.
+    """Return a field type like `union` that passes unknown members to `unknown`.
 
-    msgspec refuses a whole answer over one unknown tag; with this, `unknown` decides what the
-    field becomes. NotImplemented lets the refusal stand; `name` is what it calls the object.
+    msgspec rejects a whole response because of one unknown tag; here `unknown` returns the value of
+    the field instead, or NotImplemented to keep the error. `name` names the object in the error.
     """
 
     def from_wire(data: Any) -> Any:
         try:
             return msgspec.convert(data, preload_type(union), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
-            refusal = error
+            failure = error
         value = unknown(data) if isinstance(data, Mapping) else NotImplemented
         if value is not NotImplemented:
             return value
-        if isinstance(refusal.__cause__, InvalidInput):
-            raise refusal.__cause__
-        raise InvalidInput(explain_value(name, data, str(refusal)))
+        if isinstance(failure.__cause__, InvalidInput):
+            raise failure.__cause__
+        raise InvalidInput(explain_value(name, data, str(failure)))
 
     return _OpenUnionMeta("OpenUnion", (), {"from_wire": staticmethod(from_wire), "union": union})
 
 
 def ignore_unknown(_: Mapping[str, Any]) -> None:
-    """Read what is unknown as None."""
+    """Decode unknown members as None."""
 
 
 class OpenRecord:
-    """A frozen record with a `type` and whatever else was given."""
+    """A frozen record with a `type` and arbitrary other fields."""
 
     __slots__ = ("_fields",)
 
@@ -59,23 +59,23 @@ class OpenRecord:
 
     @classmethod
     def from_wire(cls, data: Any) -> Self:
-        """Read the JSON form."""
+        """Build a record from its JSON form."""
         if not isinstance(data, Mapping) or "type" not in data:
             raise InvalidInput(f"{cls.__name__} needs an object with a type, got {data!r:.80}")
         return cls(**data)
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return dict(self._fields)
 
     def model_dump(
         self, *, mode: Literal["python", "json"] = "python", exclude_none: bool = False
     ) -> dict[str, Any]:
-        """A dict of the fields."""
+        """Return a dict of the fields."""
         return {k: v for k, v in self._fields.items() if v is not None or not exclude_none}
 
     def __getattr__(self, name: str) -> Any:
-        # While a copy or a pickle is being rebuilt there is no _fields yet.
+        # During copying and unpickling, _fields does not exist yet.
         if name == "_fields" or name not in self._fields:
             raise AttributeError(f"{self.__class__.__name__} has no field {name!r}")
         return self._fields[name]

@@ -1,4 +1,4 @@
-"""Which optimizer a model trains with, and the numbers of one step."""
+"""Optimizer configurations and the parameters of an optimizer step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinkex.types.open_types import OpenRecord, open_union
 
 
 class OptimizerConfigBase(OpenRecord):
-    """An optimizer family that this version does not know; every field is kept."""
+    """An optimizer unknown to this version; all fields are preserved."""
 
 
 class AdamOptimizerConfig(Message, tag="adamw"):
@@ -33,20 +33,20 @@ OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig | Optim
 
 
 class AdamParams(Message):
-    """The numbers of one AdamW step."""
+    """The parameters of an AdamW step."""
 
     learning_rate: float = 0.0001
-    """How far to step."""
+    """The learning rate."""
     beta1: float = 0.9
     """Decay of the running mean of the gradient."""
     beta2: float = 0.95
     """Decay of the running mean of its square."""
     eps: float = 1e-12
-    """Added to the denominator, against division by nothing."""
+    """Added to the denominator for numerical stability."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     grad_clip_norm: float = 0.0
-    """The largest global gradient norm; 0 clips nothing."""
+    """Maximum global gradient norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         check_range("AdamParams.learning_rate", self.learning_rate, at_least=0.0)
@@ -58,18 +58,18 @@ class AdamParams(Message):
 
 
 class OptimParamsBase(OpenRecord):
-    """The numbers of one step of a family this version does not know; every field is kept."""
+    """The parameters of an optimizer unknown to this version; all fields are preserved."""
 
 
 class DimuonParams(Message, tag="dimuon"):
-    """The numbers of one Dimuon step."""
+    """The parameters of a Dimuon step."""
 
     type: ClassVar[Literal["dimuon"]] = "dimuon"
 
     learning_rate: float
-    """How far to step."""
+    """The learning rate."""
     grad_clip_norm: float = 0.0
-    """The largest global gradient norm; 0 or less clips nothing."""
+    """Maximum global gradient norm; 0 or less disables clipping."""
     beta1: float = 0.9
     """Decay of the momentum."""
 
@@ -91,7 +91,7 @@ def check_range(
     below: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    """Refuse a number that is not finite or lies outside the given bounds."""
+    """Refuse a number that is not finite or out of bounds."""
     if not math.isfinite(value):
         raise InvalidInput(f"{name} is {value}; expected a finite number")
     if at_least is not None and value < at_least:
@@ -109,7 +109,7 @@ def _read_unknown_params(data: Mapping[str, Any]) -> Any:
     return NotImplemented if is_known else OptimParamsBase.from_wire(data)
 
 
-# What stands in a field: checkers see the union, msgspec a reader that keeps unknown families.
+# Field types: type checkers see the union, msgspec a decoder that preserves unknown optimizers.
 if TYPE_CHECKING:
     AnyOptimizerConfig: TypeAlias = OptimizerConfig
     TypedOptimParams: TypeAlias = DimuonParams | OptimParamsBase

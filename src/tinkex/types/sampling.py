@@ -1,4 +1,4 @@
-"""The sampling conversation: what to sample, how, and what came out."""
+"""Sampling parameters, requests and results."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 StopReason: TypeAlias = Literal["length", "stop"]
 TopkRow: TypeAlias = list[tuple[int, float]]
 
-#: Fills the cells of a top-k matrix that hold nothing, together with token 0.
+#: Padding of top-k matrices, together with token 0.
 FILLER_LOGPROB = -99999.0
 
 
 class SamplingParams(Message):
-    """How to draw tokens."""
+    """How tokens are sampled."""
 
     max_tokens: int | None = None
-    """The most tokens to draw; None leaves it to the server."""
+    """Maximum number of tokens; None means the server's default."""
     seed: int | None = None
-    """Makes the draw repeatable."""
+    """Random seed."""
     stop: str | Sequence[str | int] | None = None
-    """Where to stop: a text, texts, or token ids. None stops at the end-of-text token; an empty
-    list stops nowhere before `max_tokens`."""
+    """Stop sequences: a text, texts, or token ids. None stops at the end-of-text token; an empty
+    list samples until `max_tokens`."""
     temperature: float = 1
-    """Flattens (above 1) or sharpens (below 1) the distribution; 0 takes the likeliest token."""
+    """Sampling temperature; 0 means greedy decoding."""
     top_k: int = -1
-    """Draw from this many likeliest tokens; -1 does not limit."""
+    """Sample only from the k most likely tokens; -1 means no limit."""
     top_p: float = 1
-    """Draw from the likeliest tokens that together have this probability."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -59,46 +59,46 @@ class SamplingParams(Message):
 
 
 class SampleRequest(Message):
-    """Ask for samples of a prompt."""
+    """Request samples of a prompt."""
 
     num_samples: int = 1
-    """How many sequences to draw."""
+    """Number of sequences."""
     prompt: ModelInput
     sampling_params: SamplingParams
     base_model: str | None = None
-    """The base model to sample from, where no session or path names one."""
+    """The base model, without a sampling session or path."""
     model_path: str | None = None
     """The tinker:// path of the weights to sample from."""
     sampling_session_id: str | None = None
-    """The sampling session that knows the model; goes with `seq_id`."""
+    """The sampling session; requires `seq_id`."""
     seq_id: int | None = None
-    """The request's number within its sampling session."""
+    """The sequence number within the sampling session."""
     prompt_logprobs: bool | None = None
-    """Also score the prompt's tokens."""
+    """Return log-probabilities of the prompt tokens."""
     topk_prompt_logprobs: int = 0
-    """Also give this many likeliest tokens at each prompt position."""
+    """Return this many most likely tokens at each prompt position."""
     topk_sample_logprobs: int = 0
-    """Also give this many likeliest tokens at each sampled position."""
+    """Return this many most likely tokens at each sampled position."""
     target_prompt_logprobs: TensorData | None = None
-    """Score these token ids at the prompt positions after the first: int64, one row per position,
-    -1 for nothing; a CSR tensor asks for the cells it lists."""
+    """Return log-probabilities of these token ids at the prompt positions after the first: int64,
+    one row per position, -1 for none; of a CSR tensor, only the listed cells."""
     prompt_alt_tokens_k: int = 0
-    """Also draw this many tokens at each prompt position after the first."""
+    """Sample this many alternative tokens at each prompt position after the first."""
     prompt_logprobs_last_n: int | None = None
-    """Score only this many last tokens of the prompt."""
+    """Return log-probabilities only for this many last prompt tokens."""
     record_stability_info: bool | None = None
-    """Keep what `stable_reinforce` training needs about each sequence."""
+    """Record the information that `stable_reinforce` training needs."""
     type: Literal["sample"] = "sample"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopkLogprobs:
-    """The likeliest tokens at each position, as two matrices of one row per position."""
+    """The most likely tokens at each position, as two matrices with a row per position."""
 
     token_ids: Tokens
-    """int32; 0 where there is nothing."""
+    """int32, padded with 0."""
     logprobs: Floats
-    """float32; -99999 where there is nothing."""
+    """float32, padded with -99999."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TopkLogprobs):
@@ -108,7 +108,7 @@ class TopkLogprobs:
     __hash__ = None  # type: ignore[assignment]
 
     def to_rows(self) -> list[TopkRow | None]:
-        """Per position a list of (token id, logprob), or None where nothing was reported."""
+        """Return a list of (token id, logprob) per position; None for positions without data."""
         pairs = zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
         return [_topk_row(ids, logprobs) for ids, logprobs in pairs if ids]
 
@@ -124,28 +124,28 @@ def _topk_row(token_ids: list[int], logprobs: list[float]) -> TopkRow | None:
 
 @dataclass(frozen=True, slots=True)
 class PromptAltTokens:
-    """Tokens drawn instead of the prompt's, at every position after the first."""
+    """Alternative tokens sampled at every prompt position after the first."""
 
     tokens: TensorData
-    """int64, a row of draws per position."""
+    """int64, one row per position."""
     logprobs: TensorData
-    """float32, the draws' log-probabilities."""
+    """float32 log-probabilities of the tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledSequence:
-    """One sampled sequence, as arrays; the lists are made when first asked for."""
+    """A sampled sequence as arrays; lists are created at first access."""
 
     stop_reason: StopReason
     """Why sampling ended."""
     sequence_id: str
-    """Names this sequence in later requests."""
+    """Identifies this sequence in later requests."""
     tokens_np: Tokens | None = field(default=None, repr=False)
     """int32 token ids."""
     logprobs_np: Floats | None = field(default=None, repr=False)
-    """float32 log-probabilities of the tokens; None if there are none."""
+    """float32 log-probabilities of the tokens, or None."""
     topk_logprobs_np: TopkLogprobs | None = field(default=None, repr=False)
-    """The likeliest tokens at each position; None if not asked for."""
+    """The most likely tokens at each position; None if not requested."""
     _tokens_list: list[int] | None = field(default=None, repr=False)
     _logprobs_list: list[float] | None = field(default=None, repr=False)
     _topk_logprobs_list: list[TopkRow | None] | None = field(default=None, repr=False)
@@ -159,14 +159,14 @@ class SampledSequence:
 
     @property
     def logprobs(self) -> list[float] | None:
-        """The log-probabilities as a list; None if there are none."""
+        """The log-probabilities as a list, or None."""
         if self._logprobs_list is None and self.logprobs_np is not None:
             object.__setattr__(self, "_logprobs_list", self.logprobs_np.tolist())
         return self._logprobs_list
 
     @property
     def topk_logprobs(self) -> list[TopkRow | None] | None:
-        """The likeliest tokens of each position as (token id, logprob); None if not asked for."""
+        """The most likely tokens per position as (token id, logprob); None if not requested."""
         if self._topk_logprobs_list is None and self.topk_logprobs_np is not None:
             object.__setattr__(self, "_topk_logprobs_list", self.topk_logprobs_np.to_rows())
         return self._topk_logprobs_list
@@ -181,26 +181,26 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleResponse:
-    """The sampled sequences, and what was asked about the prompt."""
+    """The sampled sequences, and the requested information about the prompt."""
 
     sequences: Sequence[SampledSequence]
     """One per sample."""
     prompt_logprobs_np: Floats | None = field(default=None, repr=False)
-    """float32, one per prompt token, NaN where not scored; None if not asked for."""
+    """float32 per prompt token, NaN where not computed; None if not requested."""
     topk_prompt_logprobs_np: TopkLogprobs | None = field(default=None, repr=False)
-    """The likeliest tokens at each prompt position; None if not asked for."""
+    """The most likely tokens at each prompt position; None if not requested."""
     target_prompt_logprobs: TensorData | None = None
-    """Scores of the requested ids, shaped like the request; None if not asked for."""
+    """Log-probabilities of the requested ids, in their shape; None if not requested."""
     prompt_cache_hit_tokens: int = 0
-    """How many prompt tokens came from the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
     prompt_alt_tokens: PromptAltTokens | None = None
-    """Tokens drawn along the prompt; None if not asked for."""
+    """Alternative prompt tokens; None if not requested."""
     _prompt_logprobs_list: list[float | None] | None = field(default=None, repr=False)
     _topk_prompt_logprobs_list: list[TopkRow | None] | None = field(default=None, repr=False)
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """The prompt's log-probabilities as a list; None where not scored, None if not asked."""
+        """The prompt's log-probabilities, None where not computed; None if not requested."""
         if self._prompt_logprobs_list is None and self.prompt_logprobs_np is not None:
             # NaN is the only number that differs from itself.
             scores = [x if x == x else None for x in self.prompt_logprobs_np.tolist()]
@@ -209,7 +209,7 @@ class SampleResponse:
 
     @property
     def topk_prompt_logprobs(self) -> list[TopkRow | None] | None:
-        """The likeliest tokens of each prompt position; None if not asked for."""
+        """The most likely tokens per prompt position; None if not requested."""
         if self._topk_prompt_logprobs_list is None and self.topk_prompt_logprobs_np is not None:
             rows = self.topk_prompt_logprobs_np.to_rows()
             object.__setattr__(self, "_topk_prompt_logprobs_list", rows)
@@ -223,7 +223,7 @@ class SampleResponse:
     __hash__ = None  # type: ignore[assignment]
 
 
-# Equality looks at the lists, so that values built from arrays and from lists can be equal.
+# Equality compares lists, so that values built from arrays and from lists can be equal.
 _SEQUENCE_FIELDS = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs")
 _RESPONSE_FIELDS = (
     "sequences",

@@ -1,4 +1,4 @@
-"""How a session is doing, or how it ended."""
+"""Session states and session search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinkex.types.open_types import ignore_unknown, open_union
 
 
 class SessionFailedRequestReason(Reply, tag="request"):
-    """A request failed the session."""
+    """A request caused the failure."""
 
     type: ClassVar[Literal["request"]] = "request"
 
@@ -21,7 +21,7 @@ class SessionFailedRequestReason(Reply, tag="request"):
 
 
 class SessionFailedTrainingRunReason(Reply, tag="training_run"):
-    """A training run failed the session."""
+    """A training run caused the failure."""
 
     type: ClassVar[Literal["training_run"]] = "training_run"
 
@@ -29,7 +29,7 @@ class SessionFailedTrainingRunReason(Reply, tag="training_run"):
 
 
 class SessionFailedSamplingSessionReason(Reply, tag="sampling_session"):
-    """A sampling session failed the session."""
+    """A sampling session caused the failure."""
 
     type: ClassVar[Literal["sampling_session"]] = "sampling_session"
 
@@ -42,19 +42,19 @@ SessionFailedReason: TypeAlias = (
 
 
 class SessionFailed(Reply, tag="failed"):
-    """Something in the session failed it."""
+    """The session failed."""
 
     type: ClassVar[Literal["failed"]] = "failed"
 
     category: Literal["user", "internal"]
-    """Whose fault it was."""
+    """Whether the user or the server caused it."""
     reason: SessionFailedReason
     """What failed."""
     message: str
 
 
 class SessionCancelled(Reply, tag="cancelled"):
-    """Somebody stopped the session from the console."""
+    """The session was stopped in the console."""
 
     type: ClassVar[Literal["cancelled"]] = "cancelled"
 
@@ -62,7 +62,7 @@ class SessionCancelled(Reply, tag="cancelled"):
 
 
 class ClientSessionFinishSuccess(Reply, tag="success"):
-    """The client ended well."""
+    """The client ended successfully."""
 
     type: ClassVar[Literal["success"]] = "success"
 
@@ -86,7 +86,7 @@ ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interr
 
 
 class ClientSessionFinished(Reply, tag="client_finished"):
-    """The client said that it was done."""
+    """The client finished the session."""
 
     type: ClassVar[Literal["client_finished"]] = "client_finished"
 
@@ -111,7 +111,7 @@ class OwnSearchOwner(Message, tag="own"):
 
 
 class AccessibleSearchOwner(Message, tag="accessible"):
-    """Everybody's sessions, as far as the caller may see them."""
+    """All sessions that the caller may see."""
 
     type: ClassVar[Literal["accessible"]] = "accessible"
 
@@ -122,7 +122,7 @@ class UserSearchOwner(Message, tag="user"):
     type: ClassVar[Literal["user"]] = "user"
 
     owner_urns: Annotated[list[str], Meta(min_length=1, max_length=10)]
-    """Whose, 1 to 10."""
+    """1 to 10 owners."""
 
 
 SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
@@ -135,24 +135,24 @@ class ActiveSessionStatusQuery(Message, tag="active"):
 
 
 class CancelledSessionStatusQuery(Message, tag="cancelled"):
-    """Sessions that somebody stopped from the console."""
+    """Sessions that were stopped in the console."""
 
     type: ClassVar[Literal["cancelled"]] = "cancelled"
 
 
 class FailedSessionStatusQuery(Message, tag="failed"):
-    """Sessions that something in them failed."""
+    """Failed sessions."""
 
     type: ClassVar[Literal["failed"]] = "failed"
 
 
 class ClientFinishedSessionStatusQuery(Message, tag="client_finished"):
-    """Sessions whose client said that it was done."""
+    """Sessions that were finished by their client."""
 
     type: ClassVar[Literal["client_finished"]] = "client_finished"
 
     reasons: Annotated[list[ClientSessionFinishReasonType], Meta(min_length=1)] | None = None
-    """How the client ended; None is any way."""
+    """How the client ended; None means any reason."""
 
 
 SessionStatusQuery: TypeAlias = (
@@ -164,34 +164,34 @@ SessionStatusQuery: TypeAlias = (
 
 
 class SessionSearchCursor(Reply):
-    """Where the next page begins; hand it back as it came."""
+    """The start of the next page; pass it back unchanged."""
 
     last_created_at: Annotated[datetime, Meta(tz=True)]
     last_session_id: str
 
 
 class SessionSearchRequest(Message):
-    """Ask for sessions; all conditions must hold, but of an id and a name one is enough."""
+    """Request sessions; all conditions must match, but of id and name only one."""
 
     session_id: str | None = None
     """This session."""
     project_ids: list[str] | None = None
-    """In these projects; None is all the caller may list."""
+    """In these projects; None means all that the caller may list."""
     user_metadata: dict[str, str] = field(default_factory=dict)
     """With these key-value pairs."""
     display_name: Annotated[str, Meta(min_length=1)] | None = None
-    """With these words in its name, whatever their case."""
+    """With these words in its name, case-insensitive."""
     owner: SearchOwner = OwnSearchOwner()
     """Of these owners."""
     statuses: Annotated[list[SessionStatusQuery], Meta(min_length=1)] | None = None
-    """In any of these states; None is every state."""
+    """In any of these states; None means all."""
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
     """The size of a page, 1 to 200."""
     cursor: SessionSearchCursor | None = None
     """The previous page's `next_cursor`."""
 
 
-# A state that this version does not know reads as None, like one that the server does not know.
+# A state unknown to this version is decoded as None, like a state unknown to the server.
 if TYPE_CHECKING:
     _OpenStatus: TypeAlias = SessionStatus
 else:
@@ -199,14 +199,14 @@ else:
 
 
 class SessionSummary(Reply):
-    """What a search tells about a session."""
+    """A session in search results."""
 
     session_id: str
     created_at: datetime
     owner: str
     project_id: str
     status: _OpenStatus | None = None
-    """How it is doing; None if that is not known."""
+    """Its state; None if unknown."""
     checkpoints_count: int
     display_name: str | None = None
     user_metadata: dict[str, str] | None = None
@@ -214,7 +214,7 @@ class SessionSummary(Reply):
 
 
 class SessionSearchResponse(Reply):
-    """A page of what was found, newest first."""
+    """A page of results, newest first."""
 
     sessions: list[SessionSummary]
     next_cursor: SessionSearchCursor | None = None

@@ -1,4 +1,4 @@
-"""Sessions: opening one, keeping it alive, and asking the server about it."""
+"""Messages about sessions, sampling sessions and client settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tinkex.types.training import ModelID
 
 
 class CreateSessionRequest(Message):
-    """Ask for a session, the owner of models and samplers."""
+    """Request a session, the owner of models and sampling sessions."""
 
     tags: list[str]
     user_metadata: dict[str, Any] | None
-    """Kept with the session."""
+    """Stored with the session."""
     sdk_version: str
     project_id: str | None = None
     """The project the session belongs to."""
@@ -23,7 +23,7 @@ class CreateSessionRequest(Message):
 
 
 class CreateSessionResponse(Reply):
-    """The new session, and what the server wants its user to read."""
+    """The new session, and messages of the server to the user."""
 
     type: Literal["create_session"] = "create_session"
     info_message: str | None = None
@@ -33,25 +33,25 @@ class CreateSessionResponse(Reply):
 
 
 class SessionHeartbeatRequest(Message):
-    """Say that the session's client is alive."""
+    """Heartbeat of a session's client."""
 
     session_id: str
     type: Literal["session_heartbeat"] = "session_heartbeat"
 
 
 class SessionHeartbeatResponse(Reply):
-    """The server heard it."""
+    """The heartbeat was received."""
 
     type: Literal["session_heartbeat"] = "session_heartbeat"
 
 
 class CreateSamplingSessionRequest(Message):
-    """Ask for a sampling session on a base model or a checkpoint."""
+    """Request a sampling session for a base model or a checkpoint."""
 
     session_id: str
     """The session that owns it."""
     sampling_session_seq_id: int
-    """Its place among the session's sampling sessions."""
+    """Its sequence number within the session."""
     base_model: str | None = None
     """The base model to sample from."""
     model_path: str | None = None
@@ -67,21 +67,21 @@ class CreateSamplingSessionResponse(Reply):
 
 
 class JoinSamplingSessionRequest(Message):
-    """Ask for a number of one's own within a sampling session that others use too."""
+    """Request a client number within a shared sampling session."""
 
     sampling_session_id: str
     type: Literal["join_sampling_session"] = "join_sampling_session"
 
 
 class JoinSamplingSessionResponse(Reply):
-    """The number; the first client of a sampling session is 0."""
+    """The client number; the first client of a sampling session is 0."""
 
     type: Literal["join_sampling_session"] = "join_sampling_session"
     client_counter: int
 
 
 class GetSamplerResponse(Reply):
-    """What a sampling session samples from."""
+    """The model of a sampling session."""
 
     sampler_id: str
     """The sampling session's id."""
@@ -90,18 +90,18 @@ class GetSamplerResponse(Reply):
     model_path: str | None = None
     """The weights on top of it."""
     tokenizer_id: str | None = None
-    """The tokenizer's name or folder; only tinkex servers say it."""
+    """The tokenizer's name or folder; only from tinkex servers."""
 
 
 class GetSessionResponse(Reply):
-    """What belongs to a session."""
+    """The contents of a session."""
 
     training_run_ids: list[ModelID]
     """Its training runs."""
     sampler_ids: list[str]
     """Its sampling sessions."""
     user_metadata: dict[str, str] | None = None
-    """What its owner attached to it."""
+    """Metadata set by its owner."""
     display_name: str | None = None
     """A name for people."""
 
@@ -113,58 +113,58 @@ class ListSessionsResponse(Reply):
 
 
 class ClientConfigRequest(Message):
-    """Ask for the settings meant for this version."""
+    """Request the settings for this SDK version."""
 
     sdk_version: str
 
 
 class ClientConfigResponse(Reply):
-    """Settings for a client's whole life."""
+    """Settings that a client reads once."""
 
     pjwt_auth_enabled: bool = False
     """Exchange the credential for short-lived tokens."""
     credential_default_source: str = "api_key"
     """`credential_cmd` prefers the credential command over a key."""
     sample_dispatch_bytes_semaphore_size: int = 10 * 1024 * 1024
-    """How many bytes of prompts may be under way to the server."""
+    """Maximum bytes of prompts in flight to the server."""
     inflight_response_bytes_semaphore_size: int = 50 * 1024 * 1024
-    """How many bytes of large results may be fetched at once."""
+    """Maximum bytes of large results in flight."""
     parallel_fwdbwd_chunks: bool = True
-    """Send the parts of a batch together, the first one last."""
+    """Send the chunks of a batch concurrently, the first one last."""
     proto_compress_fwdbwd: bool = False
     """Compress forward_backward requests with zstd."""
     fwdbwd_max_chunk_len: int = 1024
-    """The most examples of a part."""
+    """Maximum number of examples per chunk."""
     fwdbwd_max_chunk_bytes_count: int = 5_000_000
-    """The most bytes of a part, before compression."""
+    """Maximum bytes per chunk, before compression."""
     fwdbwd_dispatch_bytes_semaphore_size: int = 50_000_000
-    """How many bytes of parts may be under way to the server."""
+    """Maximum bytes of chunks in flight to the server."""
     billing_exception_max_pause_duration_sec: int = 60 * 60
-    """How long to wait for a billing issue to be solved."""
+    """How long to wait for a billing issue to be resolved."""
     sample_no_retries: bool = False
     """Do not retry samples."""
     sample_enable_stuck_detection: bool = True
-    """Give up when no sample makes progress for long."""
+    """Fail if no sample makes progress for a long time."""
     sample_max_concurrent_requests: int = 2000
-    """How many samples may be under way; overrides the caller's own limit."""
+    """Maximum number of samples in flight; overrides the caller's limit."""
     use_pyqwest_transport: bool = True
     """Which HTTP library the official client uses."""
     create_model_via_load_weights: bool = False
-    """Make a model from a checkpoint with one load_weights request."""
+    """Create a model from a checkpoint with one load_weights request."""
     sample_use_retrieve_futures: bool = False
-    """Ask for the promises of a sampling session all together."""
+    """Poll the futures of a sampling session with one request."""
     custom_loss_server_side: bool = False
     """Run custom losses on the server."""
     sample_join_sampling_session: bool = False
-    """Let the server number the clones of a sampling session."""
+    """Get the clone numbers of a sampling session from the server."""
 
 
 class ClientDynamicConfigResponse(Reply):
-    """Settings that a living client asks for again and again."""
+    """Settings that a client refreshes periodically."""
 
     refresh_interval_sec: int = 300
-    """How often to ask."""
+    """The refresh interval."""
     sample_cancel_enabled: bool = False
-    """Tell the server about samples that nobody waits for any more."""
+    """Cancel abandoned samples on the server."""
     sample_cancel_max_batch_size: int = 64
-    """How many of them to tell at once."""
+    """Maximum number of cancellations per batch."""

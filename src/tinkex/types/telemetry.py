@@ -1,4 +1,4 @@
-"""What a client reports about itself, if its user allows it."""
+"""Telemetry events that a client sends if its user allows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 
 class SessionStartEvent(Reply, tag_field="event", tag="SESSION_START"):
-    """A session began."""
+    """A session started."""
 
     event: ClassVar[Literal["SESSION_START"]] = "SESSION_START"
 
@@ -40,7 +40,7 @@ class SessionEndEvent(Reply, tag_field="event", tag="SESSION_END"):
 
 
 class UnhandledExceptionEvent(Reply, tag_field="event", tag="UNHANDLED_EXCEPTION"):
-    """Something went wrong."""
+    """An unhandled exception."""
 
     event: ClassVar[Literal["UNHANDLED_EXCEPTION"]] = "UNHANDLED_EXCEPTION"
 
@@ -54,7 +54,7 @@ class UnhandledExceptionEvent(Reply, tag_field="event", tag="UNHANDLED_EXCEPTION
 
 
 class GenericEvent(Reply, tag_field="event", tag="GENERIC_EVENT"):
-    """Anything else."""
+    """Any other event."""
 
     event: ClassVar[Literal["GENERIC_EVENT"]] = "GENERIC_EVENT"
 
@@ -80,7 +80,7 @@ class TelemetryBatch(Reply):
     sdk_version: str
     session_id: str
     process_uuid: str
-    """Names the process, whatever its sessions."""
+    """Identifies the process across sessions."""
 
 
 class TelemetrySendRequest(Message):
@@ -92,10 +92,10 @@ class TelemetrySendRequest(Message):
     sdk_version: str
     session_id: str
     process_uuid: str
-    """Names the process, whatever its sessions."""
+    """Identifies the process across sessions."""
 
 
 class TelemetryResponse(Reply):
-    """The server has the events."""
+    """The events were received."""
 
     status: Literal["accepted"]

@@ -1,6 +1,6 @@
-"""Tensors that cross the network: float32 or int64, dense or CSR, held as numpy arrays.
+"""Tensors of the API: float32 or int64, dense or CSR, stored as NumPy arrays.
 
-Neither numpy nor torch is imported before a tensor is made.
+NumPy and torch are imported when the first tensor is created.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 else:
 
     class _Late:
-        """Imports arrays.py, and numpy with it, when something in it is first used."""
+        """Imports arrays.py, and with it NumPy, at first use."""
 
         def __getattr__(self, name):
-            found = getattr(importlib.import_module("tinkex.types.arrays"), name)
-            # Kept, because an import statement in every method costs more than the work.
-            setattr(self, name, found)
-            return found
+            function = getattr(importlib.import_module("tinkex.types.arrays"), name)
+            # Cached, because an import in every method would cost more than the work.
+            setattr(self, name, function)
+            return function
 
     arrays = _Late()
 
@@ -36,9 +36,9 @@ else:
 class TensorData:
     """A tensor of numbers.
 
-    With CSR indices, `array` holds only the listed values, row by row, and every other cell takes
-    the `pad_value` of the conversion; `shape` is then the dense shape. Numpy arrays are shared
-    with the caller, not copied, unless their type has to change.
+    With CSR indices, `array` holds only the listed values, row by row; all other cells have the
+    `pad_value` of the conversion, and `shape` is the dense shape. NumPy arrays are shared with the
+    caller unless their dtype must change.
     """
 
     __slots__ = ("_cols", "_crow", "_numpy", "dtype", "shape")
@@ -109,7 +109,7 @@ class TensorData:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the numbers and the indices take."""
+        """The size of the numbers and the indices in bytes."""
         parts = (self._numpy, self._crow, self._cols)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -138,7 +138,7 @@ class TensorData:
 
     @classmethod
     def from_numpy_sparse(cls, array: Array, pad_value: int = 0) -> Self:
-        """Wrap an array, as CSR if it is 2-D and listing what is not `pad_value` takes less."""
+        """Wrap an array; a 2-D one becomes CSR if that is smaller."""
         pad = arrays.check_pad(pad_value)
         parts = arrays.sparsify(array, pad) if array.ndim == 2 else None
         if parts is None:
@@ -148,9 +148,9 @@ class TensorData:
 
     @classmethod
     def from_list(cls, values: Sequence[Any], dtype: TensorDtype | None, name: str) -> Self:
-        """Read a list, nested or flat, whose numbers decide the type if `dtype` is None.
+        """Convert a flat or nested list; its numbers determine the dtype if `dtype` is None.
 
-        `name` is how a refusal calls the list.
+        `name` names the list in errors.
         """
         array = (
             arrays.infer_array(name, values)
@@ -161,7 +161,7 @@ class TensorData:
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> Self:
-        """Wrap a torch tensor; bfloat16 is widened, other devices are copied to the CPU."""
+        """Wrap a torch tensor; bfloat16 becomes float32, other devices are copied to the CPU."""
         return cls.from_numpy(_to_cpu_array(tensor))
 
     @classmethod
@@ -170,14 +170,14 @@ class TensorData:
         return cls.from_numpy_sparse(_to_cpu_array(tensor), pad_value)
 
     def to_numpy(self, pad_value: int = 0) -> Array:
-        """A dense array that may be written; unlisted cells of a CSR tensor are `pad_value`."""
+        """Return a dense, writable array; unlisted cells of a CSR tensor are `pad_value`."""
         if self._crow is not None and self._cols is not None:
             pad = arrays.check_pad(pad_value)
             return arrays.densify(self._numpy, self.shape, self._crow, self._cols, pad)
         return self._numpy if self._numpy.flags.writeable else self._numpy.copy()
 
     def to_torch(self, pad_value: int = 0) -> torch.Tensor:
-        """A dense torch tensor; it shares memory with a dense `array` that may be written."""
+        """Return a dense torch tensor; it shares memory with a dense, writable `array`."""
         try:
             import torch
         except ImportError as error:
@@ -187,16 +187,16 @@ class TensorData:
         return torch.from_numpy(self.to_numpy(pad_value))
 
     def tolist(self, pad_value: int = 0) -> list[Any]:
-        """The dense tensor as nested lists."""
+        """Return the dense tensor as nested lists."""
         numbers: list[Any] = self.to_numpy(pad_value).tolist()
         return numbers
 
     def find_not_finite(self) -> tuple[str, float] | None:
-        """The place and value of the first NaN or infinity, such as `("[3]", nan)`, or None."""
+        """Return position and value of the first NaN or infinity, e.g. `("[3]", nan)`, or None."""
         return arrays.find_not_finite(self._numpy, self._crow, self._cols)
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         wire: dict[str, Any] = {"data": self.data, "dtype": self.dtype, "shape": self.shape}
         if self._crow is not None:
             wire["sparse_crow_indices"] = self.sparse_crow_indices
@@ -205,7 +205,7 @@ class TensorData:
 
     @classmethod
     def from_wire(cls, data: Any) -> Self:
-        """Read the JSON form; null among floats stands for NaN."""
+        """Build a tensor from its JSON form; null among floats means NaN."""
         if not isinstance(data, Mapping) or "dtype" not in data:
             raise InvalidInput(f"TensorData is read from an object with a dtype, got {data!r:.80}")
         numbers = data.get("data")
@@ -247,19 +247,19 @@ class TensorData:
 
 
 def is_torch_tensor(value: object) -> bool:
-    """True for a torch tensor; torch is not imported to find out."""
+    """Return whether a value is a torch tensor, without importing torch."""
     torch_class = getattr(sys.modules.get("torch"), "Tensor", None)
     return torch_class is not None and isinstance(value, torch_class)
 
 
 def is_numpy_array(value: object) -> bool:
-    """True for a numpy array; numpy is not imported to find out."""
+    """Return whether a value is a NumPy array, without importing NumPy."""
     array_class = getattr(sys.modules.get("numpy"), "ndarray", None)
     return array_class is not None and isinstance(value, array_class)
 
 
 def _to_cpu_array(tensor: torch.Tensor) -> Array:
-    """The tensor's numbers as an array; memory is shared where torch can."""
+    """Convert a tensor to an array, sharing memory if possible."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -273,13 +273,14 @@ def _to_cpu_array(tensor: torch.Tensor) -> Array:
     return array
 
 
-#: Marks a tensor whose cells are all equal; the header follows.
+# --- headers of serialized tensors (dmel chunks) ---------------------------------------------
+#: First byte of a tensor whose cells are all equal; the header follows.
 _CONSTANT_MARKER = 254
 _LAST_DTYPE = 7
 
 
 def read_tensor_shape(data: bytes) -> tuple[int, ...]:
-    """The shape that a serialized tensor declares; its numbers are not read."""
+    """Return the shape in the header of a serialized tensor."""
     at = 1 if data[:1] == bytes([_CONSTANT_MARKER]) else 0
     if len(data) <= at:
         raise InvalidInput(f"a serialized tensor cannot end after {len(data)} bytes")
@@ -294,7 +295,7 @@ def read_tensor_shape(data: bytes) -> tuple[int, ...]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number, seven bits per byte, and where the next one begins."""
+    """Read a varint; returns its value and end position."""
     number = 0
     for shift in range(0, 64, 7):
         if at >= len(data):

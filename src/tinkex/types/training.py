@@ -1,4 +1,4 @@
-"""The training conversation: forward_backward, optim_step, and what they answer."""
+"""Training requests and results: forward_backward, optim_step, run metrics."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ LossFnOutput: TypeAlias = dict[str, TensorData]
 
 
 class LoraConfig(Message):
-    """Which adapter to train."""
+    """The configuration of a LoRA adapter."""
 
     rank: int
-    """The inner dimension of the adapter's matrices."""
+    """The rank of the A and B matrices."""
     seed: int | None = None
-    """Makes the adapter's first weights repeatable."""
+    """Random seed of the initial weights."""
     train_unembed: bool = True
     """Adapt the unembedding layer."""
     train_mlp: bool = True
-    """Adapt the MLP layers, experts included."""
+    """Adapt the MLP layers, including experts."""
     train_attn: bool = True
     """Adapt the attention layers."""
 
@@ -54,7 +54,7 @@ class LoraConfig(Message):
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardInput:
-    """The examples of one pass and the loss to compute on them."""
+    """The examples and the loss of a pass."""
 
     data: list[Datum]
     """The examples."""
@@ -66,7 +66,7 @@ class ForwardBackwardInput:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardRequest:
-    """Ask for a forward and backward pass."""
+    """Request a forward and backward pass."""
 
     forward_backward_input: ForwardBackwardInput
     model_id: ModelID
@@ -75,7 +75,7 @@ class ForwardBackwardRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """Ask for a forward pass only."""
+    """Request a forward pass."""
 
     forward_input: ForwardBackwardInput
     model_id: ModelID
@@ -84,26 +84,26 @@ class ForwardRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardOutput:
-    """What a pass computed."""
+    """The result of a pass."""
 
     loss_fn_output_type: str
-    """The kind of the output records."""
+    """The type of the output records."""
     loss_fn_outputs: list[LossFnOutput]
     """Per example, tensors by name; `logprobs` has the shape of the example's targets."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers named `name:reduction`; the reduction says how parts of a batch are merged.
+    """Metrics named `name:reduction`; the reduction defines how chunks of a batch are merged.
 
-    Mixture-of-experts models add how evenly tokens were spread over experts: `e_frac_with_tokens`
-    (experts with any work), `e_frac_oversubscribed` (experts above their fair share) and
-    `e_max_violation`, `e_min_violation` (the busiest and the idlest, relative to the fair share).
+    Mixture-of-experts models add metrics of the load balance: `e_frac_with_tokens` (experts with
+    tokens), `e_frac_oversubscribed` (experts above the mean load) and `e_max_violation`,
+    `e_min_violation` (highest and lowest load relative to the mean).
     """
 
 
 class OptimStepRequest(Message):
-    """Ask for one optimizer step.
+    """Request an optimizer step.
 
-    Built with `optim_params`; on the wire AdamW's numbers are called `adam_params` and those of
-    every other family `optimizer_params`.
+    The constructor takes `optim_params`; on the wire the parameters of AdamW are `adam_params`,
+    those of other optimizers `optimizer_params`.
     """
 
     __aliases__ = ("optim_params",)
@@ -142,17 +142,17 @@ class OptimStepRequest(Message):
 
     @property
     def optim_params(self) -> OptimParams:
-        """The numbers of the step, whatever the family."""
+        """The parameters of the step."""
         params = self.optimizer_params if self.adam_params is None else self.adam_params
-        assert params is not None  # __post_init__ made sure of it
+        assert params is not None  # checked by __post_init__
         return params
 
 
 class OptimStepResponse(Reply):
-    """What a step reports."""
+    """The result of an optimizer step."""
 
     metrics: dict[str, float] | None = None
-    """Numbers by name."""
+    """Metrics by name."""
 
 
 RunSessionStatus: TypeAlias = Literal["active", "finished", "lost"]
@@ -162,45 +162,45 @@ class RunStep(Reply):
     """One optimizer step, with the passes whose gradients it applied."""
 
     step: int
-    """Its number; the first optimizer step of a run is 1."""
+    """Its number, from 1."""
     cursor: int
-    """Pass it as `after` to get what follows."""
+    """Pass it as `after` to get later steps."""
     loss: float | None = None
-    """Per token; None if no pass has told its loss."""
+    """Per token; None if no pass has reported a loss."""
     num_tokens: int = 0
     """Tokens of its passes."""
     num_passes: int = 0
-    """How many passes it had."""
+    """Number of passes."""
     seconds: float = 0.0
     """From the start of its first pass to its end."""
     finished_at: datetime
-    """When it was done."""
+    """When it finished."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
-    """What its passes and the optimizer told; what is no finite number is left out."""
+    """Metrics of its passes and the optimizer; NaN and infinity are omitted."""
 
 
 class RunMetricsResponse(Reply):
-    """Some steps of a run, and how it stands now."""
+    """Steps of a run and its current state."""
 
     training_run_id: ModelID
     """The run."""
     steps: list[RunStep]
     """Oldest first."""
     num_steps: int
-    """How many optimizer steps the run has done."""
+    """Number of completed optimizer steps."""
     is_whole: bool = True
-    """Whether it remembers the run from its beginning; the oldest steps are forgotten in time."""
+    """Whether all steps of the run are stored; the oldest expire."""
     status: RunSessionStatus = "active"
-    """Whether its client is there: active, finished by the client, or lost."""
+    """The state of its session: active, finished by the client, or lost."""
     state: str | None = None
-    """training, waiting, idle, finished, interrupted or failed; None if it is not known."""
+    """training, waiting, idle, finished, interrupted or failed; None if unknown."""
     name: str | None = None
-    """The name of the run, if it has one."""
+    """The name of the run."""
     loss: float | None = None
-    """The newest loss per token that was told."""
+    """The newest reported loss per token."""
     tokens_per_second: float | None = None
-    """How fast the latest passes were, with the pauses between them."""
+    """Throughput of the latest passes, including pauses."""
     num_waiting: int = 0
-    """Operations of the run that wait for their turn."""
+    """Queued operations of the run."""
     num_running: int = 0
-    """Operations of the run that are being done."""
+    """Running operations of the run."""

@@ -1,4 +1,4 @@
-"""The sentences a value says when it refuses its input."""
+"""Error messages for invalid input of values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PROBLEM = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DO
 _PATH_PART = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _WORD = re.compile(r"\w+")
-#: What msgspec calls by its JSON name.
+#: Python names of msgspec's JSON types.
 _PYTHON_NAMES = {"array": "list", "object": "dict", "null": "None"}
 
 
 def explain_unknown(cls: Any, names: Iterable[str]) -> str:
-    """Say which keyword the class does not have, and which one was probably meant."""
+    """Name the unknown keyword and suggest a similar one."""
     unknown = next(name for name in names if name not in cls.__accepted__)
     close = difflib.get_close_matches(unknown, sorted(cls.__accepted__), n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -24,7 +24,7 @@ def explain_unknown(cls: Any, names: Iterable[str]) -> str:
 
 
 def explain_mismatch(cls: type, fields: Mapping[str, Any], problem: str) -> str:
-    """Say in one sentence where the input does not fit, with the value that does not."""
+    """Describe which field of the input is invalid, with its value."""
     _, path = split_problem(problem)
     steps = [name for name, _, _ in _PATH_PART.findall(path) if name]
     choices = _literal_values(get_type_hints(cls).get(steps[0])) if len(steps) == 1 else []
@@ -35,7 +35,7 @@ def explain_mismatch(cls: type, fields: Mapping[str, Any], problem: str) -> str:
 
 
 def explain_value(name: str, data: Any, problem: str) -> str:
-    """Put msgspec's complaint about `data`, called `name`, in Python's words."""
+    """Translate msgspec's error about `data`, named `name`, to Python's terms."""
     text, path = split_problem(problem)
     if missing := _MISSING.search(text):
         return f"{name}{path} needs {missing[1]!r}"
@@ -44,14 +44,14 @@ def explain_value(name: str, data: Any, problem: str) -> str:
 
 
 def split_problem(problem: str) -> tuple[str, str]:
-    """msgspec's complaint, taken apart into what is wrong and where."""
+    """Split msgspec's error into the problem and the path."""
     match = _PROBLEM.match(problem)
     assert match is not None
     return match["problem"], match["path"] or ""
 
 
 def value_at(data: Any, path: str) -> Any:
-    """The part of the input a path such as `.chunks[0].tokens` points at, as far as it goes."""
+    """Return the part of the input at a path such as `.chunks[0].tokens`, as far as it exists."""
     for name, index, _ in _PATH_PART.findall(path):
         key = name or (int(index) if index else None)
         try:
@@ -62,7 +62,7 @@ def value_at(data: Any, path: str) -> Any:
 
 
 def _literal_values(hint: Any) -> list[Any]:
-    """Every literal that a field's type allows, however deep it hides."""
+    """Return all literals in a field's type."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return [choice for part in get_args(hint) for choice in _literal_values(part)]

@@ -179,12 +179,12 @@ def test_validate_returns_an_instance_as_it_is() -> None:
 
 @pytest.mark.parametrize("wrong", [5, "x", [1]])
 def test_validate_needs_a_mapping(wrong: object) -> None:
-    with pytest.raises(InvalidInput, match="LoraConfig is read from a mapping"):
+    with pytest.raises(InvalidInput, match="LoraConfig must be a mapping"):
         LoraConfig.model_validate(wrong)
 
 
 def test_validate_json_needs_json() -> None:
-    with pytest.raises(InvalidInput, match="LoraConfig got no JSON"):
+    with pytest.raises(InvalidInput, match="LoraConfig: invalid JSON"):
         LoraConfig.model_validate_json("{rank: 8}")
 
 

@@ -241,9 +241,9 @@ def test_a_nan_in_a_sparse_matrix_is_found_at_its_dense_place() -> None:
 
 
 def test_a_datum_needs_a_model_input_and_a_dict() -> None:
-    with pytest.raises(InvalidInput, match=r"model_input is a ModelInput, got \[1\]"):
+    with pytest.raises(InvalidInput, match=r"model_input must be a ModelInput, got \[1\]"):
         Datum([1])  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"loss_fn_inputs is a dict, got \[1\]"):
+    with pytest.raises(InvalidInput, match=r"loss_fn_inputs must be a dict, got \[1\]"):
         Datum(INPUT, [1])  # type: ignore[arg-type]
     assert Datum(model_input=INPUT).loss_fn_inputs == {}
 
