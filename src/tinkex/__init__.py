@@ -1,7 +1,7 @@
 """tinkex: train and serve LoRA adapters through the Tinker API.
 
 `import tinkex as tinker` runs scripts written for the official package. A name is imported when
-it is first used, so importing this package costs next to nothing.
+it is first used, so that importing this package is fast.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     __version__: str
     APIResponse = AsyncAPIResponse = HttpResponse
 
-#: Where each public name lives; nothing is imported before it is asked for.
+#: The module of each public name; imported at first use.
 _NAMES_BY_MODULE = {
     "tinkex.as_tinker": "install_as_tinker",
     "tinkex.client.admin": "AdminClient",
@@ -129,7 +129,7 @@ _NAMES_BY_MODULE = {
 }
 _MODULE_BY_NAME = {name: home for home, names in _NAMES_BY_MODULE.items() for name in names.split()}
 _MODULES = ("auth", "types")
-#: What scripts may find in the official package although it does not export it.
+#: Names that the official package has but does not export.
 _UNEXPORTED_NAMES = {
     "APIResponse": ("tinkex.client.http", "HttpResponse"),
     "AsyncAPIResponse": ("tinkex.client.http", "HttpResponse"),
@@ -156,11 +156,11 @@ def __dir__() -> list[str]:
 
 
 class _OfficialPathFinder:
-    """Finds the modules that only the official package has files for, such as `tinkex.lib`."""
+    """Finds modules of the official package's layout, such as `tinkex.lib`."""
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> Any:
-        """How to import one; the table is loaded when every other finder has given up."""
+        """Return the spec of such a module; runs after all other finders."""
         if not fullname.startswith("tinkex."):
             return None
         return importlib.import_module("tinkex.official_paths").find_spec(fullname)

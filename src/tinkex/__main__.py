@@ -1,4 +1,4 @@
-"""`python -m tinkex` is the `tinkex` command."""
+"""Run the `tinkex` command with `python -m tinkex`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calendar time that a jump of the wall clock does not move.
+"""Calendar time that is not affected by jumps of the wall clock.
 
 `now()` is the wall clock's reading at the start of the process plus the time elapsed since then,
 which the kernel counts separately. Timestamps are therefore safe to compare with each other: an
@@ -21,7 +21,7 @@ _NUM_READINGS = 5
 
 
 def elapsed() -> float:
-    """Seconds since boot, the same in all processes; includes suspend where the kernel counts it.
+    """Return seconds since boot, equal in all processes; includes suspend where supported.
 
     Setting the wall clock does not change it.
     """
@@ -31,7 +31,7 @@ def elapsed() -> float:
 
 
 def wall_now() -> float:
-    """Seconds since 1970 by the wall clock, which can jump."""
+    """Return seconds since 1970 by the wall clock, which can jump."""
     return time.time()
 
 
@@ -46,16 +46,16 @@ class Clock:
         """Seconds to add to the elapsed time."""
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         return self._elapsed() + self.offset
 
     def adopt_offset(self, offset: float) -> None:
-        """Adopt the offset of the process that started this one."""
+        """Use the offset of the parent process."""
         self.offset = offset
 
 
 def _measure_offset(wall: Callable[[], float], elapsed: Callable[[], float]) -> float:
-    """The difference between two clocks, from the reading with the shortest interruption."""
+    """Return the difference between two clocks, from the fastest of several readings."""
     readings = []
     for _ in range(_NUM_READINGS):
         before = elapsed()
@@ -70,11 +70,11 @@ now = CLOCK.now
 
 
 def utc_now() -> datetime:
-    """`now()` as a date and time."""
+    """Return `now()` as a datetime."""
     return datetime.fromtimestamp(now(), UTC)
 
 
 def to_wall_time(timestamp: float) -> float:
-    """What the wall clock will say at a moment of `now()`, for a deadline that a client checks."""
-    # Whole seconds: without a jump, the same moment always gives the same result.
+    """Convert a time of `now()` to the wall clock, for deadlines that a client checks."""
+    # Rounded to seconds, so that without a jump the same time gives the same result.
     return timestamp + round(wall_now() - now())

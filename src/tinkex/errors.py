@@ -1,25 +1,25 @@
-"""Everything that can go wrong, as one tree; and one function that judges it.
+"""The exceptions of this package, and the classification of failures.
 
 TinkexError                         also exported as TinkerError
 ├── ConfigError                     a setting is missing or wrong
-├── InvalidInput                    refused before anything was sent
+├── InvalidInput                    rejected before anything was sent
 ├── ClientClosed                    the client was closed while work was waiting
-├── WrongThread                     a blocking call where nothing may block
-├── DownloadError                   a file arrived short, changed or unsafe
+├── WrongThread                     a blocking call on an I/O thread
+├── DownloadError                   a file is incomplete, changed or unsafe
 ├── CheckpointError                 saved files are missing or damaged
 ├── StoreError                      the server's database cannot be used now  (retryable)
 │   └── StoreBusy, StoreFull, StoreUnavailable
 ├── APIError
-│   ├── APIConnectionError          no answer arrived                        (retryable)
+│   ├── APIConnectionError          no response                              (retryable)
 │   │   └── APITimeoutError         ConnectTimeoutError, ResultTimeoutError
-│   ├── APIResponseValidationError  an answer arrived and makes no sense
-│   └── APIStatusError              the server answered, and it was a no
+│   ├── APIResponseValidationError  an invalid response
+│   └── APIStatusError              an error status
 │       ├── BadRequestError 400, AuthenticationError 401, BillingError 402,
 │       │   PermissionDeniedError 403, NotFoundError 404, UnprocessableEntityError 422
 │       ├── ConflictError 409, PromiseExpiredError 410
 │       ├── RateLimitError 429                                               (retryable)
 │       └── InternalServerError 5xx                                          (retryable)
-└── RequestFailedError              the work ran and failed; .category says whose fault
+└── RequestFailedError              the job failed; .category tells who caused it
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class RequestErrorCategory(StrEnum):
-    """Whose fault a failure is."""
+    """Who caused a failure."""
 
-    Unknown = auto()  #: nobody said
-    Server = auto()  #: the service's; the same request may work later
-    User = auto()  #: the request's; the same request will fail again
+    Unknown = auto()  #: not reported
+    Server = auto()  #: the server; the same request may succeed later
+    User = auto()  #: the request; it will fail again
 
     @classmethod
     def parse(cls, text: object) -> RequestErrorCategory:
-        """Read a category from the wire, whatever its case; anything else is Unknown."""
+        """Parse a category, case-insensitive; anything else is Unknown."""
         return cls(str(text))
 
     @classmethod
@@ -47,15 +47,15 @@ class RequestErrorCategory(StrEnum):
 
 
 class FailureClass(NamedTuple):
-    """What a failure means for the caller."""
+    """The classification of a failure."""
 
     is_user_error: bool
     is_retryable: bool
 
 
-#: Client errors that are not the user's fault.
+#: Client errors that the user did not cause.
 NOT_USER_ERROR_STATUSES = frozenset({408, 409, 410, 429})
-#: Client errors that may pass if tried again. 410 is absent: a promise that is gone stays gone.
+#: Client errors that are retried. Not 410: an expired future stays expired.
 RETRYABLE_STATUSES = frozenset({408, 409, 429})
 
 
@@ -64,9 +64,9 @@ def classify_failure(
     category: RequestErrorCategory | None = None,
     should_retry: bool | None = None,
 ) -> FailureClass:
-    """Judge a failure by header, then category, then status: the only place that does.
+    """Classify a failure by header, then category, then status.
 
-    `should_retry` is the server's `x-should-retry`; `status` None means no answer arrived.
+    `should_retry` is the `x-should-retry` header; `status` None means that there was no response.
     """
     by_status = _classify_status(status)
     if should_retry is True:
@@ -89,7 +89,7 @@ def _classify_status(status: int | None) -> FailureClass:
 
 
 class TinkexError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of all exceptions of this package."""
 
     hint: str | None = None
     status: int | None = None
@@ -104,17 +104,17 @@ class TinkexError(Exception):
 
     @property
     def __notes__(self) -> list[str]:  # type: ignore[override]
-        """What Python prints below the message: what to do next."""
+        """The hint, which Python prints below the message."""
         return [self.hint] if self.hint else []
 
     @property
     def is_user_error(self) -> bool:
-        """True when trying again without a change cannot help."""
+        """Whether the same request would fail again."""
         return self.verdict.is_user_error
 
     @property
     def retryable(self) -> bool:
-        """True when the same request may succeed later."""
+        """Whether the same request may succeed later."""
         return self.verdict.is_retryable
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -130,7 +130,7 @@ def _rebuild(
     return error
 
 
-#: The official package calls the root TinkerError.
+#: The name of the base class in the official package.
 TinkerError = TinkexError
 
 _USER_ERROR = FailureClass(is_user_error=True, is_retryable=False)
@@ -144,7 +144,7 @@ class ConfigError(TinkexError, ValueError):
 
 
 class InvalidInput(TinkexError, ValueError):
-    """The input was refused before anything was sent."""
+    """The input was rejected before anything was sent."""
 
     category = RequestErrorCategory.User
     verdict = _USER_ERROR
@@ -159,12 +159,12 @@ class ClientClosed(TinkexError, RuntimeError):
 
 
 class WrongThread(TinkexError, RuntimeError):
-    """A blocking call was made on an I/O thread, which would wait for itself."""
+    """A blocking call on an I/O thread, which would deadlock."""
 
     category = RequestErrorCategory.User
     verdict = _USER_ERROR
     hint = (
-        "In a callback, use the future's value only when it is done, or await on a loop of yours."
+        "In a callback, use the future's value only when it is done, or await it on your own loop."
     )
 
 
@@ -176,7 +176,7 @@ class StoreError(TinkexError):
 
 
 class StoreBusy(StoreError):
-    """Somebody else writes to the database for too long."""
+    """The database is locked by another writer for too long."""
 
 
 class StoreFull(StoreError):
@@ -184,13 +184,13 @@ class StoreFull(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The database does not answer."""
+    """The database is unavailable."""
 
 
 class DownloadError(TinkexError):
-    """A download arrived short, changed or unsafe."""
+    """A download is incomplete, changed or unsafe."""
 
-    hint = "Run the download again: complete parts are kept and it goes on where it stopped."
+    hint = "Run the download again: it resumes where it stopped."
 
 
 class CheckpointError(TinkexError):
@@ -201,10 +201,10 @@ class CheckpointError(TinkexError):
 
 
 class APIError(TinkexError):
-    """Something went wrong between this client and the server."""
+    """A failed request to the server."""
 
     is_web_page: bool = False
-    """Whether the answer was HTML: the address is not that of a Tinker server."""
+    """Whether the response was HTML, so that the URL is not that of a Tinker server."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class APIError(TinkexError):
 
 
 class APIConnectionError(APIError):
-    """No answer arrived; the request may or may not have reached the server."""
+    """No response; the request may or may not have reached the server."""
 
     verdict = classify_failure(None)
     category = RequestErrorCategory.Server
@@ -236,7 +236,7 @@ class APIConnectionError(APIError):
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
-    """The server did not answer in time."""
+    """The server did not respond in time."""
 
     def __init__(
         self, request: Any = None, message: str = "Request timed out.", *, hint: str | None = None
@@ -249,14 +249,14 @@ class ConnectTimeoutError(APITimeoutError):
 
 
 class ResultTimeoutError(APITimeoutError):
-    """The work did not end within poll_timeout_seconds; it may still end on the server."""
+    """The result was not ready within poll_timeout_seconds; the job may still finish."""
 
     verdict = FailureClass(is_user_error=False, is_retryable=False)
     hint = "Raise poll_timeout_seconds, or set it to None to wait for ever."
 
 
 class APIResponseValidationError(APIError):
-    """The server's answer does not fit the protocol."""
+    """The response does not match the protocol."""
 
     category = RequestErrorCategory.Server
 
@@ -270,7 +270,7 @@ class APIResponseValidationError(APIError):
 
 
 class APIStatusError(APIError):
-    """The server answered, and it was a no."""
+    """The server returned an error status."""
 
     status_code: int = 500
     default_hint: ClassVar[str | None] = None
@@ -321,32 +321,32 @@ class BillingError(APIStatusError):
 
 
 class PermissionDeniedError(APIStatusError):
-    """HTTP 403: this credential may not do that."""
+    """HTTP 403: the credential lacks the permission."""
 
     status_code = 403
 
 
 class NotFoundError(APIStatusError):
-    """HTTP 404: there is no such thing, or it belongs to somebody else."""
+    """HTTP 404: the resource does not exist or belongs to another user."""
 
     status_code = 404
 
 
 class ConflictError(APIStatusError):
-    """HTTP 409: the resource is in another state already."""
+    """HTTP 409: the resource is already in another state."""
 
     status_code = 409
 
 
 class PromiseExpiredError(APIStatusError):
-    """HTTP 410: the result is gone; the work must be submitted again."""
+    """HTTP 410: the result has expired; the operation must be submitted again."""
 
     status_code = 410
     default_hint = "Submit the operation again."
 
 
 class UnprocessableEntityError(APIStatusError):
-    """HTTP 422: the request was well-formed but makes no sense."""
+    """HTTP 422: the request is well-formed but invalid."""
 
     status_code = 422
 
@@ -362,11 +362,11 @@ class InternalServerError(APIStatusError):
     """HTTP 5xx: the server failed."""
 
     status_code = 500
-    default_hint = "This is the server's fault; try again later."
+    default_hint = "The server failed; try again later."
 
 
 class RequestFailedError(TinkexError):
-    """The work ran and failed; `category` says whose fault it was."""
+    """The job failed; `category` tells who caused it."""
 
     def __init__(
         self,
@@ -390,7 +390,7 @@ ERROR_BY_STATUS: dict[int, type[APIStatusError]] = {
 
 
 def error_class_for(status: int) -> type[APIStatusError]:
-    """The class that stands for an HTTP status."""
+    """Return the exception class of an HTTP status."""
     if status >= 500:
         return InternalServerError
     return ERROR_BY_STATUS.get(status, APIStatusError)

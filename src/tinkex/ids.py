@@ -1,4 +1,4 @@
-"""Names and ids: tinker:// paths, safe path segments, and fresh ids."""
+"""Ids and names: tinker:// paths, URL path segments, new ids, lifetimes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinkex.errors import InvalidInput
 
 SCHEME = "tinker://"
 EXTERNAL_SEGMENT = "external_weights"
-#: The middle segment of a path, and the checkpoint type it stands for.
+#: The checkpoint type of each middle segment of a path.
 TYPE_BY_SEGMENT = {
     "weights": "training",
     "sampler_weights": "sampler",
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,254}")
 
 
 class TinkerPath(NamedTuple):
-    """A checkpoint's address, taken apart: tinker://<run>/<segment>/<name>."""
+    """A parsed checkpoint path: tinker://<run>/<segment>/<name>."""
 
     run_id: str
     segment: str
@@ -44,7 +44,7 @@ class TinkerPath(NamedTuple):
 
 
 def parse_tinker_path(text: str) -> TinkerPath:
-    """Take a tinker:// path apart, or say which part is wrong."""
+    """Parse a tinker:// path; raises InvalidInput that names the wrong part."""
     shape = f"expected {PATH_SHAPE}"
     if not isinstance(text, str) or not text.startswith(SCHEME):
         raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}{_suggest_path(text)}")
@@ -58,7 +58,7 @@ def parse_tinker_path(text: str) -> TinkerPath:
 
 
 def _suggest_path(text: object) -> str:
-    """How a path without its scheme, or a bare id, is completed."""
+    """Return a hint for a path without its scheme."""
     parts = text.split("/") if isinstance(text, str) else []
     if len(parts) == 3 and all(parts) and parts[1] in TYPE_BY_SEGMENT:
         return f"; did you mean {SCHEME + '/'.join(parts)!r}?"
@@ -66,14 +66,14 @@ def _suggest_path(text: object) -> str:
 
 
 def looks_like_checkpoint(text: str) -> bool:
-    """Whether a text without a scheme is rather a checkpoint's id than the name of a model."""
+    """Return whether a text without a scheme is more likely a checkpoint id than a model name."""
     return text.isdecimal() or not TYPE_BY_SEGMENT.keys().isdisjoint(text.split("/"))
 
 
 def check_checkpoint_id(value: str) -> str:
-    """Return the id of a checkpoint within its run, such as weights/0001, or refuse it."""
+    """Return a checkpoint id such as weights/0001; raises InvalidInput if it is invalid."""
     segment, _, name = value.partition("/")
-    # Which characters a name may have is up to the server.
+    # The server decides which characters a name may have.
     if segment in TYPE_BY_SEGMENT and "/" not in name and name not in {"", ".", ".."}:
         return value
     raise InvalidInput(
@@ -82,7 +82,7 @@ def check_checkpoint_id(value: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return a checkpoint name that is safe in paths and URLs, or refuse it."""
+    """Return a checkpoint name that is safe in paths and URLs; raises InvalidInput otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput(
             f"Invalid checkpoint name: {name!r}; use 1 to 255 letters, digits or . _ : + = @ ~ - "
@@ -92,21 +92,21 @@ def check_name(name: str) -> str:
 
 
 def check_id(what: str, value: str) -> str:
-    """Return an id that names exactly one path segment, or refuse it."""
+    """Return an id that is one path segment; raises InvalidInput otherwise."""
     if not isinstance(value, str) or not value or value in {".", ".."}:
         raise InvalidInput(f"Invalid {what}: {value!r}")
     if any(ch in "/?#%\\" or ord(ch) <= 32 or ord(ch) == 127 for ch in value):
-        raise InvalidInput(f"Invalid {what}: {value!r} contains a character an id never has")
+        raise InvalidInput(f"Invalid {what}: {value!r} contains a character that ids cannot have")
     return value
 
 
 def path_segment(value: str) -> str:
-    """Quote one id for use in a URL path; colons stay, slashes do not."""
+    """Quote an id for a URL path; colons stay, slashes are quoted."""
     return quote(value, safe=":")
 
 
 def new_id() -> str:
-    """A fresh id that nobody has used."""
+    """Return a new unique id."""
     return str(uuid.uuid4())
 
 
@@ -114,7 +114,7 @@ MAX_TTL_SECONDS = 10 * 365 * 24 * 3600
 
 
 def check_ttl(ttl_seconds: int | None) -> int | None:
-    """A lifetime of one second to ten years, or None for no end; InvalidInput if it is not."""
+    """Return a lifetime of one second to ten years, or None; raises InvalidInput otherwise."""
     if ttl_seconds is None:
         return None
     is_whole = isinstance(ttl_seconds, int) and not isinstance(ttl_seconds, bool)

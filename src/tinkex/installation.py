@@ -1,4 +1,4 @@
-"""How this copy of tinkex was installed, and the command that adds what it lacks."""
+"""Missing optional packages, and the command that installs them into this environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from tinkex.settings import find_dist_info
 
-#: What each extra brings that commands look for, as modules and as packages.
+#: The modules of each extra and the packages that contain them.
 EXTRA_PACKAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "server": {
@@ -39,7 +39,7 @@ EXTRA_PACKAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def missing_libraries(*extras: str) -> list[str]:
-    """The packages of some extras that are not installed."""
+    """Return the packages of these extras that are not installed."""
     return [
         package
         for extra in extras
@@ -49,10 +49,10 @@ def missing_libraries(*extras: str) -> list[str]:
 
 
 def install_command(*extras: str) -> str:
-    """The command that adds extras to this copy, whichever program installed it."""
+    """Return the command that adds extras, for pip, pipx or uv."""
     prefix, suffix = Path(sys.prefix), f"[{','.join(extras)}]" if extras else ""
     if (prefix / "pipx_metadata.json").is_file():
-        # pip keeps the copy that is there, wherever it came from, and adds what it lacks.
+        # pip keeps the installed copy, whatever its source, and adds missing packages.
         return f"pipx runpip {prefix.name} install {_shell_quote(f'tinkex{suffix}')}"
     source = _direct_url()
     checkout = _editable_directory(source)
@@ -60,33 +60,33 @@ def install_command(*extras: str) -> str:
     install = "uv tool install --force" if is_uv_tool else _pip_install()
     if checkout is not None:
         return f"{install} -e {_shell_quote(f'{checkout}{suffix}')}"
-    # uv makes the environment of a tool anew, and must know where to take tinkex from.
+    # uv recreates the environment of a tool and needs the source of tinkex.
     origin = f" @ {source['url']}" if is_uv_tool and "url" in source else ""
     return f"{install} {_shell_quote(f'tinkex{suffix}{origin}')}"
 
 
 def _pip_install() -> str:
-    """A pip that installs for this Python; a bare `pip` may belong to another one."""
+    """Return the pip command of this Python; a bare `pip` may belong to another one."""
     python = Path(sys.executable)
     if not _is_importable("pip"):
         return f"uv pip install --python {shlex.quote(str(python))}"
-    found = shutil.which("pip")
-    is_ours = found is not None and Path(found).parent == python.parent
-    return "pip install" if is_ours else f"{shlex.quote(str(python))} -m pip install"
+    pip = shutil.which("pip")
+    is_same_python = pip is not None and Path(pip).parent == python.parent
+    return "pip install" if is_same_python else f"{shlex.quote(str(python))} -m pip install"
 
 
 def _direct_url() -> Mapping[str, Any]:
-    """Where the installer took this copy from; empty if it came from a package index."""
+    """Return the source of this installation; empty if it is a package index."""
     records = find_dist_info()
     try:
-        found = json.loads((records / "direct_url.json").read_bytes()) if records else {}
+        source = json.loads((records / "direct_url.json").read_bytes()) if records else {}
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return source if isinstance(source, dict) else {}
 
 
 def _editable_directory(source: Mapping[str, Any]) -> Path | None:
-    """The directory that an editable copy runs from."""
+    """Return the source directory of an editable installation."""
     details, url = source.get("dir_info"), source.get("url")
     if not isinstance(details, dict) or not details.get("editable") or not isinstance(url, str):
         return None
@@ -97,7 +97,7 @@ def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
-        # None in the table of modules, which is how Python says that it cannot be imported.
+        # sys.modules has None for it, which marks a module as not importable.
         return False
 
 

@@ -1,7 +1,7 @@
-"""Loggers of this package, and a console handler for those who want one.
+"""Loggers of this package, and an optional console handler.
 
-No handler is attached by default: Python then shows warnings on stderr by itself, so that "paused"
-and "still trying" reach a person who has configured nothing.
+No handler is attached by default. Python then prints warnings to stderr, so that important messages
+appear without any configuration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from typing import TextIO
 
 ROOT = "tinkex"
-#: Messages remembered before old ones are forgotten.
+#: Maximum number of remembered keys.
 MAX_KEYS = 1000
 LEVELS = {
     "debug": logging.DEBUG,
@@ -24,12 +24,12 @@ LEVELS = {
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of one module, below `tinkex`."""
+    """Return the logger of a module."""
     return logging.getLogger(name)
 
 
 def attach_logger(level: str = "info", stream: TextIO | None = None) -> logging.Handler:
-    """Show this package's log on stderr (or `stream`); returns the handler for detach_logger."""
+    """Log to stderr (or `stream`); returns the handler for detach_logger."""
     if level.lower() not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -42,24 +42,24 @@ def attach_logger(level: str = "info", stream: TextIO | None = None) -> logging.
 
 @functools.cache
 def attach_once(level: str) -> logging.Handler:
-    """Show the log on stderr, however often it is asked for."""
+    """Log to stderr; repeated calls have no effect."""
     return attach_logger(level)
 
 
 def detach_logger(handler: logging.Handler) -> None:
-    """Take a handler of attach_logger away again."""
+    """Remove a handler of attach_logger."""
     logging.getLogger(ROOT).removeHandler(handler)
 
 
 class OncePerMinute:
-    """Lets one message of a kind through per interval; state belongs to its owner."""
+    """Rate limit for log messages: one per key and interval."""
 
     def __init__(self, interval_seconds: float = 60.0) -> None:
         self._interval_seconds = interval_seconds
         self._last: dict[object, float] = {}
 
     def allows(self, key: object, now: float | None = None) -> bool:
-        """True if nothing with this key was let through during the interval."""
+        """Return True if no message with this key was allowed during the interval."""
         now = time.monotonic() if now is None else now
         last = self._last.get(key)
         if last is not None and now - last < self._interval_seconds:

@@ -14,17 +14,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-#: A narrower screen shows the metrics alone.
+#: Narrower terminals show only the metrics.
 MIN_BAR_COLUMNS = 64
 
 
 def make_step_progress(console: Console, *, label: str = "", auto_refresh: bool = True) -> Progress:
-    """A bar of steps that disappears at its end; its description is the newest metrics."""
+    """Return a transient progress bar of steps; its description shows the newest metrics."""
     is_narrow = console.width < MIN_BAR_COLUMNS
     columns: tuple[ProgressColumn, ...] = (
         *((TextColumn(label, markup=False),) if label else ()),
         MofNCompleteColumn(),
-        # The metrics matter more than the drawing.
+        # The metrics matter more than the bar.
         *(() if is_narrow else (BarColumn(bar_width=None), TimeRemainingColumn())),
         TextColumn("{task.description}", markup=False),
     )
@@ -34,5 +34,5 @@ def make_step_progress(console: Console, *, label: str = "", auto_refresh: bool 
 
 
 def make_terminal_console(stream: TextIO, *, width: int | None = None, is_colored: bool) -> Console:
-    """A console that draws in place on a terminal."""
+    """Return a console that updates in place on a terminal."""
     return Console(file=stream, force_terminal=True, no_color=not is_colored, width=width)

@@ -1,4 +1,4 @@
-"""Whether a server runs in a home: what it wrote about itself, and whether it answers."""
+"""Find the running server of a home: its state file, its lock, its health endpoint."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _MAX_STATUS_BYTES = 4096
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running server says about itself in its home."""
+    """The state that a running server writes to its home."""
 
     pid: int
     """The supervisor's process id."""
     url: str
-    """Where this machine reaches it."""
+    """Its URL on this machine."""
     version: str
-    """The version of tinkex that serves."""
+    """Its tinkex version."""
     started_at: float
-    """When it was ready, in seconds since 1970."""
+    """When it became ready, in seconds since 1970."""
     log: str | None = None
-    """The file that its log goes to; None is the terminal that it was started in."""
+    """Its log file; None means the terminal that it was started in."""
     worker_wakeup: str | None = None
-    """The address whose datagrams start a worker that waits for work; None once the worker runs."""
+    """The UDP address that starts an on-demand worker; None once the worker runs."""
 
 
 def read_state(home: Home) -> ServerState | None:
-    """What the last server wrote; it may be dead by now. None if there is nothing readable."""
+    """Return the state of the last server, which may have ended; None if it is unreadable."""
     try:
         return msgspec.json.decode(home.state_file.read_bytes(), type=ServerState)
     except (OSError, msgspec.DecodeError):
@@ -44,7 +44,7 @@ def read_state(home: Home) -> ServerState | None:
 
 
 def find_server(home: Home, timeout_seconds: float = 2.0) -> ServerState | None:
-    """The server that runs in a home and answers, if there is one."""
+    """Return the running, responding server of a home, if any."""
     state = read_state(home)
     if state is None or not is_alive(state.pid):
         return None
@@ -52,9 +52,9 @@ def find_server(home: Home, timeout_seconds: float = 2.0) -> ServerState | None:
 
 
 def find_lock_holder(home: Home) -> LockHolder | None:
-    """The supervisor that has the home, also while it starts or stops; None if nobody has it.
+    """Return the supervisor that holds the home's lock, also while it starts or stops.
 
-    A supervisor that was killed has its home until its processes noticed.
+    After a kill of the supervisor, its child processes hold the lock until they exit.
     """
     if not is_locked(home.server_lock):
         return None
@@ -62,39 +62,39 @@ def find_lock_holder(home: Home) -> LockHolder | None:
 
 
 class LockHolder(NamedTuple):
-    """The supervisor that a lock file names; it means nothing unless the file is locked."""
+    """The supervisor named in a lock file; only valid while the file is locked."""
 
     pid: int
     start_time: str
-    """When the process began, as the system counts; empty where it does not say."""
+    """Start time of the process in clock ticks; empty if unknown."""
 
     @classmethod
     def current(cls) -> LockHolder:
-        """This process."""
+        """Return the holder for this process."""
         return cls(os.getpid(), read_start_time(os.getpid()))
 
     @classmethod
     def parse(cls, content: bytes) -> LockHolder | None:
-        """What a lock file says."""
+        """Parse the content of a lock file."""
         pid, _, started = content.decode("ascii", errors="replace").partition(" ")
         return cls(int(pid), started.strip()) if pid.isdecimal() else None
 
     def encode(self) -> bytes:
-        """What a lock file should say."""
+        """Return the content of a lock file."""
         return f"{self.pid} {self.start_time}".encode()
 
     @property
     def is_alive(self) -> bool:
-        """Whether that process exists; one that has its pid by chance is another one."""
+        """Whether that process runs; another process with a reused pid does not count."""
         if not is_alive(self.pid):
             return False
         return not self.start_time or read_start_time(self.pid) in {"", self.start_time}
 
 
 def get_http_status(url: str, timeout_seconds: float) -> int | None:
-    """The status that a GET answers with; None if no answer comes in time.
+    """Return the status of a GET request; None without a response in time.
 
-    A socket is enough for this, and an HTTP library would be loaded by every command.
+    Uses a plain socket, because every command would have to load an HTTP library.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
@@ -105,8 +105,8 @@ def get_http_status(url: str, timeout_seconds: float) -> int | None:
             words = _read_status_line(connection).split()
     except OSError:
         return None
-    is_answer = len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit()
-    return int(words[1]) if is_answer else None
+    is_http = len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit()
+    return int(words[1]) if is_http else None
 
 
 def _read_status_line(connection: socket.socket) -> bytes:

@@ -1,7 +1,7 @@
-"""The only reader of the environment; everything else receives values."""
+"""Environment variables and the installed version; no other module reads the environment."""
 
-# No `from __future__ import annotations` here: NamedTuple compiles every annotation that is text,
-# which takes a twentieth of the time in which the command line answers.
+# No `from __future__ import annotations` here: NamedTuple would compile every annotation from text,
+# which takes 5% of the start-up time of the command line.
 
 import os
 import sys
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from tinkex.errors import ConfigError
 
-#: Where the hosted service lives.
+#: URL of the hosted service.
 HOSTED_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-#: Where people look at the hosted service.
+#: URL of the hosted console.
 HOSTED_CONSOLE_URL = "https://tinker.thinkingmachines.ai"
 
 _TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -22,39 +22,39 @@ _SECRET_FIELDS = frozenset({"api_key", "credential_command", "access_client_secr
 
 
 class Environment(NamedTuple):
-    """What the environment says; every field names its variable."""
+    """Settings from environment variables."""
 
     api_key: str | None = None
-    """TINKER_API_KEY, or TINKEX_API_KEY which wins: the credential to send."""
+    """TINKEX_API_KEY or TINKER_API_KEY: the API key."""
     api_key_variable: str = "TINKER_API_KEY"
-    """Which of the two the key came from."""
+    """The variable that the key came from."""
     base_url: str | None = None
-    """TINKER_BASE_URL, or TINKEX_BASE_URL which wins: the server to speak to."""
+    """TINKEX_BASE_URL or TINKER_BASE_URL: the URL of the server."""
     credential_command: str | None = None
     """TINKER_CREDENTIAL_CMD: a shell command that prints a credential."""
     project_id: str | None = None
-    """TINKER_PROJECT_ID: the project new sessions belong to."""
+    """TINKER_PROJECT_ID: the project of new sessions."""
     tags: tuple[str, ...] = ()
     """TINKER_TAGS: comma-separated tags for new sessions."""
     log_level: str | None = None
-    """TINKEX_LOG, or TINKER_LOG: debug, info, warning or error."""
+    """TINKEX_LOG or TINKER_LOG: debug, info, warning or error."""
     telemetry: bool = False
-    """TINKEX_TELEMETRY: 1 sends usage events to the server; off unless asked for."""
+    """TINKEX_TELEMETRY: 1 sends usage events to the server; off by default."""
     access_client_id: str | None = None
     """CLOUDFLARE_ACCESS_CLIENT_ID: sent as CF-Access-Client-Id."""
     access_client_secret: str | None = None
     """CLOUDFLARE_ACCESS_CLIENT_SECRET: sent as CF-Access-Client-Secret."""
     credentials_file: Path = Path()
-    """Where `auth login` keeps keys: ~/.tinker/credentials.json."""
+    """Where `auth login` stores keys: ~/.tinker/credentials.json."""
     home: Path = Path()
-    """TINKEX_HOME: where the server of this machine keeps everything; ~/.tinkex if unset."""
+    """TINKEX_HOME: the state directory of the local server; ~/.tinkex by default."""
     profile: str | None = None
-    """TINKEX_PROFILE: which profile of the home's config.toml to use."""
+    """TINKEX_PROFILE: the profile in the home's config.toml."""
     max_unsized_download_bytes: int | None = None
-    """TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES: the most bytes to download of files without a size."""
+    """TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES: limit for downloads of files without a size."""
 
     def __repr__(self) -> str:
-        # No secret may get into a traceback or a log.
+        # Secrets must not appear in tracebacks and logs.
         shown = {
             name: value for name, value in self._asdict().items() if name not in _SECRET_FIELDS
         }
@@ -62,16 +62,16 @@ class Environment(NamedTuple):
 
 
 class TerminalSettings(NamedTuple):
-    """What the environment says about how to write for people; every field names its variable."""
+    """Terminal settings from environment variables."""
 
     is_plain: bool = False
-    """NO_COLOR is set to something, or TERM is dumb: write no colours."""
+    """NO_COLOR is not empty, or TERM is dumb: no colors."""
     num_columns: int | None = None
-    """COLUMNS: how wide a line may be, if somebody said so."""
+    """COLUMNS: the width of the terminal, if set."""
 
 
 def read_terminal(environ: Mapping[str, str] | None = None) -> TerminalSettings:
-    """Read the variables that say how to write; one that makes no sense counts as unset."""
+    """Read the terminal variables; invalid values count as unset."""
     env = os.environ if environ is None else environ
     columns = env.get("COLUMNS", "").strip()
     return TerminalSettings(
@@ -81,7 +81,7 @@ def read_terminal(environ: Mapping[str, str] | None = None) -> TerminalSettings:
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read every variable this package knows; an empty one counts as unset."""
+    """Read all variables of this package; empty ones count as unset."""
     env = os.environ if environ is None else environ
     user_home = Path(env.get("HOME") or Path.home())
     return Environment(
@@ -107,16 +107,16 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 def read_variables(
     names: Iterable[str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Those of the named variables that are set; an empty one counts as unset."""
+    """Return the named variables that are set; empty ones count as unset."""
     env = os.environ if environ is None else environ
-    found = {name: _first_set(env, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: _first_set(env, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def read_set_variables(
     names: Iterable[str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Those of the named variables that are set, an empty one included: it may mean "none"."""
+    """Return the named variables that are set, including empty ones, which may mean "none"."""
     env = os.environ if environ is None else environ
     return {name: env[name].strip() for name in names if name in env}
 
@@ -124,31 +124,31 @@ def read_set_variables(
 def child_environment(
     defaults: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment for a process that this one starts; what is set wins over the defaults."""
+    """Return the environment of a child process; set variables override the defaults."""
     return {**defaults, **(os.environ if environ is None else environ)}
 
 
 def package_version() -> str:
-    """The version of this package, as installed."""
+    """Return the installed version of this package."""
     records = find_dist_info()
     if records is not None:
         return records.name.removeprefix("tinkex-").removesuffix(".dist-info")
-    # Late: a whole mail parser stands behind it, and few ways to install need it.
+    # Imported late: it loads the email parser and is rarely needed.
     from importlib.metadata import version
 
     return version("tinkex")
 
 
 def find_dist_info() -> Path | None:
-    """Where the installer wrote down what it knows about this package, if it is a directory."""
-    for place in sys.path:
+    """Return the .dist-info directory of this package, if it has one."""
+    for directory in sys.path:
         try:
-            names = os.listdir(place or ".")  # noqa: PTH208 - a path object per file is slow
+            names = os.listdir(directory or ".")  # noqa: PTH208 - a path object per file is slow
         except OSError:
             continue
         for name in names:
             if name.startswith("tinkex-") and name.endswith(".dist-info"):
-                return Path(place, name)
+                return Path(directory, name)
     return None
 
 
@@ -163,17 +163,17 @@ def _home_directory(text: str | None, user_home: Path) -> Path:
 
 
 def expand_path(path: str | Path) -> Path:
-    """A path that means the same wherever it is used: absolute, `~` replaced."""
+    """Return an absolute path with `~` expanded."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
-        raise ConfigError(f"{str(path)!r} names a user who has no home here") from None
+        raise ConfigError(f"{str(path)!r}: the user has no home directory here") from None
 
 
 def _check_log_level(text: str | None) -> str | None:
     if text is None:
         return None
-    # Late: the command line asks for much here before it needs a log.
+    # Imported late: most commands do not need logging.
     from tinkex.logs import LEVELS
 
     if text.lower() not in LEVELS:

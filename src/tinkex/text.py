@@ -1,4 +1,4 @@
-"""Text to tokens: which tokenizer a model needs, loading it once, and rendering a chat."""
+"""Tokenizers: resolve the tokenizer of a model, load it once, and render chats."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, Protocol, cast, runtime_checkable
 from tinkex.errors import InvalidInput
 from tinkex.installation import install_command
 
-#: Gated models whose names begin like this, and a free copy of their tokenizer.
+#: Name prefixes of gated models, and an open copy of their tokenizer.
 MIRRORS: Mapping[str, str] = MappingProxyType(
     {"meta-llama/Llama-3": "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"}
 )
-#: Ids that stand for another one.
+#: Aliases of tokenizer ids.
 ALIASES: Mapping[str, str] = MappingProxyType(
     {"moonshotai/Kimi-K2.5-Text-Only": "moonshotai/Kimi-K2.5"}
 )
-#: Tokenizers that come with code of their own; it runs at these revisions and no other.
+#: Tokenizers with custom code, which is trusted only at these revisions.
 PINNED_REVISIONS: Mapping[str, str] = MappingProxyType(
     {
         "moonshotai/Kimi-K2-Thinking": "612681931a8c906ddb349f8ad0f582cb552189cd",
@@ -30,9 +30,9 @@ PINNED_REVISIONS: Mapping[str, str] = MappingProxyType(
         "moonshotai/Kimi-K3": "f831ab66814297da540d832a5235f8e904f29d06",
     }
 )
-#: How many loaded tokenizers are kept.
+#: Maximum number of cached tokenizers.
 MAX_CACHED = 32
-#: How long the hub may take to say that it is there.
+#: Timeout of the reachability check of the hub.
 _HUB_SECONDS = 5.0
 
 _LOCAL_PATH = re.compile(r"[/~\\]|\.\.?[/\\]|\.\.?$|[A-Za-z]:[/\\]")
@@ -42,14 +42,14 @@ Loader = Callable[[str], object]
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What this package asks of a tokenizer; those of transformers fit."""
+    """The tokenizer interface; tokenizers of transformers implement it."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text."""
+        """Return the token ids of a text."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of some ids."""
+        """Return the text of token ids."""
         ...
 
 
@@ -58,11 +58,11 @@ def resolve_tokenizer_id(
     server_tokenizer_id: str | None = None,
     mirrors: Mapping[str, str] = MIRRORS,
 ) -> str:
-    """The tokenizer a model needs: what the server says, else what the name tells."""
+    """Return the tokenizer id of a model: from the server, else derived from the model name."""
     if server_tokenizer_id:
-        told = _without_revision(server_tokenizer_id)
-        if told:
-            return ALIASES.get(told, told)
+        tokenizer_id = _without_revision(server_tokenizer_id)
+        if tokenizer_id:
+            return ALIASES.get(tokenizer_id, tokenizer_id)
     if not isinstance(model_name, str) or not _without_revision(model_name):
         raise InvalidInput(f"No tokenizer can be found for the model name {model_name!r}")
     if _is_local(model_name):
@@ -82,12 +82,12 @@ def _without_revision(name: str) -> str:
 
 
 def _is_local(name: str) -> bool:
-    # Drive letters, colons and any number of slashes are part of a folder's name, not a revision.
+    # In a folder's path, colons and slashes do not separate a revision.
     return _LOCAL_PATH.match(name) is not None or ("\0" not in name and Path(name).is_dir())
 
 
 class _CacheEntry:
-    """The place of one tokenizer; whoever holds the lock is loading it."""
+    """A cached tokenizer; the lock is held while it loads."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -95,7 +95,7 @@ class _CacheEntry:
 
 
 class _TokenizerCache:
-    """Loaded tokenizers, the latest used last; a failure leaves its slot empty."""
+    """LRU cache of tokenizers; a failed load leaves its entry empty."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -103,16 +103,16 @@ class _TokenizerCache:
         self._entries: OrderedDict[object, _CacheEntry] = OrderedDict()
 
     def get(self, key: object, load: Callable[[], Tokenizer]) -> Tokenizer:
-        """The tokenizer under `key`; `load` runs once, however many threads ask."""
+        """Return the tokenizer of `key`; `load` runs once, also with several threads."""
         with self._lock:
-            slot = self._entries.setdefault(key, _CacheEntry())
+            entry = self._entries.setdefault(key, _CacheEntry())
             self._entries.move_to_end(key)
             if len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
-        with slot.lock:
-            if slot.tokenizer is None:
-                slot.tokenizer = load()
-            return slot.tokenizer
+        with entry.lock:
+            if entry.tokenizer is None:
+                entry.tokenizer = load()
+            return entry.tokenizer
 
 
 _CACHE = _TokenizerCache(MAX_CACHED)
@@ -121,9 +121,9 @@ _CACHE = _TokenizerCache(MAX_CACHED)
 def load_tokenizer(
     tokenizer_id: str, *, revision: str | None = None, loader: Loader | None = None
 ) -> Tokenizer:
-    """Load a tokenizer by id or folder, once per process; it blocks while it loads.
+    """Load a tokenizer by id or folder, once per process; blocks while loading.
 
-    `loader` replaces transformers and receives the id alone, so it excludes `revision`.
+    `loader` replaces transformers and receives only the id, so it excludes `revision`.
     """
     if not isinstance(tokenizer_id, str) or not tokenizer_id:
         raise InvalidInput(f"A tokenizer id is a name such as Qwen/Qwen3-8B, got {tokenizer_id!r}")
@@ -137,7 +137,7 @@ def load_tokenizer(
 
 def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tokenizer:
     try:
-        found = loader(tokenizer_id) if loader else _load_pretrained(tokenizer_id, revision)
+        tokenizer = loader(tokenizer_id) if loader else _load_pretrained(tokenizer_id, revision)
     except Exception as error:  # tokenizers raises plain Exception, a loader may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"Failed to load tokenizer {tokenizer_id!r}: {reason}"
@@ -146,12 +146,12 @@ def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tok
             "folder that has a tokenizer.json."
         )
         raise InvalidInput(message, hint=hint) from error
-    if not isinstance(found, Tokenizer):
+    if not isinstance(tokenizer, Tokenizer):
         raise InvalidInput(
             f"Failed to load tokenizer {tokenizer_id!r}: "
-            f"a {type(found).__name__} has no encode and decode"
+            f"a {type(tokenizer).__name__} has no encode and decode"
         )
-    return found
+    return tokenizer
 
 
 def _load_pretrained(tokenizer_id: str, revision: str | None) -> object:
@@ -159,28 +159,28 @@ def _load_pretrained(tokenizer_id: str, revision: str | None) -> object:
     if _is_local(tokenizer_id):
         source = str(Path(tokenizer_id).expanduser())
         if not Path(source).is_dir():
-            # transformers would take the path for a hub name and retry the network for a minute.
+            # transformers would treat the path as a hub name and retry the network for a minute.
             raise FileNotFoundError("there is no such folder")
     try:
         from transformers import AutoTokenizer
     except ImportError:
         return _load_tokenizer_json(source)
-    how: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if revision is not None:
-        # Code from the hub runs only at the very revision that was pinned here.
+        # Code from the hub runs only at the pinned revision.
         is_pinned = PINNED_REVISIONS.get(tokenizer_id) == revision
-        how = {"revision": revision, "trust_remote_code": is_pinned}
+        options = {"revision": revision, "trust_remote_code": is_pinned}
     if _is_local(tokenizer_id):
-        return AutoTokenizer.from_pretrained(source, **how)
+        return AutoTokenizer.from_pretrained(source, **options)
     try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=True, **how)
+        return AutoTokenizer.from_pretrained(source, local_files_only=True, **options)
     except (OSError, ValueError):
         _check_hub()
-    return AutoTokenizer.from_pretrained(source, **how)
+    return AutoTokenizer.from_pretrained(source, **options)
 
 
 def _check_hub() -> None:
-    """Fail at once if the hub is not there; transformers would try for a minute, and say so."""
+    """Fail at once if the hub is unreachable; transformers would retry for a minute."""
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():
@@ -203,32 +203,32 @@ def _load_tokenizer_json(folder: str) -> Tokenizer:
 
 
 class _FileTokenizer:
-    """A tokenizer.json without transformers around it: no chat template."""
+    """A tokenizer.json loaded without transformers; it has no chat template."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text."""
+        """Return the token ids of a text."""
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of some ids."""
+        """Return the text of token ids."""
         ids = list(token_ids)
         return cast(str, self._inner.decode(ids, skip_special_tokens=skip_special_tokens))
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a text; special tokens of the tokenizer, such as a first one, are added."""
+    """Return the token ids of a text, by default with special tokens such as BOS."""
     if not isinstance(text, str):
         raise InvalidInput(f"Only text can be tokenized, got {text!r}")
     try:
-        found = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        encoded = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except (TypeError, ValueError) as error:
         raise InvalidInput(
             f"The text {_truncated_repr(text)} cannot be tokenized: {error}"
         ) from error
-    return _to_token_ids(found)
+    return _to_token_ids(encoded)
 
 
 def render_chat(
@@ -236,7 +236,7 @@ def render_chat(
     messages: Sequence[Mapping[str, object]],
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation, laid out by the tokenizer's own chat template."""
+    """Return the token ids of a conversation, rendered with the tokenizer's chat template."""
     _check_messages(messages)
     apply = getattr(tokenizer, "apply_chat_template", None)
     if apply is None or getattr(tokenizer, "chat_template", "") is None:
@@ -245,7 +245,7 @@ def render_chat(
             hint="Use the tokenizer of an instruct model, or write the prompt as plain text.",
         )
     try:
-        found = apply(
+        encoded = apply(
             [dict(message) for message in messages],
             tokenize=True,
             add_generation_prompt=add_generation_prompt,
@@ -255,7 +255,7 @@ def render_chat(
         raise InvalidInput(
             f"The chat template of {_tokenizer_name(tokenizer)} refused the messages: {error}"
         ) from error
-    return _to_token_ids(found)
+    return _to_token_ids(encoded)
 
 
 def _check_messages(messages: Sequence[Mapping[str, object]]) -> None:
@@ -285,12 +285,12 @@ def _check_message(where: str, message: Mapping[str, object]) -> None:
         )
 
 
-def _to_token_ids(found: Any) -> list[int]:
-    # A bare tokenizers.Tokenizer answers with an object that has .ids, others with a mapping.
-    found = getattr(found, "ids", found)
-    if isinstance(found, Mapping):
-        found = found["input_ids"]
-    return [int(token) for token in found]
+def _to_token_ids(encoded: Any) -> list[int]:
+    # tokenizers.Tokenizer returns an object with .ids, others return a mapping.
+    ids = getattr(encoded, "ids", encoded)
+    if isinstance(ids, Mapping):
+        ids = ids["input_ids"]
+    return [int(token) for token in ids]
 
 
 def _tokenizer_name(tokenizer: object) -> str:

@@ -1,4 +1,4 @@
-"""The files of a tokenizer: which there are, how large they may be, and the digest of all."""
+"""The files of a tokenizer: names, size limit and digest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from tinkex.errors import InvalidInput
 
-#: What a tokenizer is loaded from. Weights and code are never among them.
+#: Files that a tokenizer is loaded from; never weights or code.
 TOKENIZER_FILE_NAMES: Final = frozenset(
     {
         "added_tokens.json",
@@ -27,27 +27,27 @@ TOKENIZER_FILE_NAMES: Final = frozenset(
         "vocab.txt",
     }
 )
-#: Of a model's config only its type is kept: some tokenizers are found by it.
+#: Only the model type of the config is included, because some tokenizers need it.
 CONFIG_FILE_NAME: Final = "config.json"
-#: The most bytes of all files together; the largest that are in use have about 35 MB.
+#: Maximum total size; the largest tokenizers in use have about 35 MB.
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 
 
 def find_tokenizer_files(folder: Path) -> dict[str, Path]:
-    """The files of a model folder that belong to its tokenizer, by name."""
-    found = {
+    """Return the tokenizer files of a model folder, by name."""
+    files = {
         name: folder / name for name in sorted(TOKENIZER_FILE_NAMES) if (folder / name).is_file()
     }
-    num_bytes = sum(path.stat().st_size for path in found.values())
+    num_bytes = sum(path.stat().st_size for path in files.values())
     if num_bytes > MAX_TOKENIZER_BYTES:
         raise InvalidInput(
             f"the tokenizer has {num_bytes:,} bytes; at most {MAX_TOKENIZER_BYTES:,} are sent"
         )
-    return found
+    return files
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The content of a tokenizer's files; empty if the folder has no tokenizer."""
+    """Read the tokenizer files; empty if the folder has no tokenizer."""
     files = {name: path.read_bytes() for name, path in find_tokenizer_files(folder).items()}
     kind = _model_type(folder / CONFIG_FILE_NAME) if files else None
     if kind is not None:
@@ -56,7 +56,7 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:
-    """A digest of names and contents."""
+    """Return a digest of the names and contents."""
     total = hashlib.sha256()
     for name in sorted(files):
         total.update(f"{name} {hashlib.sha256(files[name]).hexdigest()}\n".encode())
@@ -64,7 +64,7 @@ def digest_files(files: Mapping[str, bytes]) -> str:
 
 
 def check_tokenizer_files(files: Mapping[str, bytes], digest: str) -> None:
-    """Refuse files that are not those of a tokenizer, too large, or not what was announced."""
+    """Refuse unknown file names, too many bytes, or a wrong digest."""
     unknown = sorted(files.keys() - TOKENIZER_FILE_NAMES - {CONFIG_FILE_NAME})
     if unknown:
         raise InvalidInput(f"{unknown[0]!r:.80} is not a file of a tokenizer")
@@ -79,8 +79,8 @@ def check_tokenizer_files(files: Mapping[str, bytes], digest: str) -> None:
 
 def _model_type(config: Path) -> str | None:
     try:
-        found = json.loads(config.read_bytes())
+        content = json.loads(config.read_bytes())
     except (OSError, ValueError):
         return None
-    kind = found.get("model_type") if isinstance(found, dict) else None
+    kind = content.get("model_type") if isinstance(content, dict) else None
     return kind if isinstance(kind, str) else None

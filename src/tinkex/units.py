@@ -1,4 +1,4 @@
-"""Amounts as people read them; a kB has 1,000 bytes, as on disks and in network speeds."""
+"""Human-readable amounts; a kB has 1,000 bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB", "ZB")
 
 
 def format_bytes(num_bytes: float) -> str:
-    """An amount of bytes in its largest unit: 512 B, 1.5 kB, 184 MB."""
+    """Format a size in its largest unit: 512 B, 1.5 kB, 184 MB."""
     amount, unit = float(num_bytes), 0
     while amount >= 999.5 and unit < len(_SIZES) - 1:
         amount, unit = amount / 1000, unit + 1
@@ -15,5 +15,5 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things: 1 run, 2 runs, 1,024 tokens."""
+    """Format a count with its noun: 1 run, 2 runs, 1,024 tokens."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

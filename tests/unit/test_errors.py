@@ -248,7 +248,7 @@ HINTS = {
     ClientClosed: "new ServiceClient",
     DownloadError: "again",
     CheckpointError: "another checkpoint",
-    InternalServerError: "server's fault",
+    InternalServerError: "The server failed",
     PromiseExpiredError: "again",
     RateLimitError: "concurrent",
     ResultTimeoutError: "poll_timeout_seconds",

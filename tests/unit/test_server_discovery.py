@@ -46,7 +46,7 @@ def test_a_home_is_for_its_owner_alone(home: Home) -> None:
 
 def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"the home .*file/home cannot be made: Not a directory"):
+    with pytest.raises(ConfigError, match=r"cannot create the home .*file/home: Not a directory"):
         Home(tmp_path / "file" / "home").create()
 
 

@@ -1,1 +1,1 @@
-"""How a directory comes to exist on disk: whole or not at all, with a manifest of what is in it."""
+"""Checkpoint directories: manifest, verification, archive, encryption and retention."""

@@ -1,8 +1,8 @@
-"""A directory as one tar, or one of its files: any range of bytes, in constant memory.
+"""Stream any byte range of a checkpoint as a tar, or of one of its files, in constant memory.
 
-A plan is a row of segments whose sizes are known before anything is read, so that an answer can
-start anywhere. The same files give the same bytes on every machine: names in order, no times, no
-owners. Only what the manifest lists is ever opened.
+A plan lists segments with known sizes, so that a response can start anywhere. The same files give
+the same bytes on every machine: sorted names, no times, no owners. Only files in the manifest are
+read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tinkex.checkpoint.manifest import (
 )
 from tinkex.errors import CheckpointError
 
-#: How much of a file is in memory at a time.
+#: Bytes read from a file at once.
 CHUNK_BYTES = 256 * 1024
 
 
@@ -41,7 +41,7 @@ ArchiveSegment: TypeAlias = bytes | FileSegment
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlan:
-    """What will be read, and how much that is."""
+    """The segments of an archive and their total size."""
 
     segments: Sequence[ArchiveSegment]
     size: int
@@ -49,9 +49,9 @@ class ArchivePlan:
     """A strong entity tag, with its quotes: equal tags mean equal bytes."""
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start` up to but not including `stop`, in chunks.
+        """Yield the bytes from `start` to `stop` (exclusive) in chunks.
 
-        A file that changed its size or went away raises CheckpointError on the way.
+        Raises CheckpointError if a file is missing or its size has changed.
         """
         end = self.size if stop is None else stop
         if not 0 <= start <= end <= self.size:
@@ -71,28 +71,28 @@ class ArchivePlan:
 
 
 def plan_archive(directory: Path) -> ArchivePlan:
-    """Plan a tar of a directory: every file that its manifest lists, and the manifest.
+    """Plan a tar of a directory: all files in its manifest, and the manifest.
 
-    The server's own manifest of encrypted files stays out.
+    The server's manifest of encrypted files is excluded.
     """
     content = read_manifest_bytes(directory)
     manifest = parse_manifest(directory, content)
     sizes = {name: entry.size for name, entry in manifest.files.items()}
-    offered = manifest_name(directory)
-    if offered == MANIFEST_NAME:
+    own_manifest = manifest_name(directory)
+    if own_manifest == MANIFEST_NAME:
         sizes[MANIFEST_NAME] = len(content)
     segments: list[ArchiveSegment] = []
     for name in sorted(sizes):
-        is_manifest = name == offered
+        is_manifest = name == own_manifest
         body = content if is_manifest else FileSegment(directory / name, sizes[name])
         segments += [_tar_header(name, sizes[name]), body, bytes(-sizes[name] % tarfile.BLOCKSIZE)]
     segments.append(bytes(2 * tarfile.BLOCKSIZE))
-    # The manifest has every name, size and digest, so it stands for the whole.
+    # The manifest has every name, size and digest, so its digest identifies the archive.
     return _make_plan(segments, f"tar-{hashlib.sha256(content).hexdigest()}")
 
 
 def plan_file(path: Path) -> ArchivePlan:
-    """Plan one file of a directory that has a manifest; CheckpointError if it is not listed."""
+    """Plan one file of a checkpoint; raises CheckpointError if the manifest does not list it."""
     directory = _manifest_directory(path)
     name = path.relative_to(directory).as_posix()
     if name == MANIFEST_NAME and name in downloadable_names(directory):
@@ -119,12 +119,12 @@ def _tar_header(name: str, size: int) -> bytes:
 
 
 def _manifest_directory(path: Path) -> Path:
-    """The nearest directory above that has a manifest."""
+    """Return the nearest parent directory with a manifest."""
     if ".." not in path.parts:
         for directory in path.parents:
             if (directory / manifest_name(directory)).is_file():
                 return directory
-    raise CheckpointError(f"{path.name!r} is in no directory with a {MANIFEST_NAME}")
+    raise CheckpointError(f"no parent directory of {path.name!r} has a {MANIFEST_NAME}")
 
 
 def _read_file(segment: FileSegment, first: int, last: int) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
-"""Files that only those may read whom the owner named, in the age format.
+"""Encryption of checkpoints in the age format.
 
-Recipients are age keys (`age1...`) and SSH public keys. The library is loaded when it is needed.
+Recipients are age keys (`age1...`) and SSH public keys. The library is imported when needed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 from tinkex.installation import install_command
 
 AGE_SUFFIX = ".age"
-#: More than any file of secret keys has.
+#: Maximum size of an identity file.
 MAX_IDENTITY_BYTES = 2**20
 _SSH_KEY_TYPES = ("ssh-ed25519 ", "ssh-rsa ")
 
 
 def check_recipients(recipients: Sequence[str]) -> None:
-    """Refuse what nothing can be encrypted to, by the first that is wrong."""
+    """Raise InvalidInput for the first invalid recipient."""
     _parse_recipients(_import_pyrage(), recipients)
 
 
 def encrypt_directory(directory: Path, recipients: Sequence[str]) -> None:
-    """Put an encrypted file in the place of each file below, its name ending in `.age`.
+    """Replace each file in a directory by an encrypted one with the suffix `.age`.
 
-    A failure leaves some files in the clear: encrypt where nobody looks yet.
+    A failure leaves some files unencrypted, so use this before the directory is published.
     """
     library = _import_pyrage()
     keys = _parse_recipients(library, recipients)
@@ -42,7 +42,7 @@ def encrypt_directory(directory: Path, recipients: Sequence[str]) -> None:
 
 
 def read_identities(path: Path) -> list[Any]:
-    """The secret keys of an age identity file or of an SSH private key."""
+    """Read the secret keys of an age identity file or an SSH private key."""
     library = _import_pyrage()
     try:
         with path.open("rb") as file:
@@ -55,7 +55,7 @@ def read_identities(path: Path) -> list[Any]:
     except OSError as error:
         raise InvalidInput(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
     except (library.IdentityError, UnicodeDecodeError):
-        # Without the library's own words: they could quote the secret.
+        # Without the library's message, which could contain the secret.
         identities = []
     if not identities:
         raise InvalidInput(
@@ -66,15 +66,15 @@ def read_identities(path: Path) -> list[Any]:
 
 
 def decrypt_directory(directory: Path, identities: Sequence[Any]) -> None:
-    """Replace each `.age` file below by its decrypted content, and check the manifest.
+    """Replace each `.age` file in a directory by its decrypted content and check the manifest.
 
-    A failure leaves some files encrypted: decrypt in a directory that is discarded then.
+    A failure leaves some files encrypted, so use a directory that is discarded on failure.
     """
     library = _import_pyrage()
     files = list(list_files(directory))
     encrypted = [path for path in files if path.suffix == AGE_SUFFIX]
     has_manifest = directory / f"{MANIFEST_NAME}{AGE_SUFFIX}" in encrypted
-    # Older servers offered one file in the clear: the manifest of the encrypted files.
+    # Older servers have one unencrypted file: the manifest of the encrypted files.
     allowed = set() if has_manifest else {directory / MANIFEST_NAME}
     for path in set(files) - set(encrypted) - allowed:
         name = path.relative_to(directory).as_posix()
@@ -108,17 +108,17 @@ def _import_pyrage() -> Any:
 
 def _parse_recipients(library: Any, recipients: Sequence[str]) -> list[Any]:
     if not recipients:
-        raise InvalidInput("there is no age recipient to encrypt to")
+        raise InvalidInput("no age recipients to encrypt to")
     return [_parse_recipient(library, text.strip()) for text in recipients]
 
 
 def _parse_recipient(library: Any, text: str) -> Any:
-    # A secret that was pasted by mistake must not end up in a message.
+    # A secret key given by mistake must not appear in the error.
     if text.upper().startswith(("AGE-SECRET-KEY", "-----BEGIN")):
         raise InvalidInput("an age recipient is a public key, and a secret one was given")
-    room = library.ssh if text.startswith(_SSH_KEY_TYPES) else library.x25519
+    module = library.ssh if text.startswith(_SSH_KEY_TYPES) else library.x25519
     try:
-        return room.Recipient.from_str(text)
+        return module.Recipient.from_str(text)
     except library.RecipientError as error:
         raise InvalidInput(
             f"age recipient {text!r:.120} is neither an age key nor an SSH public key: {error}"

@@ -1,4 +1,4 @@
-"""The list of a directory's files, with size and digest, by which whoever reads it can check it."""
+"""Manifest of a directory: the size and SHA-256 of each file, to detect damage."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from tinkex.system.atomic import write_file_atomic
 from tinkex.types.base import preload_type
 
 MANIFEST_NAME = "manifest.json"
-#: The manifest of encrypted files: the server verifies them by it and never offers it, because
-#: every file that it offers of an encrypted checkpoint must be encrypted.
+#: The server's manifest of encrypted files. It is not downloadable, because every downloadable file
+#: of an encrypted checkpoint must be encrypted.
 SERVER_MANIFEST_NAME = ".server-manifest.json"
-#: The largest manifest that is read: enough for 100,000 files with long names.
+#: Maximum size of a manifest: enough for 100,000 files with long names.
 MAX_MANIFEST_BYTES = 32 * 2**20
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
-    """What a file is expected to be."""
+    """The expected size and digest of a file."""
 
     size: int
     sha256: str
-    """In hexadecimal digits."""
+    """In hexadecimal."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Every file below a directory by its path, except for the manifest itself."""
+    """All files in a directory by relative path, except the manifest itself."""
 
     files: dict[str, ManifestFile]
 
     @property
     def total_bytes(self) -> int:
-        """How many bytes the files have together."""
+        """The total size of the files."""
         return sum(entry.size for entry in self.files.values())
 
 
 def write_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
-    """List the files of a directory, and write the list beside them."""
+    """Write the manifest of a directory and return it."""
     manifest = Manifest(
         {file: _hash_file(directory / file) for file in _file_names(directory, name)}
     )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    # As readable as the files beside it, which are made as the process makes files.
+    # The same permissions as the other files, which the umask determines.
     write_file_atomic(directory / name, text + b"\n", mode=0o666)
     return manifest
 
 
 def manifest_name(directory: Path) -> str:
-    """The manifest by which a directory is verified."""
+    """Return the name of the manifest that verifies a directory."""
     is_encrypted = (directory / SERVER_MANIFEST_NAME).is_file()
     return SERVER_MANIFEST_NAME if is_encrypted else MANIFEST_NAME
 
 
 def downloadable_names(directory: Path) -> list[str]:
-    """The files of a directory that may be downloaded: all but the server's own manifest."""
+    """Return the downloadable files of a directory: all except the server's manifest."""
     own = [] if manifest_name(directory) == SERVER_MANIFEST_NAME else [MANIFEST_NAME]
     return [*read_manifest(directory).files, *own]
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The list as it was written; CheckpointError if there is none that can be read."""
+    """Read the manifest; raises CheckpointError if it is missing or invalid."""
     return parse_manifest(directory, read_manifest_bytes(directory))
 
 
 def read_manifest_bytes(directory: Path) -> bytes:
-    """The manifest's own content."""
+    """Read the content of the manifest."""
     path = directory / manifest_name(directory)
     try:
         size = path.stat().st_size
@@ -87,7 +87,7 @@ def read_manifest_bytes(directory: Path) -> bytes:
 
 
 def parse_manifest(directory: Path, content: bytes) -> Manifest:
-    """Read a manifest's content, and refuse names that lead out of the directory."""
+    """Parse a manifest; refuse names that point outside the directory."""
     try:
         manifest = msgspec.json.decode(content, type=preload_type(Manifest))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -99,9 +99,9 @@ def parse_manifest(directory: Path, content: bytes) -> Manifest:
 
 
 def check_manifest(directory: Path) -> Manifest:
-    """Read every file, and raise CheckpointError about the first that is not as it was written.
+    """Hash every file; raises CheckpointError for the first that differs from the manifest.
 
-    Files that the manifest does not list are nobody's business.
+    Files that the manifest does not list are ignored.
     """
     manifest = read_manifest(directory)
     for name, expected in manifest.files.items():
@@ -112,27 +112,24 @@ def check_manifest(directory: Path) -> Manifest:
 def _check_file(directory: Path, name: str, expected: ManifestFile) -> None:
     try:
         size = (directory / name).stat().st_size
-        # The size is cheap to ask for, and tells of most mishaps.
-        found = _hash_file(directory / name) if size == expected.size else None
+        # The size is cheap to check and detects most damage.
+        actual = _hash_file(directory / name) if size == expected.size else None
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(f"{name!r} of {directory.name!r}: {reason}") from error
-    if found is None:
+    if actual is None:
         raise CheckpointError(
             f"{name!r} of {directory.name!r} has {size} bytes, expected {expected.size}"
         )
-    if found != expected:
+    if actual != expected:
         raise CheckpointError(
-            f"{name!r} of {directory.name!r} is damaged: its sha256 is {found.sha256}, "
+            f"{name!r} of {directory.name!r} is damaged: its sha256 is {actual.sha256}, "
             f"expected {expected.sha256}"
         )
 
 
 def list_files(directory: Path) -> Iterator[Path]:
-    """Every file below a directory, in the order of their names.
-
-    A link may lead anywhere, so one is refused.
-    """
+    """Yield all files in a directory, sorted by path; symbolic links are refused."""
     for path in sorted(directory.rglob("*")):
         if path.is_symlink():
             name = path.relative_to(directory).as_posix()

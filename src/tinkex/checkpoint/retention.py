@@ -1,4 +1,4 @@
-"""Which step checkpoints stay on disk: a decision about numbers, without files."""
+"""Choose which step checkpoints are kept: a pure function of step numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tinkex.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRetention:
-    """What a run wants to keep of its steps."""
+    """Which step checkpoints of a run are kept."""
 
     keep_last: int = 3
-    """How many of the newest steps stay; 0 or less keeps all."""
+    """Number of newest steps to keep; 0 or less keeps all."""
     keep_every: int = 0
-    """Steps that are multiples of it stay for good; 0 means none."""
+    """Keep every step that is a multiple of this; 0 disables it."""
 
     def __post_init__(self) -> None:
         if self.keep_every < 0:
@@ -29,7 +29,7 @@ def choose_steps_to_keep(
     best: int | None = None,
     pinned: Iterable[int] = (),
 ) -> set[int]:
-    """The steps that stay: the newest, every K-th, the best by its metric and the pinned."""
+    """Return the steps to keep: the newest, every K-th, the best by metric, and pinned ones."""
     known = sorted(set(steps))
     if retention.keep_last <= 0:
         return set(known)

@@ -1,4 +1,4 @@
-"""Stored checkpoints are compared with their manifest once per process, before they are used."""
+"""Verify stored checkpoints against their manifest, once per process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tinkex.checkpoint.manifest import Manifest, check_manifest, manifest_name, read_manifest
 from tinkex.errors import CheckpointError
 
-#: How many checkpoints a process remembers as verified.
+#: Maximum number of remembered checkpoints.
 MAX_VERIFIED = 4096
 
 #: Name, size, time of the last change in nanoseconds, and inode of each file.
@@ -18,7 +18,7 @@ FileIdentities = tuple[tuple[str, int, int, int], ...]
 
 
 class VerifiedCheckpoints:
-    """Remembers which directories were found whole; a file that changed is hashed again."""
+    """Remembers verified directories; changed files are verified again."""
 
     def __init__(self, max_verified: int = MAX_VERIFIED) -> None:
         self._max_verified = max_verified
@@ -26,9 +26,9 @@ class VerifiedCheckpoints:
         self._lock = threading.Lock()
 
     def verify(self, directory: Path, name: object) -> None:
-        """Raise CheckpointError about `name` unless sizes and digests are those of the manifest.
+        """Raise CheckpointError about `name` unless the files match the manifest.
 
-        Reads every byte the first time, so it may block for a while.
+        Hashes all files the first time, so it may block for a while.
         """
         if not directory.is_dir():
             raise CheckpointError(f"checkpoint {name} has no files: it was deleted or has expired")
@@ -46,7 +46,7 @@ class VerifiedCheckpoints:
             ) from error.__cause__
 
     def mark_verified(self, directory: Path) -> None:
-        """Take a directory as verified: this process has just written it and its manifest."""
+        """Mark a directory as verified that this process has just written."""
         self._store(directory, _directory_identity(directory, read_manifest(directory)))
 
     def _store(self, directory: Path, identity: FileIdentities) -> None:
@@ -66,8 +66,8 @@ def _file_identities(
 ) -> Iterator[tuple[str, int, int, int]]:
     for name in names:
         try:
-            found = (directory / name).stat()
+            status = (directory / name).stat()
         except OSError as error:
             reason = error.strerror or str(error)
             raise CheckpointError(f"{name!r}: {reason}") from error
-        yield name, found.st_size, found.st_mtime_ns, found.st_ino
+        yield name, status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,15 +1,15 @@
-"""Base models that come with the package: they are there without a hub, an index or a setting."""
+"""Base models that are included in the package and need no download."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: A model of a few million parameters, made by our own pipeline; its card says what it can do.
+#: A model of a few million parameters, trained with `tinkex.pipeline`; see its model card.
 TINY = "tinkex/tiny"
 TINY_FOLDER = Path(__file__).parent / "tiny"
 
 
 def built_in() -> dict[str, str]:
-    """The models that every server of ours has, each name with its folder."""
-    # Whoever left the folder out of a package has none, and the server starts all the same.
+    """Return the included models: name and folder."""
+    # A package may omit the folder; the server then starts without the model.
     return {TINY: str(TINY_FOLDER)} if (TINY_FOLDER / "config.json").is_file() else {}

@@ -1,4 +1,4 @@
-"""A full disk is one OSError, whichever library wrote to it."""
+"""Detect a full disk in errors of any library, and raise it as one kind of OSError."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: What the system reports when there is no space left, or none for this user.
+#: Error numbers of a full disk and an exceeded quota.
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: The system's sentence about it.
+#: The system's message.
 DISK_FULL_MESSAGE = os.strerror(errno.ENOSPC)
-#: How libraries report it without an errno: safetensors and other Rust code, SQLite, and the zip
+#: Messages of libraries without an errno: safetensors and other Rust code, SQLite, and the zip
 #: writer of torch, which hides the reason.
 _DISK_FULL_TEXTS = (
     *(os.strerror(code).lower() for code in sorted(DISK_FULL_ERRNOS)),
@@ -24,7 +24,7 @@ _DISK_FULL_TEXTS = (
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """True if an error, or one that it was raised from, reports a full disk."""
+    """Return whether an error, or one of its causes, reports a full disk."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -44,7 +44,7 @@ def _has_disk_full_text(error: BaseException) -> bool:
 
 @contextmanager
 def convert_disk_full(path: Path) -> Iterator[None]:
-    """Raise a full disk as `OSError(ENOSPC)` about `path`; every other error passes unchanged."""
+    """Convert errors about a full disk to `OSError(ENOSPC)` for `path`; others pass unchanged."""
     try:
         yield
     except Exception as error:

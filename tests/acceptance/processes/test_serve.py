@@ -179,4 +179,4 @@ def test_home_that_is_not_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = run_tinkex("serve", "--home", str(tmp_path / "file"), "--port", "0")
     assert refused.returncode == 1
-    assert "cannot be made: File exists" in refused.stderr
+    assert "cannot create the home" in refused.stderr

@@ -61,7 +61,7 @@ def test_an_ssh_key_is_a_recipient(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("recipients", "reason"),
     [
-        ([], "there is no age recipient"),
+        ([], "no age recipients"),
         ([""], "age recipient '' is neither"),
         (["age1nonsense"], "age recipient 'age1nonsense' is neither"),
         (["ssh-ed25519 AAAA"], "age recipient 'ssh-ed25519 AAAA' is neither"),

@@ -85,7 +85,7 @@ def test_blocking_on_io_thread_raises(loop: IoLoop) -> None:
     async def block() -> object:
         return pending.result()
 
-    with pytest.raises(WrongThread, match="wait for itself"):
+    with pytest.raises(WrongThread, match="would deadlock"):
         loop.start(block()).result(timeout=60)
     pending.settle(3)
     assert loop.start(block()).result(timeout=60) == 3
