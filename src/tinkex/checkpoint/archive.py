@@ -55,7 +55,7 @@ class ArchivePlan:
         """
         end = self.size if stop is None else stop
         if not 0 <= start <= end <= self.size:
-            raise ValueError(f"there is no range {start} to {end} in {self.size} bytes")
+            raise ValueError(f"the range {start} to {end} is not within {self.size} bytes")
         return self._read(start, end)
 
     def _read(self, start: int, stop: int) -> Iterator[bytes]:

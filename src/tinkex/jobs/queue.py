@@ -203,13 +203,15 @@ class JobQueue:
         if job is None and hmac.compare_digest(
             tag.encode(), self._id_tag(tenant_id, unique).encode()
         ):
-            raise PromiseExpiredError(f"promise {request_id!r} has expired; submit the work again")
-        raise NotFoundError(f"there is no promise {request_id!r}")
+            raise PromiseExpiredError(
+                f"future {request_id!r} has expired; submit the request again"
+            )
+        raise NotFoundError(f"future {request_id!r} does not exist")
 
 
 def _check_same_request(existing: JobRecord, new_job: NewJob) -> JobRecord:
     if existing.tenant_id != new_job.tenant_id:
-        raise NotFoundError("there is no such model")
+        raise NotFoundError("the model does not exist")
     if existing.kind != new_job.kind:
         raise BadRequestError(
             f"this sequence number was used for {existing.kind} before, and now for {new_job.kind}"

@@ -45,9 +45,9 @@ class ModelDeleted(TinkexError):
 
 
 _UNUSABLE_STATES = {
-    RunState.FAILED: "could not be made",
+    RunState.FAILED: "could not be created",
     RunState.UNLOADED: "was unloaded",
-    RunState.CORRUPTED: "has lost its state; make a new one from your last checkpoint",
+    RunState.CORRUPTED: "has lost its state; create a new one from your last checkpoint",
 }
 
 
@@ -128,7 +128,7 @@ class ResidentModels:
         # Queued behind pending writes, so that the record is current.
         run = self._context.database.write(lambda db: runs.find(db, run_id))
         if run is None:
-            raise ModelDeleted(f"there is no model {run_id}")
+            raise ModelDeleted(f"model {run_id} does not exist")
         if run.state in _UNUSABLE_STATES:
             raise ModelDeleted(f"model {run_id} {_UNUSABLE_STATES[RunState(run.state)]}")
         return run
@@ -141,7 +141,7 @@ class ResidentModels:
             if run.applied == 0:
                 # Its first operation fails for the same reason, and reports it.
                 return 0
-            raise ModelUnavailable(f"model {run.id} cannot be brought back now: {error}") from error
+            raise ModelUnavailable(f"model {run.id} cannot be loaded now: {error}") from error
 
     def drop(self, run_id: str) -> None:
         """Drop a model from memory."""
@@ -171,12 +171,12 @@ class ResidentModels:
 
     def _raise_unavailable(self, run: RunRecord, error: Exception) -> NoReturn:
         if not _is_corruption(error):
-            LOG.error("%s cannot be brought back now", run.id, exc_info=error)
-            raise ModelUnavailable(f"model {run.id} cannot be brought back now: {error}") from error
+            LOG.error("%s cannot be loaded now", run.id, exc_info=error)
+            raise ModelUnavailable(f"model {run.id} cannot be loaded now: {error}") from error
         LOG.error("the state of %s is lost: %s", run.id, error)
         self._context.database.write(lambda db: runs.set_state(db, run.id, RunState.CORRUPTED))
         raise ModelStateCorrupted(
-            f"the state of model {run.id} is damaged ({error}); make a new one from your last "
+            f"the state of model {run.id} is damaged ({error}); create a new one from your last "
             "checkpoint"
         ) from error
 

@@ -142,8 +142,8 @@ class Worker:
             num_lost = jobs.fail_exhausted(
                 db,
                 max_attempts=self._config.max_attempts,
-                reason=f"the server's worker died {self._config.max_attempts} times while doing "
-                "this; it was given up",
+                reason=f"the server's worker crashed {self._config.max_attempts} times during "
+                "this job; it is not retried",
                 now=clock.now(),
             )
             return num_lost, jobs.requeue_running(db)
@@ -345,7 +345,10 @@ class Worker:
         if self._fair_queue.is_cancelled(job):
             return CANCELLED
         if payload is None:
-            return Failed(message="the request is gone", category=RequestErrorCategory.Server)
+            return Failed(
+                message="the payload of the request is missing",
+                category=RequestErrorCategory.Server,
+            )
         try:
             resident = self._resident_models.get(job.run_id)
         except StoreError:
@@ -354,7 +357,7 @@ class Worker:
             return Failed(message=error.message, category=error.category)
         if job.position > 0 and not self._context.engine.has_adapter(job.run_id):
             return Failed(
-                message=f"model {job.run_id} could not be made",
+                message=f"model {job.run_id} could not be created",
                 category=RequestErrorCategory.User,
             )
         return ModelTask(job, resident.run, payload)

@@ -43,7 +43,7 @@ def _find(world: World, call: Call, request_id: str) -> Job:
     if job is None and world.promises.was_made(request_id):
         raise Refusal(410, f"promise {request_id!r} has expired")
     if job is None or job.tenant != call.tenant:
-        raise Refusal(404, f"there is no promise {request_id!r}")
+        raise Refusal(404, f"future {request_id!r} does not exist")
     return job
 
 

@@ -109,7 +109,7 @@ def test_an_adapter_larger_than_the_budget_is_refused(harness: WorkerHarness) ->
     harness.start(engine)
     error = harness.outcome(step).job.error
     assert error is not None
-    assert "could not be made" in error
+    assert "could not be created" in error
     assert harness.run(run_id).state == RunState.FAILED
 
 

@@ -143,7 +143,7 @@ def test_unknown_future_returns_404(harness: ServerHarness, request_id: str) -> 
     answer = harness.post("/retrieve_future", {"request_id": request_id})
 
     assert answer.status_code == 404
-    assert answer.json()["error"] == f"there is no promise {request_id!r}"
+    assert answer.json()["error"] == f"future {request_id!r} does not exist"
 
 
 def test_other_tenants_future_returns_404(harness: ServerHarness) -> None:
@@ -154,7 +154,7 @@ def test_other_tenants_future_returns_404(harness: ServerHarness) -> None:
 
     assert (answer.status_code, answer.json()["error"]) == (
         404,
-        f"there is no promise {job.id!r}",
+        f"future {job.id!r} does not exist",
     )
 
 
