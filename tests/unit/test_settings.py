@@ -146,5 +146,7 @@ def test_the_version_is_the_installed_one() -> None:
 
 
 def test_the_home_of_a_user_who_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'~nobody-at-all/x': the user has no home directory here"):
+    with pytest.raises(
+        ConfigError, match="'~nobody-at-all/x': the user has no home directory here"
+    ):
         read_environment({"HOME": "/h", "TINKEX_HOME": "~nobody-at-all/x"})

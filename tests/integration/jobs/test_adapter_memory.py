@@ -54,7 +54,7 @@ def models(harness: WorkerHarness, count: int) -> list[str]:
     return [harness.model(tenant, session, number) for number in range(count)]
 
 
-def test_evicted_models_train_as_if_they_had_stayed(harness: WorkerHarness) -> None:
+def test_evicted_models_train_bit_identically(harness: WorkerHarness) -> None:
     engine = CountingEngine(2)
     harness.start(engine)
     many = models(harness, 5)
@@ -129,7 +129,7 @@ class FullDisk(CountingEngine):
         return write
 
 
-def test_a_model_that_cannot_be_written_stays_and_the_other_waits(harness: WorkerHarness) -> None:
+def test_model_stays_resident_when_snapshot_fails(harness: WorkerHarness) -> None:
     harness.start(FullDisk(1))
     one, other = models(harness, 2)
     losses = train(harness, one, 1, 2)

@@ -98,7 +98,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_worker_killed_around_commits_loses_and_repeats_nothing(
+def test_worker_killed_around_commits_runs_each_job_once(
     tmp_path: Path, uninterrupted: list[object], seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -74,7 +74,7 @@ def weights_after(harness: WorkerHarness, run_id: str, seq: int) -> dict[str, by
     }
 
 
-def test_other_tenants_work_runs_between_the_steps_of_a_long_pass(
+def test_other_tenants_jobs_run_between_micro_batches(
     harness: WorkerHarness, engine: GatedEngine
 ) -> None:
     heavy, light = new_model(harness, "heavy"), new_model(harness, "light")
@@ -95,7 +95,7 @@ def test_other_tenants_work_runs_between_the_steps_of_a_long_pass(
     assert engine.num_steps == len(LONG) // STEP_TOKENS
 
 
-def test_a_sample_waits_for_one_step_of_a_long_pass_and_not_for_two(
+def test_sample_waits_for_at_most_one_micro_batch(
     harness: WorkerHarness, engine: GatedEngine
 ) -> None:
     long = harness.forward_backward(new_model(harness, "heavy"), 1, LONG)
@@ -109,7 +109,7 @@ def test_a_sample_waits_for_one_step_of_a_long_pass_and_not_for_two(
     harness.result(long)
 
 
-def test_a_tenants_other_model_runs_between_the_steps_too(
+def test_same_tenants_other_model_runs_between_micro_batches(
     harness: WorkerHarness, engine: GatedEngine
 ) -> None:
     tenant = harness.tenant()
@@ -125,7 +125,7 @@ def test_a_tenants_other_model_runs_between_the_steps_too(
     harness.result(long)
 
 
-def test_an_interrupted_pass_gives_the_same_bits(tmp_path: Path) -> None:
+def test_preempted_pass_is_bit_identical(tmp_path: Path) -> None:
     found = []
     for name in ("calm", "busy"):
         (tmp_path / name).mkdir()
@@ -149,7 +149,7 @@ def test_an_interrupted_pass_gives_the_same_bits(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_cancelled_pass_stops_at_its_next_step_and_changes_nothing(
+def test_cancelled_pass_stops_at_next_micro_batch(
     harness: WorkerHarness, engine: GatedEngine
 ) -> None:
     run_id, other = new_model(harness, "heavy"), new_model(harness, "other")
@@ -171,7 +171,7 @@ def test_a_cancelled_pass_stops_at_its_next_step_and_changes_nothing(
     assert harness.run(run_id).applied == harness.run(other).applied
 
 
-def test_a_pass_that_was_cancelled_while_no_worker_ran_never_runs(harness: WorkerHarness) -> None:
+def test_pass_cancelled_without_worker_never_runs(harness: WorkerHarness) -> None:
     run_id = new_model(harness, "heavy")
     long = harness.forward_backward(run_id, 1, LONG)
     assert harness.queue.cancel(long.tenant_id, long.id).result()
@@ -181,7 +181,7 @@ def test_a_pass_that_was_cancelled_while_no_worker_ran_never_runs(harness: Worke
     assert engine.num_steps == 0
 
 
-def test_a_stopping_worker_ends_after_one_step_and_the_pass_runs_again(
+def test_worker_stop_requeues_pass_after_current_micro_batch(
     harness: WorkerHarness,
 ) -> None:
     engine = GatedEngine()

@@ -9,7 +9,7 @@ from tinkex.jobs.quotas import QuotaChecks
 from tinkex.store.quotas import Quotas
 
 
-def test_saves_that_waited_together_do_not_slip_past_a_quota(tmp_path: Path) -> None:
+def test_queued_saves_respect_storage_quota(tmp_path: Path) -> None:
     harness = WorkerHarness(tmp_path, quotas=QuotaChecks(Quotas(checkpoints=2)))
     try:
         tenant = harness.tenant()
@@ -24,7 +24,7 @@ def test_saves_that_waited_together_do_not_slip_past_a_quota(tmp_path: Path) -> 
         harness.close()
 
 
-def test_a_checkpoint_larger_than_what_is_left_leaves_no_files(tmp_path: Path) -> None:
+def test_checkpoint_over_quota_leaves_no_files(tmp_path: Path) -> None:
     harness = WorkerHarness(tmp_path, quotas=QuotaChecks(Quotas(stored_bytes=10)))
     try:
         harness.start()

@@ -51,7 +51,7 @@ def kept(harness: WorkerHarness) -> int:
     raise AssertionError(f"{rows} rows, {files} directories, {deleted} deleted")
 
 
-def test_a_loop_keeps_the_newest_few(harness: WorkerHarness) -> None:
+def test_newest_unnamed_weights_are_kept(harness: WorkerHarness) -> None:
     harness.start()
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
@@ -81,7 +81,7 @@ def test_sampling_from_evicted_weights_fails_with_clear_error(
     assert "were deleted" in error
 
 
-def test_weights_stay_while_samples_of_them_wait(harness: WorkerHarness) -> None:
+def test_unnamed_weights_kept_while_samples_are_pending(harness: WorkerHarness) -> None:
     harness.start(FakeEngine([BASE_MODEL], seconds_per_op=0.05))
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))

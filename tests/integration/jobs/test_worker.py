@@ -48,7 +48,7 @@ def test_training_lowers_the_loss(harness: WorkerHarness) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-def test_operations_run_in_the_order_of_their_numbers(harness: WorkerHarness) -> None:
+def test_operations_run_in_seq_id_order(harness: WorkerHarness) -> None:
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
     last = harness.save(run_id, 4, "end")
@@ -81,7 +81,7 @@ def test_missing_seq_id_is_skipped_after_timeout(tmp_path: Path) -> None:
         harness.close()
 
 
-def test_the_same_key_is_the_same_promise(harness: WorkerHarness) -> None:
+def test_same_idempotency_key_returns_same_job(harness: WorkerHarness) -> None:
     harness.start()
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
@@ -92,7 +92,7 @@ def test_the_same_key_is_the_same_promise(harness: WorkerHarness) -> None:
     assert harness.run(run_id).applied == 2
 
 
-def test_a_number_used_for_something_else_is_refused(harness: WorkerHarness) -> None:
+def test_reused_seq_id_is_rejected(harness: WorkerHarness) -> None:
     harness.start()
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
@@ -102,9 +102,7 @@ def test_a_number_used_for_something_else_is_refused(harness: WorkerHarness) -> 
 
 
 @pytest.mark.parametrize("max_changes", [1, 3, 1000])
-def test_a_new_worker_goes_on_exactly_where_the_old_one_was(
-    tmp_path: Path, max_changes: int
-) -> None:
+def test_new_worker_resumes_exactly(tmp_path: Path, max_changes: int) -> None:
     policy = SnapshotPolicy(max_changes=max_changes)
     uninterrupted = _losses(tmp_path / "calm", policy, stops=())
     interrupted = _losses(tmp_path / "wild", policy, stops=(2, 3, 6))
@@ -139,7 +137,7 @@ class FullDisk(FakeEngine):
         return write
 
 
-def test_replay_alone_brings_a_model_back(harness: WorkerHarness) -> None:
+def test_model_is_restored_by_replay_only(harness: WorkerHarness) -> None:
     harness.start(FullDisk([BASE_MODEL]))
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
@@ -161,7 +159,7 @@ class FullDiskEngine(FakeEngine):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_save_on_a_full_disk_fails_in_a_sentence_and_leaves_nothing(
+def test_save_on_full_disk_fails_and_leaves_no_files(
     harness: WorkerHarness,
 ) -> None:
     harness.start(FullDiskEngine([BASE_MODEL]))
@@ -174,7 +172,7 @@ def test_a_save_on_a_full_disk_fails_in_a_sentence_and_leaves_nothing(
     assert train(harness, run_id, 2, 1)
 
 
-def test_a_user_mistake_fails_its_promise_alone(harness: WorkerHarness) -> None:
+def test_user_error_fails_only_its_job(harness: WorkerHarness) -> None:
     harness.start()
     alice, bob = harness.tenant("alice"), harness.tenant("bob")
     mine = harness.model(alice, harness.session(alice))
@@ -188,7 +186,7 @@ def test_a_user_mistake_fails_its_promise_alone(harness: WorkerHarness) -> None:
     assert harness.run(mine).applied == 1
 
 
-def test_a_model_that_cannot_be_made_fails_what_follows(harness: WorkerHarness) -> None:
+def test_failed_create_model_fails_following_operations(harness: WorkerHarness) -> None:
     harness.start(FakeEngine(["another/model"]))
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
@@ -197,7 +195,7 @@ def test_a_model_that_cannot_be_made_fails_what_follows(harness: WorkerHarness) 
     assert harness.run(run_id).state == "failed"
 
 
-def test_save_then_load_continues_bit_for_bit(harness: WorkerHarness) -> None:
+def test_load_after_save_is_bit_identical(harness: WorkerHarness) -> None:
     harness.start()
     tenant = harness.tenant()
     session = harness.session(tenant)
@@ -311,7 +309,7 @@ def test_the_same_seed_gives_the_same_sample(harness: WorkerHarness) -> None:
     assert drawn[1].sequences[0].tokens == drawn[2].sequences[0].tokens
 
 
-def test_a_cancelled_sample_is_over_at_once(harness: WorkerHarness) -> None:
+def test_cancelled_sample_finishes_immediately(harness: WorkerHarness) -> None:
     harness.start(FakeEngine([BASE_MODEL], seconds_per_op=0.05))
     tenant = harness.tenant()
     sampler_id = harness.sampler(tenant, harness.session(tenant))

@@ -126,7 +126,7 @@ def test_snapshot_is_never_newer_than_committed_state(
         harness.close()
 
 
-def test_a_worker_that_was_replaced_leaves_snapshots_alone(
+def test_worker_without_lease_writes_no_snapshot(
     tmp_path: Path,
 ) -> None:
     harness = FaultyWorkerHarness(tmp_path, snapshots=NEVER)
@@ -157,7 +157,7 @@ def test_late_older_snapshot_is_discarded(harness: FaultyWorkerHarness) -> None:
     assert harness.run(run_id).snapshot == "third"
 
 
-def test_a_busy_store_does_not_end_a_worker_that_has_nothing_to_write(
+def test_store_busy_does_not_stop_idle_worker(
     harness: FaultyWorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinkex.jobs.worker.MAINTENANCE_SECONDS", 0.01)
@@ -176,7 +176,7 @@ def test_a_busy_store_does_not_end_a_worker_that_has_nothing_to_write(
 
 
 # --- a model that cannot come back now ------------------------------------------------------------
-def test_a_busy_store_during_a_replay_costs_no_model(
+def test_store_busy_during_replay_keeps_model(
     harness: FaultyWorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.start()
@@ -193,7 +193,7 @@ def test_a_busy_store_during_a_replay_costs_no_model(
     assert num_steps(harness, run_id) == 2
 
 
-def test_a_base_model_that_is_not_served_for_a_while_costs_no_model(
+def test_temporarily_missing_base_model_keeps_model(
     harness: FaultyWorkerHarness,
 ) -> None:
     harness.start()
@@ -254,7 +254,7 @@ class SnapshotCopyFails(FakeEngine):
         raise MemoryError
 
 
-def test_a_state_that_cannot_be_copied_does_not_end_the_worker(tmp_path: Path) -> None:
+def test_snapshot_copy_error_does_not_stop_worker(tmp_path: Path) -> None:
     harness = WorkerHarness(tmp_path, snapshots=SnapshotPolicy(max_changes=1))
     try:
         harness.start(SnapshotCopyFails([BASE_MODEL]))

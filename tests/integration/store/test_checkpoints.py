@@ -72,7 +72,7 @@ def test_a_path_holds_one_checkpoint_at_a_time(database: Database) -> None:
     assert database.read(lambda db: checkpoints.find(db, first.path, NOW)) == second
 
 
-def test_an_expired_checkpoint_makes_room_at_its_path(database: Database) -> None:
+def test_expired_checkpoint_frees_its_path(database: Database) -> None:
     run = _run(database)
     first = add_checkpoint(database, run, "one", expires_at=NOW + 1)
     second = add_checkpoint(database, run, "one", created_at=NOW + 2)
@@ -138,7 +138,7 @@ def test_storage_is_counted_per_project(database: Database) -> None:
     ]
 
 
-def test_doomed_are_the_deleted_the_expired_and_the_orphaned(database: Database) -> None:
+def test_list_deletable_includes_deleted_expired_and_orphaned(database: Database) -> None:
     tenant = add_tenant(database)
     active, ended, lost = (add_session(database, tenant) for _ in range(3))
     database.write(lambda db: sessions.finish(db, ended.id, "success", None, NOW))

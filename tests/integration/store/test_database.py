@@ -139,7 +139,7 @@ def test_failing_read_raises_store_error(database: Database) -> None:
     assert _names(database) == []
 
 
-def test_a_store_that_somebody_else_writes_to_for_too_long_is_busy(
+def test_locked_store_raises_store_busy(
     database: Database, open_database: Callable[..., Database]
 ) -> None:
     hasty = open_database(busy_seconds=0.05)

@@ -41,7 +41,7 @@ def _run_now(database: Database, run: RunRecord) -> RunRecord:
     return found
 
 
-def test_a_key_is_promised_once(database: Database, session: SessionRecord) -> None:
+def test_idempotency_key_creates_one_job(database: Database, session: SessionRecord) -> None:
     first = add_job(database, session, key="k")
     again = database.write(lambda db: jobs.insert(db, new_job(session, key="k"), NOW))
     assert again is None
@@ -67,7 +67,7 @@ def test_load_counts_unfinished_jobs(database: Database, session: SessionRecord)
     assert database.read(jobs.get_load) == (2, 7)
 
 
-def test_a_job_is_taken_put_back_and_finished_once(
+def test_job_is_claimed_released_and_finished_once(
     database: Database, session: SessionRecord
 ) -> None:
     job = add_job(database, session, payload=b"\x00\xff")
@@ -162,7 +162,7 @@ def test_a_job_without_a_place_comes_last(
     assert add_job(database, session, run_id=run.id).position == 8
 
 
-def test_finished_samples_are_told_once_per_client(
+def test_completions_are_returned_once_per_client(
     database: Database, session: SessionRecord
 ) -> None:
     sampler = add_sampler(database, session)

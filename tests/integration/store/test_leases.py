@@ -63,7 +63,7 @@ def test_a_released_lease_is_free_and_its_number_still_grows(database: Database)
     assert take(database, "b", NOW) == 2
 
 
-def test_of_many_who_want_a_lease_at_once_one_gets_it(
+def test_concurrent_acquire_has_one_winner(
     database: Database, open_database: Callable[..., Database]
 ) -> None:
     others = [open_database() for _ in range(4)]
@@ -77,7 +77,7 @@ def test_of_many_who_want_a_lease_at_once_one_gets_it(
     assert [epoch for epoch in granted if isinstance(epoch, int)] == [1]
 
 
-def test_processes_come_are_seen_and_go(database: Database) -> None:
+def test_process_registration_and_removal(database: Database) -> None:
     old, new = (
         ProcessRecord(
             id=name, role="api", bell=f"127.0.0.1:{name}", started_at=NOW + at, seen_at=NOW

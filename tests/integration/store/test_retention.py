@@ -160,7 +160,7 @@ def test_steps_go_with_time_a_few_at_once(database: Database, session: SessionRe
     assert _sweep(database, NOW + 3 * DAY + 60, steps_seconds=60).num_steps == 1
 
 
-def test_old_repeats_and_audit_entries_go(database: Database) -> None:
+def test_old_idempotency_and_audit_rows_are_deleted(database: Database) -> None:
     for age in (0, 2, 500):
         at = NOW - age * DAY
         entry = AuditRecord(tenant_id="t", at=at, event="e", details={})

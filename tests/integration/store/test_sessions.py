@@ -40,7 +40,7 @@ def test_a_session_comes_back_as_it_was_stored(database: Database) -> None:
     assert database.read(lambda db: sessions.find(db, "nobody")) is None
 
 
-def test_a_session_expires_unless_it_is_heard_of(database: Database) -> None:
+def test_session_expires_without_heartbeat(database: Database) -> None:
     tenant = add_tenant(database)
     silent, heard, done = (add_session(database, tenant) for _ in range(3))
     database.write(lambda db: sessions.touch(db, heard.id, NOW + 50))

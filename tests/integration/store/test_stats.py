@@ -6,7 +6,7 @@ from tinkex.store.database import Connection, Database
 from tinkex.store.records import NewJob, ProcessRecord
 
 
-def test_an_empty_house_has_nothing_but_its_size(database: Database) -> None:
+def test_empty_store_reports_only_its_size(database: Database) -> None:
     found = database.read(lambda db: stats.collect_stats(db, alive_since=NOW))
 
     assert (found.num_waiting, found.num_running, found.oldest_waiting_at) == (0, 0, None)
@@ -14,7 +14,7 @@ def test_an_empty_house_has_nothing_but_its_size(database: Database) -> None:
     assert found.store_bytes > 0
 
 
-def test_what_waits_runs_and_lives_is_counted(database: Database) -> None:
+def test_stats_count_pending_running_and_sessions(database: Database) -> None:
     tenant = add_tenant(database)
     open_session, finished = (add_session(database, tenant) for _ in range(2))
 

@@ -12,14 +12,14 @@ def test_first_batch_is_small() -> None:
     assert AdaptiveBatchSize().max_operations == 1
 
 
-def test_quick_operations_come_to_share_turns() -> None:
+def test_batch_size_grows_for_fast_operations() -> None:
     pace = AdaptiveBatchSize()
     for _ in range(50):
         pace.record(TARGET_BATCH_SECONDS / 10)
     assert pace.max_operations in {9, 10}
 
 
-def test_a_slow_operation_counts_at_once() -> None:
+def test_slow_operation_shrinks_batch_immediately() -> None:
     pace = AdaptiveBatchSize()
     for _ in range(50):
         pace.record(0.0)
@@ -29,14 +29,14 @@ def test_a_slow_operation_counts_at_once() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1e6), max_size=30))
-def test_there_is_always_a_turn_of_bounded_size(times: list[float]) -> None:
+def test_batch_size_is_bounded(times: list[float]) -> None:
     pace = AdaptiveBatchSize()
     for seconds in times:
         pace.record(seconds)
     assert 1 <= pace.max_operations <= MAX_OPERATIONS
 
 
-def test_what_is_timed_is_done_and_counted() -> None:
+def test_timed_operation_is_counted() -> None:
     pace = AdaptiveBatchSize()
     assert pace.run_timed(max, 1, 2) == 2
     for _ in range(50):

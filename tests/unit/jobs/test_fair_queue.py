@@ -73,27 +73,27 @@ def drain(backlog: FairQueue, now: float = 0.0) -> list[JobRecord]:
 
 
 @given(st.permutations(range(6)))
-def test_a_models_work_runs_by_number_whatever_the_order_of_arrival(order: list[int]) -> None:
+def test_jobs_of_model_run_in_seq_id_order(order: list[int]) -> None:
     backlog = backlog_of(*(job("a", "m", position) for position in order))
     assert [item.position for item in drain(backlog)] == list(range(6))
     assert len(backlog) == 0
 
 
-def test_work_after_a_gap_waits_for_the_missing_number_and_then_no_more() -> None:
+def test_seq_id_gap_is_waited_for_with_timeout() -> None:
     backlog = backlog_of(job("a", "m", 0), job("a", "m", 2))
     assert [item.position for item in drain(backlog, now=5.0)] == [0]
     assert backlog.next_poll_at() == LIMITS.gap_seconds
     assert [item.position for item in drain(backlog, now=10.0)] == [2]
 
 
-def test_a_late_number_still_runs() -> None:
+def test_late_seq_id_still_runs() -> None:
     backlog = backlog_of(job("a", "m", 3))
     assert [item.position for item in drain(backlog, now=10.0)] == [3]
     backlog.add(job("a", "m", 1), 4)
     assert [item.position for item in drain(backlog)] == [1]
 
 
-def test_a_model_runs_one_thing_at_a_time() -> None:
+def test_model_runs_one_job_at_a_time() -> None:
     backlog = backlog_of(job("a", "m", 0), job("a", "m", 1))
     first = backlog.next_batch(0.0)
     assert [item.position for item in first] == [0]
@@ -102,7 +102,7 @@ def test_a_model_runs_one_thing_at_a_time() -> None:
     assert [item.position for item in backlog.next_batch(0.0)] == [1]
 
 
-def test_tenants_take_turns_however_much_one_has_waiting() -> None:
+def test_tenants_are_served_round_robin() -> None:
     flood = [job("loud", f"loud-{index}", 0) for index in range(50)]
     backlog = backlog_of(*flood, job("quiet", "q", 0), job("quiet", "q", 1))
     order = [item.tenant_id for item in drain(backlog)[:4]]
@@ -124,14 +124,14 @@ def test_returning_tenant_goes_first() -> None:
     assert order == ["loud", "quiet"] * 3
 
 
-def test_a_tenants_models_take_turns() -> None:
+def test_models_of_tenant_are_served_round_robin() -> None:
     backlog = backlog_of(
         *(job("a", run_id, position) for run_id in ("x", "y") for position in range(3))
     )
     assert [item.run_id for item in drain(backlog)] == ["x", "y", "x", "y", "x", "y"]
 
 
-def test_passes_of_several_models_share_a_turn_within_the_limits() -> None:
+def test_passes_of_several_models_share_batch_within_limits() -> None:
     passes = [job(f"t{index}", f"m{index}", 0, JobKind.FORWARD_BACKWARD) for index in range(6)]
     backlog = backlog_of(*passes)
     assert [len(backlog.next_batch(0.0)) for _ in range(2)] == [LIMITS.max_passes, 2]
@@ -146,7 +146,7 @@ def test_pass_with_large_payload_is_batched_alone() -> None:
     assert [len(backlog.next_batch(0.0)) for _ in range(2)] == [1, 1]
 
 
-def test_an_operation_never_shares_a_turn_with_passes() -> None:
+def test_operation_is_not_batched_with_passes() -> None:
     backlog = backlog_of(
         job("a", "x", 0, JobKind.FORWARD_BACKWARD),
         job("b", "y", 0, JobKind.OPTIM_STEP),
@@ -157,7 +157,7 @@ def test_an_operation_never_shares_a_turn_with_passes() -> None:
     assert [JobKind.OPTIM_STEP] in turns
 
 
-def test_samples_are_taken_one_of_each_tenant_in_turn() -> None:
+def test_samples_are_taken_round_robin() -> None:
     backlog = backlog_of(
         *(job("loud", None, index, JobKind.SAMPLE) for index in range(10)),
         job("quiet", None, 0, JobKind.SAMPLE),
@@ -167,7 +167,7 @@ def test_samples_are_taken_one_of_each_tenant_in_turn() -> None:
     assert take_samples(backlog, 1) == []
 
 
-def test_a_sample_that_a_worker_died_of_is_drawn_alone() -> None:
+def test_sample_that_crashed_worker_is_isolated() -> None:
     first, again, last = (
         job("a", None, index, JobKind.SAMPLE, attempts=index % 2) for index in range(3)
     )
@@ -186,7 +186,7 @@ def test_a_cancelled_sample_is_not_taken() -> None:
     assert len(backlog) == 0
 
 
-def test_the_same_job_is_taken_in_once() -> None:
+def test_duplicate_job_is_queued_once() -> None:
     item = job("a", "m", 0)
     backlog = backlog_of(item, item)
     assert drain(backlog) == [item]
@@ -225,7 +225,7 @@ def test_sampling_does_not_use_training_turn() -> None:
     assert sorted(served) == ["a"] * 5 + ["b"] * 5
 
 
-def test_work_that_a_worker_died_of_takes_nobody_with_it() -> None:
+def test_job_that_crashed_worker_is_isolated() -> None:
     suspect = job("a", "one", 0, JobKind.FORWARD, attempts=1)
     others = [job("b", "two", 0, JobKind.FORWARD), job("c", "three", 0, JobKind.FORWARD)]
     for jobs in ([suspect, *others], [*others, suspect]):
@@ -257,7 +257,7 @@ def step(backlog: FairQueue, done: dict[str, int]) -> list[JobRecord]:
     return turn
 
 
-def test_a_light_tenants_work_goes_right_after_the_current_step_of_a_long_pass() -> None:
+def test_light_tenant_runs_after_current_micro_batch() -> None:
     long, done = long_pass("heavy", "h"), dict[str, int]()
     backlog = backlog_of(long)
     for _ in range(3):
@@ -282,7 +282,7 @@ def test_tenants_with_long_passes_get_equal_numbers_of_tokens() -> None:
     assert len(backlog) == 0
 
 
-def test_tokens_count_and_not_requests() -> None:
+def test_fairness_counts_tokens_not_requests() -> None:
     sizes = {"many": 100, "few": 400}
     done, served = dict[str, int](), dict.fromkeys(sizes, 0)
     backlog = backlog_of(
