@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.engine.interfaces import DBAPICursor
 
 from tinkex.errors import ConfigError, StoreUnavailable
 from tinkex.store.dialects import as_store_error
@@ -162,7 +163,7 @@ def _begin_immediate(db: sa.Connection, busy_seconds: float) -> None:
         cursor.close()
 
 
-def _try_begin(cursor: Any, *, is_last: bool) -> bool:
+def _try_begin(cursor: DBAPICursor, *, is_last: bool) -> bool:
     """Return whether the transaction began; the last try raises instead of returning False."""
     try:
         cursor.execute("BEGIN IMMEDIATE")
@@ -227,14 +228,14 @@ def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
     )
 
     @sa.event.listens_for(engine, "connect")
-    def prepare(connection: Any, _record: Any) -> None:
+    def prepare(connection: Any, _record: object) -> None:
         connection.execute(f"SET lock_timeout = {max(1, round(busy_seconds * 1000))}")
         connection.commit()
 
     return engine
 
 
-def _initialize_file(cursor: Any, busy_seconds: float) -> None:
+def _initialize_file(cursor: sqlite3.Cursor, busy_seconds: float) -> None:
     """Initialize a new file; retries, because several processes may do so at once."""
     ends_at = time.monotonic() + busy_seconds
     while cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -259,7 +260,7 @@ def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
     )
 
     @sa.event.listens_for(engine, "connect")
-    def prepare(connection: Any, _record: Any) -> None:
+    def prepare(connection: sqlite3.Connection, _record: object) -> None:
         # Transactions are begun explicitly: the driver would begin late and read stale rows.
         connection.isolation_level = None
         cursor = connection.cursor()

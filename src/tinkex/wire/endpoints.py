@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from tinkex import types
 from tinkex.types.billing import QuotaUsageResponse
@@ -35,8 +35,20 @@ _PAGE_QUERY = frozenset({"limit", "offset"})
 _TOKENIZER_QUERY = frozenset({"base_model", "digest"})
 
 
+class _Options(TypedDict, total=False):
+    """Optional fields of an endpoint."""
+
+    query: frozenset[str]
+    timeout_seconds: float
+    is_long_poll: bool
+    success_after_retry: frozenset[int]
+    retries_conflict: bool
+    is_legacy: bool
+    is_tinkex_only: bool
+
+
 def _no_body(
-    method: str, name: str, path: str, reply: type[ReplyT], **options: Any
+    method: str, name: str, path: str, reply: type[ReplyT], **options: Unpack[_Options]
 ) -> Endpoint[Empty, ReplyT]:
     """Return an endpoint without a body: all arguments are in the path and the query."""
     return Endpoint(
@@ -51,23 +63,44 @@ def _no_body(
 
 
 def _post(
-    name: str, path: str, request: type[RequestT], reply: type[ReplyT], **options: Any
+    name: str,
+    path: str,
+    request: type[RequestT],
+    reply: type[ReplyT],
+    *,
+    method: str = "POST",
+    max_body_bytes: int = SMALL_BODY_BYTES,
+    **options: Unpack[_Options],
 ) -> Endpoint[RequestT, ReplyT]:
     """Return an endpoint with a JSON body and an immediate response."""
     return Endpoint(
-        **{"method": "POST", **options}, name=name, path=path, request=request, reply=reply
+        name=name,
+        method=method,
+        path=path,
+        request=request,
+        reply=reply,
+        max_body_bytes=max_body_bytes,
+        **options,
     )
 
 
 def _job(
-    name: str, request: type[RequestT], result_type: type[Any], request_type: str, **options: Any
+    name: str,
+    request: type[RequestT],
+    result_type: type[Any],
+    request_type: str,
+    *,
+    body: BodyFormat = BodyFormat.JSON,
+    **options: Unpack[_Options],
 ) -> Endpoint[RequestT, types.UntypedAPIFuture]:
     """Return an endpoint that responds with a future; its path is its name."""
-    return _post(
-        name,
-        f"/{name}",
-        request,
-        types.UntypedAPIFuture,
+    return Endpoint(
+        name=name,
+        method="POST",
+        path=f"/{name}",
+        request=request,
+        reply=types.UntypedAPIFuture,
+        body=body,
         result_type=result_type,
         request_type=request_type,
         max_body_bytes=None if name in LARGE_BODY_ENDPOINTS else SMALL_BODY_BYTES,
