@@ -1,4 +1,4 @@
-"""The model that comes with the package: always there, small, and the choice of last resort."""
+"""The included model: available, small, and the default of last resort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A jump of the wall clock changes neither the server's time nor any interval."""
+"""A jump of the wall clock affects neither the server's time nor intervals."""
 
 from __future__ import annotations
 

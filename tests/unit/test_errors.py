@@ -1,4 +1,4 @@
-"""One tree of errors, one judge, and nothing lost on the way through a pickle."""
+"""The exception hierarchy, the classification of failures, and pickling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and ids."""
+"""tinker:// paths, names and ids."""
 
 from __future__ import annotations
 

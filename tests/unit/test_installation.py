@@ -1,4 +1,4 @@
-"""Hints name a command that works for how this copy was installed."""
+"""The suggested install command fits the installation."""
 
 from __future__ import annotations
 

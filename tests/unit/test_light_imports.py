@@ -1,4 +1,4 @@
-"""Start-up time is part of the product: what an import may load, proved in a fresh process."""
+"""Imports stay light: which modules an import may load, checked in a new process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loggers show warnings to everybody, more when asked, and repeat themselves once a minute."""
+"""Loggers: warnings by default, more on request, and rate limits."""
 
 from __future__ import annotations
 

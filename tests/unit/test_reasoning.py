@@ -1,4 +1,4 @@
-"""The thoughts of the longer run are right: each step of them, and what they lead to."""
+"""The generated reasoning data of examples/thoughts.py is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a home says about its server, without a server."""
+"""The home directory: state file, lock and permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment is read in one place, and an empty variable counts as unset."""
+"""Environment variables; empty ones count as unset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers: which one, loaded once, and what comes out."""
+"""Tokenizers: resolution, caching, encoding and chat rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, and what is refused."""
+"""Tokenizer files: names, limits and digests."""
 
 from __future__ import annotations
 

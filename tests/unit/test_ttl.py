@@ -1,4 +1,4 @@
-"""How long a checkpoint may live."""
+"""Limits of checkpoint lifetimes."""
 
 from __future__ import annotations
 

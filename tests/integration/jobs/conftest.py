@@ -1,11 +1,11 @@
-"""A real store, a real queue and a worker with the fake engine, in one process."""
+"""Test harness: a store, a job queue and a worker with the fake engine, in one process."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tinkex.wire.codec import encode_json
 from tinkex.wire.proto import encode_forward_backward_request
 
 BASE_MODEL = "tinkex/bigram"
-SECRET = b"a secret of this test alone"
+SECRET = b"test secret"
 
 
 class WorkerHarness:
@@ -79,7 +79,7 @@ class WorkerHarness:
         self.queue.close()
         self.database.close()
 
-    # --- what a client would do ------------------------------------------------------------------
+    # --- client operations -----------------------------------------------------------------------
     def tenant(self, name: str = "alice") -> str:
         return self.database.write(lambda db: keys.get_or_create_tenant(db, name, time.time())).id
 
@@ -126,8 +126,8 @@ class WorkerHarness:
         return self._submit(new, run_id, seq)
 
     def forward_backward(self, run_id: str, seq: int, tokens: list[int]) -> JobRecord:
-        work = types.ForwardBackwardInput([datum(tokens)], "cross_entropy")
-        request = types.ForwardBackwardRequest(work, run_id, seq)
+        inputs = types.ForwardBackwardInput([datum(tokens)], "cross_entropy")
+        request = types.ForwardBackwardRequest(inputs, run_id, seq)
         body = encode_forward_backward_request(request, False)
         return self.op(run_id, seq, JobKind.FORWARD_BACKWARD, body, is_proto=True)
 
@@ -160,8 +160,8 @@ class WorkerHarness:
         return sampler.id
 
     def sample(self, sampler_id: str, seq: int, *, seed: int = 1, max_tokens: int = 8) -> JobRecord:
-        found = self.database.read(lambda db: samplers.find(db, sampler_id))
-        assert found is not None
+        sampler = self.database.read(lambda db: samplers.find(db, sampler_id))
+        assert sampler is not None
         request = types.SampleRequest(
             prompt=types.ModelInput.from_ints([1, 2, 3]),
             sampling_params=types.SamplingParams(max_tokens=max_tokens, seed=seed),
@@ -170,8 +170,8 @@ class WorkerHarness:
         )
         new = NewJob(
             id="",
-            tenant_id=found.tenant_id,
-            session_id=found.session_id,
+            tenant_id=sampler.tenant_id,
+            session_id=sampler.session_id,
             kind=JobKind.SAMPLE,
             key=f"sample:{sampler_id}:{seq}",
             sampler_id=sampler_id,
@@ -201,31 +201,29 @@ class WorkerHarness:
         )
 
     def _submit(self, new: NewJob, run_id: str, seq: int | None, prepare: Any = None) -> JobRecord:
-        from dataclasses import replace
-
         return self.queue.submit(replace(new, run_id=run_id, position=seq), prepare).result()
 
-    # --- what came of it -------------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------
     def run(self, run_id: str) -> RunRecord:
-        found = self.database.read(lambda db: runs.find(db, run_id))
-        assert found is not None
-        return found
+        run = self.database.read(lambda db: runs.find(db, run_id))
+        assert run is not None
+        return run
 
     def outcome(self, job: JobRecord, seconds: float = 120.0) -> jobs.JobWithResult:
-        """Wait for a promise; the test fails if it is never kept."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            found = self.queue.find_with_result(job.tenant_id, job.id)
-            if found.job.is_finished:
-                return found
+        """Wait for a job; the test fails if it does not finish."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            outcome = self.queue.find_with_result(job.tenant_id, job.id)
+            if outcome.job.is_finished:
+                return outcome
             time.sleep(0.005)
-        raise AssertionError(f"{job.kind} {job.position} is still {found.job.state}")
+        raise AssertionError(f"{job.kind} {job.position} is still {outcome.job.state}")
 
     def result(self, job: JobRecord) -> bytes:
-        found = self.outcome(job)
-        assert found.job.error is None, found.job.error
-        assert found.result is not None
-        return found.result
+        outcome = self.outcome(job)
+        assert outcome.job.error is None, outcome.job.error
+        assert outcome.result is not None
+        return outcome.result
 
     def read(self, work: Any) -> Any:
         return self.database.read(work)
@@ -240,9 +238,9 @@ def datum(tokens: list[int]) -> types.Datum:
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[WorkerHarness]:
-    made = WorkerHarness(tmp_path)
-    yield made
-    made.close()
+    worker_harness = WorkerHarness(tmp_path)
+    yield worker_harness
+    worker_harness.close()
 
 
 def count(database: Database, statement: Any) -> int:

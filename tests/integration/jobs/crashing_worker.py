@@ -1,6 +1,6 @@
 """A worker process that kills itself around its nth commit.
 
-WHERE is `before` (the commit never happens) or `after` (it happens and nobody hears of it).
+WHERE is `before` (the commit does not happen) or `after` (it happens, without a notification).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CrashingDatabase(Database):
 
 
 def work(root: Path, commits_before_crash: int, where: str) -> None:
-    """Work until everything is done, or the commit comes."""
+    """Run jobs until all are finished or the crash."""
     database = CrashingDatabase(f"sqlite:///{root / 'store.db'}")
     database.commits_before_crash, database.where = commits_before_crash, where
     worker = Worker(
@@ -45,7 +45,7 @@ def work(root: Path, commits_before_crash: int, where: str) -> None:
         engine=FakeEngine([BASE_MODEL]),
         home=Home(root),
         config=WorkerConfig(
-            # What it was doing is not to blame.
+            # The crashes are not caused by the jobs.
             max_attempts=1_000_000,
             owner="test",
             snapshots=SnapshotPolicy(max_changes=4),

@@ -1,4 +1,4 @@
-"""Models in memory stay within their budget, and come back bit-identical."""
+"""Resident models stay within their memory budget and are restored bit-identically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of the worker inside and around commits: every promise is kept once, in order."""
+"""SIGKILL of the worker around commits: every job runs exactly once, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_KILLS = 20
 
 
 class JobScenario:
-    """A training loop of two models and a sampler, all promised beforehand."""
+    """A training loop of two models and a sampler, submitted in advance."""
 
     def __init__(self, harness: WorkerHarness) -> None:
         self.harness = harness
@@ -54,7 +54,7 @@ class JobScenario:
         return count(self.harness.database, waiting) == 0
 
     def results(self) -> list[object]:
-        """Everything a client can see."""
+        """Return all results that a client can see."""
         harness = self.harness
         losses = [decode_forward_backward_output(harness.result(job)) for job in self.passes]
         norms = [msgspec.json.decode(harness.result(job))["metrics"] for job in self.optim_jobs]
@@ -64,7 +64,7 @@ class JobScenario:
             [(loss.metrics, loss.loss_fn_outputs) for loss in losses],
             norms,
             digests,
-            [drawn.sequences[0].tokens for drawn in tokens],
+            [response.sequences[0].tokens for response in tokens],
         ]
 
 
@@ -75,8 +75,8 @@ def _digest(harness: WorkerHarness, job: JobRecord) -> str:
 
 
 def run_worker(root: Path, num_commits: int, where: str) -> int:
-    """A worker process until it dies or everything is done."""
-    # Imports take longer than a worker lives.
+    """Run a worker process until it crashes or all jobs are finished."""
+    # Forked, because imports take longer than a worker runs.
     forks = forks_of(crashing_worker.__name__)
     process = forks.Process(target=crashing_worker.work, args=(root, num_commits, where))
     process.start()
@@ -109,7 +109,7 @@ def test_worker_killed_around_commits_runs_each_job_once(
         num_kills = 0
         while num_kills < NUM_KILLS and not scenario.is_over:
             where = rng.choice(["before", "after"])
-            # A worker needs three commits to begin; each loop here gets some way further.
+            # A worker needs three commits to start; each iteration makes some progress.
             assert run_worker(tmp_path, rng.randint(4, 16), where) == -signal.SIGKILL
             num_kills += 1
         assert num_kills >= 5
@@ -122,17 +122,17 @@ def test_worker_killed_around_commits_runs_each_job_once(
 
 
 def assert_nothing_is_left_over(harness: WorkerHarness) -> None:
-    """Rows and directories belong together, and every operation was counted once."""
+    """Check that rows match directories, and that every operation was counted once."""
     num_jobs = count(harness.database, sa.select(sa.func.count()).select_from(jobs))
     assert count(harness.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
     rows = harness.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
-    # Half-written directories of the dead stay for an hour; nothing refers to them.
-    whole = {path.name for path in harness.home.checkpoints.iterdir()}
-    assert {name for name in whole if not name.startswith(SCRATCH_PREFIX)} == rows
-    found = harness.read(lambda db: db.execute(sa.select(runs)).all())
-    assert {run.snapshot for run in found} == {
+    # Partial directories of killed workers are kept for an hour.
+    names = {path.name for path in harness.home.checkpoints.iterdir()}
+    assert {name for name in names if not name.startswith(SCRATCH_PREFIX)} == rows
+    run_rows = harness.read(lambda db: db.execute(sa.select(runs)).all())
+    assert {run.snapshot for run in run_rows} == {
         path.name for path in harness.home.snapshots.iterdir()
     }
-    for run in found:
+    for run in run_rows:
         assert run.applied == 1 + 2 * NUM_STEPS
         assert run.next_seq == 1 + 3 * NUM_STEPS

@@ -1,4 +1,4 @@
-"""A long pass runs a micro-batch at a time: other work runs between, and the result is the same."""
+"""Preemption: other jobs run between the micro-batches of a long pass; results are unchanged."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class GatedEngine(FakeEngine):
 
 @pytest.fixture
 def engine(harness: WorkerHarness) -> GatedEngine:
-    made = GatedEngine()
-    harness.start(made)
-    return made
+    gated_engine = GatedEngine()
+    harness.start(gated_engine)
+    return gated_engine
 
 
 def new_model(harness: WorkerHarness, tenant_name: str, number: int = 0) -> str:
@@ -63,7 +63,7 @@ def new_model(harness: WorkerHarness, tenant_name: str, number: int = 0) -> str:
 
 
 def weights_after(harness: WorkerHarness, run_id: str, seq: int) -> dict[str, bytes]:
-    """A checkpoint's files after one optimizer step."""
+    """Return the files of a checkpoint after one optimizer step."""
     harness.result(harness.optim_step(run_id, seq))
     saved = harness.save(run_id, seq + 1, "end")
     harness.result(saved)

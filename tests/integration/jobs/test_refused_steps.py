@@ -1,4 +1,4 @@
-"""A step whose gradient is not finite is refused, and its gradient is gone for good."""
+"""An optimizer step with a non-finite gradient is refused and clears the gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFUSED_RATE = 0.5
 
 
 class StepRefusingEngine(FakeEngine):
-    """Refuses steps of one learning rate, and cannot write its state, so that it is replayed."""
+    """Refuses steps with one learning rate; snapshots fail, so that changes are replayed."""
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
         if isinstance(params, AdamParams) and params.learning_rate == REFUSED_RATE:
@@ -26,7 +26,7 @@ class StepRefusingEngine(FakeEngine):
         return super().optim_step(adapter_id, params)
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
-        raise OSError("no room")
+        raise OSError("no space")
 
 
 def test_rejected_optim_step_clears_gradient_also_on_replay(harness: WorkerHarness) -> None:

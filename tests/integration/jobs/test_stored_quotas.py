@@ -1,4 +1,4 @@
-"""The worker checks the storage quotas again: many saves may wait at once."""
+"""The worker checks storage quotas again, because many saves may be queued at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unnamed sampler weights of a loop do not pile up, and none goes while a sample needs it."""
+"""Old unnamed sampler weights are deleted, but not while a sample needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker keeps every promise once, in order, whatever happens between."""
+"""The worker runs every job exactly once and in order, also after restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training and sampling share a busy engine by time; tenants share it without seeing each other."""
+"""Training and sampling share the engine's time; tenants do not share prefix caches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_sample_runs_many_steps_after_long_pass(harness: WorkerHarness) -> None:
 
 
 class ScopeRecordingEngine(FakeEngine):
-    """Notes whose prompts each request may be recognised in."""
+    """Records the tenant scope of each sample."""
 
     def __init__(self) -> None:
         super().__init__([BASE_MODEL])

@@ -1,4 +1,4 @@
-"""A store, a disk or an engine in trouble for a moment costs no model and does nothing twice."""
+"""Temporary failures of store, disk or engine lose no model and repeat no operation."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NEVER = SnapshotPolicy(max_changes=10_000, max_seconds=1e9)
 
 
 class FaultyWorkerHarness(WorkerHarness):
-    """A house whose worker may end by itself."""
+    """A harness whose worker may crash."""
 
     def wait_for_crash(self) -> None:
-        """Wait until the worker has ended of what went wrong."""
+        """Wait until the worker has crashed."""
         assert self._thread is not None
         self._thread.join(60)
         assert not self._thread.is_alive()
@@ -42,7 +42,7 @@ class FaultyWorkerHarness(WorkerHarness):
         self.worker = self._thread = None
 
     def kill(self) -> None:
-        """End the worker without its last snapshots, as a kill would."""
+        """Stop the worker without final snapshots, like a kill."""
         assert self.worker is not None
         self.worker._shut_down = lambda: None  # type: ignore[method-assign]
         self.stop()
@@ -54,12 +54,12 @@ class FaultyWorkerHarness(WorkerHarness):
 
 @pytest.fixture(autouse=True)
 def thread_errors(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """What ended a worker's thread."""
-    ended: list[BaseException] = []
+    """Return the exceptions that ended worker threads."""
+    errors: list[BaseException] = []
     monkeypatch.setattr(
-        threading, "excepthook", lambda args: ended.append(args.exc_value or SystemExit())
+        threading, "excepthook", lambda args: errors.append(args.exc_value or SystemExit())
     )
-    return ended
+    return errors
 
 
 @pytest.fixture

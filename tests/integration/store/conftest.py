@@ -1,4 +1,4 @@
-"""Databases for the tests of the store: every test that asks for one runs on both kinds."""
+"""Database fixtures: every test that uses one runs on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tinkex.store.migrations import migrate
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty database."""
+    """The URL of an empty database."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'store.db'}"
         return
@@ -27,7 +27,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def open_database(url: str) -> Iterator[Callable[..., Database]]:
-    """Opens the same database again and again, as other processes would."""
+    """A function that opens the same database again, as another process would."""
     with ExitStack() as stack:
 
         def open_it(**options: float) -> Database:
@@ -38,7 +38,7 @@ def open_database(url: str) -> Iterator[Callable[..., Database]]:
 
 @pytest.fixture
 def database(open_database: Callable[..., Database]) -> Database:
-    """A store with all its tables."""
+    """A migrated store."""
     database = open_database()
     migrate(database)
     return database

@@ -1,4 +1,4 @@
-"""Checkpoints: found, listed, published, counted, and gone."""
+"""Checkpoints: lookup, listing, publishing, counting and deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to SQL: groups, order, failures that stay alone, and troubles in our own words."""
+"""Database access: grouped commits, order, isolated failures and error conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered about the past: steps, usage, audit, repeats."""
+"""Steps, usage, audit events and idempotency keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises: made once, in order, finished once."""
+"""Jobs: inserted once per key, listed in order, finished once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants, keys and the facts of a store."""
+"""Tenants, API keys and settings of a store."""
 
 from __future__ import annotations
 

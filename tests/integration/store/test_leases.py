@@ -1,4 +1,4 @@
-"""Who serves the store, and who alone may do a thing."""
+"""Leases and registered processes."""
 
 from __future__ import annotations
 

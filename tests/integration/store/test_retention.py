@@ -1,4 +1,4 @@
-"""Retention: what goes, what stays, and that the store stops growing."""
+"""Retention: what is deleted, what is kept, and that the store stops growing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs and samplers: found, listed, and who may see them."""
+"""Runs and samplers: lookup, listing and visibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for months goes at last, and takes nothing along that is still used."""
+"""Retention of sampling sessions, sessions and usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: their life, their pages, and the search."""
+"""Sessions: heartbeats, expiry, paging and search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes at one store: order, uniqueness, kills, and a disk that fills up."""
+"""Several processes write to one store: order, uniqueness, kills, and a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that write to a store until somebody kills them.
+"""Processes that write to a store until they are killed.
 
 Run as a program, with the URL of a store, this is their nursery: it has imported everything and
 forks writers on demand, so that a new one is there within milliseconds. It obeys `start NAME COUNT`

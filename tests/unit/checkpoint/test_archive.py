@@ -1,4 +1,4 @@
-"""Archives: a true tar, any slice of it, and nothing that is not listed."""
+"""Archives: a valid tar, any byte range, and only listed files."""
 
 from __future__ import annotations
 

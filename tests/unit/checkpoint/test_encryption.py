@@ -1,4 +1,4 @@
-"""Encrypted directories: who can read them, and what is refused."""
+"""Encryption of checkpoints, and invalid recipients and identities."""
 
 from __future__ import annotations
 

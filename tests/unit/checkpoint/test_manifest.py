@@ -1,4 +1,4 @@
-"""Manifests: what they list, and what a check finds."""
+"""Manifests: content and verification."""
 
 from __future__ import annotations
 

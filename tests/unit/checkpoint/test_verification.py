@@ -1,4 +1,4 @@
-"""A stored checkpoint is hashed once, and damage names the checkpoint."""
+"""A stored checkpoint is hashed once; errors name the damaged checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many quick operations make a turn; a slow one makes its own."""
+"""Adaptive batch size: fast operations share a batch, slow ones run alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fair over tenants, in order within a model."""
+"""The fair queue: fair between tenants, in order within a model."""
 
 from __future__ import annotations
 

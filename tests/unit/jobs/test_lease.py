@@ -1,4 +1,4 @@
-"""A contender recognizes an expired lease by its own monotonic clock alone."""
+"""An expired lease is detected by the contender's monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a database's errors mean to whoever asked."""
+"""Conversion of database errors."""
 
 from __future__ import annotations
 

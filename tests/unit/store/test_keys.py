@@ -1,4 +1,4 @@
-"""Keys as text."""
+"""The text form of API keys."""
 
 from __future__ import annotations
 

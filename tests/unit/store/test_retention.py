@@ -1,4 +1,4 @@
-"""How much a sweep takes at once, and which policies make no sense."""
+"""Limits of a sweep, and invalid retention policies."""
 
 from __future__ import annotations
 

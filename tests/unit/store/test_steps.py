@@ -1,4 +1,4 @@
-"""Metrics of steps, as JSON can hold them."""
+"""The JSON form of step metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every value shares: checked construction, and the conveniences of a model."""
+"""Base classes of values: validated construction and pydantic-like methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package itself: names on demand, and nothing heavy before it is needed."""
+"""The package `tinkex.types`: lazy names and light imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of the server: paths, links, and unions that a newer server may extend."""
+"""Responses: paths, links, and unions with unknown members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to sample, and what came out."""
+"""Sampling parameters and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorData: construction, CSR, conversions and refusals."""
+"""TensorData: construction, CSR, conversions and invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are built by many threads at once, also when nobody has built one before."""
+"""Values can be built by many threads at once, also for the first time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer numbers, adapters and the messages of a training step."""
+"""Optimizer parameters, LoRA configuration and messages of a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON out and in: None left out, NaN refused, token lists untouched."""
+"""The JSON codec: None omitted, NaN refused, token lists not copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""zstd bodies: what comes back is what went in, and never more than the limit."""
+"""zstd bodies: round trips and limits."""
 
 from __future__ import annotations
 

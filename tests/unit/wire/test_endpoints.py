@@ -1,4 +1,4 @@
-"""The table of endpoints says what the protocol says, and no id escapes its place."""
+"""The endpoint table matches the protocol, and ids are quoted in paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures are read in every dialect and written in one."""
+"""Error bodies are parsed in every dialect and written in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON forms of binary messages: what older clients send and older servers answer."""
+"""The JSON form of protobuf messages, for older clients and servers."""
 
 from __future__ import annotations
 

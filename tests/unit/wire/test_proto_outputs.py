@@ -1,4 +1,4 @@
-"""Results of training: columns on the wire, datums in memory, forgeries refused."""
+"""Protobuf codec of training results, including invalid messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binary messages survive the trip, and damaged ones raise nothing but WireError."""
+"""Round trips of protobuf messages; damaged ones raise only WireError."""
 
 from __future__ import annotations
 

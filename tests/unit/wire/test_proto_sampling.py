@@ -1,4 +1,4 @@
-"""Sampling results: exact bytes, arrays and lists alike, forgeries refused."""
+"""Protobuf codec of sampling results, including invalid messages."""
 
 from __future__ import annotations
 

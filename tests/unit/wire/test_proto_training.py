@@ -1,4 +1,4 @@
-"""Requests to train: exact bytes, refusals, and what a server makes of odd ones."""
+"""Protobuf codec of training requests: exact bytes and invalid messages."""
 
 from __future__ import annotations
 

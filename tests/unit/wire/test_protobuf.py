@@ -1,4 +1,4 @@
-"""Tags, varints and fields: what protobuf allows is read, what it forbids is refused."""
+"""The protobuf wire format: valid fields are read, invalid ones are refused."""
 
 from __future__ import annotations
 
