@@ -16,7 +16,7 @@ from tinkex.pipeline.tiny.tasks import FAMILIES
 MAX_BYTES = 8_000_000
 
 
-def test_it_is_there_whole_and_small() -> None:
+def test_included_model_is_complete_and_small() -> None:
     assert built_in() == {TINY: str(TINY_FOLDER)}
     folder = read_model_folder(TINY_FOLDER)
     assert (folder.arch, folder.dtype, folder.has_tokenizer) == (
@@ -28,7 +28,7 @@ def test_it_is_there_whole_and_small() -> None:
     assert sum(path.stat().st_size for path in TINY_FOLDER.iterdir()) < MAX_BYTES
 
 
-def test_its_card_says_how_often_each_family_is_answered_right() -> None:
+def test_model_card_reports_accuracy_per_task() -> None:
     card = (TINY_FOLDER / "README.md").read_text()
     rows = re.findall(r"^\| (\w+) \| .+ \| (\d+) \| (\d+) % \|$", card, re.MULTILINE)
     assert [name for name, _, _ in rows] == list(FAMILIES)
@@ -36,7 +36,7 @@ def test_its_card_says_how_often_each_family_is_answered_right() -> None:
     assert "license: apache-2.0" in card
 
 
-def test_its_files_name_no_place_of_whoever_made_it() -> None:
+def test_files_contain_no_local_paths() -> None:
     for path in TINY_FOLDER.glob("*.json"):
         assert "/tmp" not in path.read_text() and "/work" not in path.read_text()
     config = json.loads((TINY_FOLDER / "config.json").read_text())
@@ -55,12 +55,10 @@ def test_its_files_name_no_place_of_whoever_made_it() -> None:
         ((), None),
     ],
 )
-def test_it_is_meant_only_if_there_is_nothing_else(
-    names: tuple[str, ...], usual: str | None
-) -> None:
+def test_included_model_is_the_last_default(names: tuple[str, ...], usual: str | None) -> None:
     assert choose_default_model(names) == usual
 
 
-def test_it_stands_behind_what_was_added_and_gives_way_to_its_own_name() -> None:
+def test_added_models_override_the_included_one() -> None:
     assert list(add_built_in_models({"org/mine": "/a"})) == ["org/mine", TINY]
     assert add_built_in_models({TINY: "/another"}) == {TINY: "/another"}

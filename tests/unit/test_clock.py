@@ -38,7 +38,7 @@ def test_now_advances_with_elapsed_time_only(jump: float) -> None:
 
 
 @pytest.mark.parametrize("jump", [-2 * HOUR, 28 * HOUR])
-def test_a_process_started_after_a_jump_follows_its_server(jump: float) -> None:
+def test_child_process_uses_the_offset_of_its_parent(jump: float) -> None:
     machine = Machine()
     server = Clock(machine.wall, machine.elapsed)
     machine.wall_offset += jump
@@ -48,13 +48,13 @@ def test_a_process_started_after_a_jump_follows_its_server(jump: float) -> None:
     assert restarted.now() == server.now()
 
 
-def test_the_clock_agrees_with_the_wall_clock_of_this_machine() -> None:
+def test_clock_agrees_with_the_wall_clock() -> None:
     assert abs(clock.now() - time.time()) < 60.0
     assert abs(clock.utc_now().timestamp() - time.time()) < 60.0
 
 
 @pytest.mark.parametrize("jump", [-2 * HOUR, 28 * HOUR])
-def test_a_deadline_for_clients_follows_the_wall_clock(
+def test_client_deadline_follows_the_wall_clock(
     monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     real = time.time

@@ -75,7 +75,7 @@ def status_error(status: int, **options: Any) -> APIStatusError:
     return error_class_for(status)(f"Error code: {status}", answer(status), {"a": 1}, **options)
 
 
-def test_the_judge_follows_the_table_everywhere() -> None:
+def test_classification_follows_the_table() -> None:
     rows = list(itertools.product([None, *STATUSES], CATEGORIES, HEADERS))
     assert len(rows) > 600
     wrong = [row for row in rows if classify_failure(*row) != truth(*row)]
@@ -83,7 +83,7 @@ def test_the_judge_follows_the_table_everywhere() -> None:
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_error_objects_carry_the_judges_word(status: int) -> None:
+def test_errors_carry_their_classification(status: int) -> None:
     for category, header in itertools.product(CATEGORIES, HEADERS):
         error = status_error(status, category=category, should_retry=header)
         expected = truth(status, category, header)
@@ -97,27 +97,27 @@ def test_error_objects_carry_the_judges_word(status: int) -> None:
         assert error.should_retry is header
 
 
-def test_a_redirect_or_other_oddity_is_nobodys_fault_and_final() -> None:
+def test_unexpected_status_is_final_and_not_a_user_error() -> None:
     for status in (100, 204, 302, 304, 399):
         assert classify_failure(status) == FailureClass(is_user_error=False, is_retryable=False)
 
 
 @pytest.mark.parametrize("category", list(RequestErrorCategory))
-def test_a_failed_request_is_judged_by_its_category(category: RequestErrorCategory) -> None:
+def test_failed_request_is_classified_by_category(category: RequestErrorCategory) -> None:
     error = RequestFailedError("out of memory", "req-1", category)
     assert error.verdict == truth(None, category, None)
     assert error.is_user_error is (category is RequestErrorCategory.User)
     assert (error.request_id, error.category, error.message) == ("req-1", category, "out of memory")
 
 
-def test_failures_without_an_answer_may_pass_and_are_nobodys_fault() -> None:
+def test_failures_without_response_are_retryable() -> None:
     for error in (APIConnectionError(), APITimeoutError()):
         assert error.verdict == classify_failure(None) == FailureClass(False, True)
         assert error.category is RequestErrorCategory.Server
         assert error.status is None
 
 
-def test_an_answer_that_makes_no_sense_is_never_blamed_on_the_user() -> None:
+def test_invalid_response_is_not_a_user_error() -> None:
     error = APIResponseValidationError(answer(200), "<html>")
     assert error.verdict == FailureClass(is_user_error=False, is_retryable=False)
     assert error.category is RequestErrorCategory.Server
@@ -125,7 +125,7 @@ def test_an_answer_that_makes_no_sense_is_never_blamed_on_the_user() -> None:
     assert "expected schema" in str(error)
 
 
-def test_what_is_refused_here_is_the_users_to_fix() -> None:
+def test_local_validation_errors_are_user_errors() -> None:
     for cls in (ConfigError, InvalidInput, ClientClosed):
         assert cls("x").verdict == FailureClass(is_user_error=True, is_retryable=False)
         assert cls("x").category is RequestErrorCategory.User
@@ -149,7 +149,7 @@ def test_what_is_refused_here_is_the_users_to_fix() -> None:
         (RequestErrorCategory.User, RequestErrorCategory.User),
     ],
 )
-def test_categories_are_read_whatever_their_case(
+def test_categories_are_parsed_case_insensitively(
     text: object, expected: RequestErrorCategory
 ) -> None:
     assert RequestErrorCategory.parse(text) is expected
@@ -202,13 +202,13 @@ OFFICIAL_NAMES = [
 
 
 @pytest.mark.parametrize("name", OFFICIAL_NAMES)
-def test_official_names_exist_and_hang_in_the_tree(name: str) -> None:
+def test_official_names_exist_in_the_hierarchy(name: str) -> None:
     cls = getattr(errors, name)
     is_warning = name == "ExperimentalWarning"
     assert issubclass(cls, FutureWarning if is_warning else errors.TinkerError)
 
 
-def test_the_tree_is_the_official_one() -> None:
+def test_hierarchy_matches_the_official_package() -> None:
     assert errors.TinkerError is TinkexError
     assert issubclass(APITimeoutError, APIConnectionError)
     assert issubclass(APIConnectionError, APIError)
@@ -228,7 +228,7 @@ def test_official_constructors_work() -> None:
     assert str(failed) == "m"
 
 
-def test_the_docstring_is_the_default_message() -> None:
+def test_docstring_is_the_default_message() -> None:
     assert str(ClientClosed()) == "The client is closed."
     assert str(errors.NotFoundError()).startswith("HTTP 404")
     assert ConfigError("no key").message == "no key"
@@ -276,7 +276,7 @@ def made(cls: type[TinkexError]) -> TinkexError:
 
 
 @pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
-def test_hints_are_where_they_were_designed(cls: type[TinkexError]) -> None:
+def test_error_classes_have_their_hints(cls: type[TinkexError]) -> None:
     error = cls("x") if cls is RequestFailedError else cls()
     if cls in HINTS:
         assert error.hint is not None
@@ -285,7 +285,7 @@ def test_hints_are_where_they_were_designed(cls: type[TinkexError]) -> None:
         assert error.hint is None
 
 
-def test_a_hint_belongs_to_one_error() -> None:
+def test_hint_is_per_instance() -> None:
     assert ConfigError("x", hint="look there").hint == "look there"
     assert ConfigError("x").hint is None
     assert ClientClosed("x", hint="own").hint == "own"
@@ -296,7 +296,7 @@ def test_a_hint_belongs_to_one_error() -> None:
 
 
 @pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
-def test_a_pickle_keeps_everything(cls: type[TinkexError]) -> None:
+def test_pickle_preserves_all_attributes(cls: type[TinkexError]) -> None:
     error = made(cls)
     error.hint = "a hint of its own"
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
@@ -309,14 +309,14 @@ def test_a_pickle_keeps_everything(cls: type[TinkexError]) -> None:
         assert (again.is_user_error, again.retryable) == (error.is_user_error, error.retryable)
 
 
-def test_every_class_was_tried() -> None:
+def test_every_class_is_covered() -> None:
     defined = {cls for cls in vars(errors).values() if isinstance(cls, type)}
     expected = {cls for cls in defined if issubclass(cls, TinkexError)}
     assert set(every_class()) == expected
     assert len(expected) > 20
 
 
-def test_a_subclass_of_a_user_survives_a_pickle_too() -> None:
+def test_user_subclass_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(Odd("a", "b")))
     assert (type(error), error.pair, str(error)) == (Odd, ("a", "b"), "a and b")
 
@@ -329,7 +329,7 @@ class Odd(InvalidInput):
         self.pair = (left, right)
 
 
-def test_what_to_do_next_is_printed_below_the_message() -> None:
+def test_hint_is_printed_below_the_message() -> None:
     error = ConfigError("no key", hint="Set TINKER_API_KEY.")
     printed = "".join(traceback.format_exception(error))
     assert printed.splitlines()[-2:] == ["tinkex.errors.ConfigError: no key", error.hint]

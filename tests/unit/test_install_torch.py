@@ -57,14 +57,14 @@ needs_no_gpu = pytest.mark.skipif(
 
 
 @needs_no_gpu
-def test_linux_without_a_gpu_takes_the_cpu_build(install: Install) -> None:
+def test_linux_without_gpu_uses_the_cpu_build(install: Install) -> None:
     [tried] = install()
     assert CPU_INDEX in tried
     assert tried.endswith("torch==2.13.0")
 
 
 @needs_no_gpu
-def test_an_index_that_cannot_be_reached_is_no_failure(install: Install) -> None:
+def test_unreachable_index_is_not_an_error(install: Install) -> None:
     first, second = install(CPU_FAILS="1")
     assert CPU_INDEX in first
     assert "--index-url" not in second
@@ -79,12 +79,10 @@ def test_an_index_that_cannot_be_reached_is_no_failure(install: Install) -> None
         {"PIP_SETTINGS": ":env:.find-links='/wheels'"},
     ],
 )
-def test_other_machines_take_what_the_usual_index_has(
-    machine: dict[str, str], install: Install
-) -> None:
+def test_other_machines_use_the_default_index(machine: dict[str, str], install: Install) -> None:
     [tried] = install(**machine)
     assert "--index-url" not in tried
 
 
-def test_a_build_that_is_there_stays(install: Install) -> None:
+def test_installed_build_is_kept(install: Install) -> None:
     assert install(TORCH_MISSING="0") == []

@@ -45,43 +45,41 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
     return Copy(tmp_path / "venv", monkeypatch)
 
 
-def test_an_active_environment_takes_its_pip(copy: Copy) -> None:
+def test_active_environment_uses_its_pip(copy: Copy) -> None:
     copy.activate()
     assert install_command("server", "torch") == "pip install 'tinkex[server,torch]'"
     assert install_command() == "pip install 'tinkex'"
 
 
-def test_another_environment_is_named_in_full(copy: Copy) -> None:
+def test_other_environment_uses_the_full_path(copy: Copy) -> None:
     python = copy.root / "bin" / "python"
     assert install_command("text") == f"{python} -m pip install 'tinkex[text]'"
 
 
-def test_a_wheel_is_not_looked_for_again(copy: Copy) -> None:
+def test_wheel_source_is_not_repeated(copy: Copy) -> None:
     copy.come_from("file:///tmp/gone.whl")
     copy.activate()
     assert install_command("text") == "pip install 'tinkex[text]'"
 
 
-def test_a_checkout_stays_editable(copy: Copy) -> None:
+def test_checkout_stays_editable(copy: Copy) -> None:
     copy.come_from("file:///home/ada/my%20work/tinkex", editable=True)
     copy.activate()
     assert install_command("plot") == "pip install -e '/home/ada/my work/tinkex[plot]'"
 
 
-def test_an_environment_without_pip_is_one_of_uv(
-    copy: Copy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_without_pip_uses_uv(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pip", None)
     python = copy.root / "bin" / "python"
     assert install_command("text") == f"uv pip install --python {python} 'tinkex[text]'"
 
 
-def test_pipx_keeps_its_copy(copy: Copy) -> None:
+def test_pipx_installation_uses_runpip(copy: Copy) -> None:
     (copy.root / "pipx_metadata.json").touch()
     assert install_command("server", "torch") == "pipx runpip venv install 'tinkex[server,torch]'"
 
 
-def test_a_tool_of_uv_is_made_anew_from_where_it_came(copy: Copy) -> None:
+def test_uv_tool_is_reinstalled_from_its_source(copy: Copy) -> None:
     (copy.root / "uv-receipt.toml").touch()
     assert install_command("text") == "uv tool install --force 'tinkex[text]'"
     copy.come_from("file:///tmp/tinkex.whl")
@@ -90,13 +88,13 @@ def test_a_tool_of_uv_is_made_anew_from_where_it_came(copy: Copy) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"url": 1, "dir_info": {"editable": true}}'])
-def test_damaged_records_are_a_copy_of_the_index(copy: Copy, content: str) -> None:
+def test_damaged_records_mean_the_package_index(copy: Copy, content: str) -> None:
     (copy.records / "direct_url.json").write_text(content)
     copy.activate()
     assert install_command("text") == "pip install 'tinkex[text]'"
 
 
-def test_what_is_missing_is_named_as_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_modules_are_named_as_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_libraries("server", "torch") == []
     for module in ("prometheus_client", "torch"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -105,13 +103,13 @@ def test_what_is_missing_is_named_as_a_package(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("extra", EXTRA_PACKAGES)
-def test_the_libraries_are_those_of_the_extra(extra: str) -> None:
+def test_packages_match_the_extras(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {line.partition(">")[0] for line in project["optional-dependencies"][extra]}
     assert set(EXTRA_PACKAGES[extra].values()) <= named
 
 
-def test_one_module_alone_writes_commands_that_install() -> None:
+def test_only_installation_builds_install_commands() -> None:
     writers = [
         path.relative_to(SOURCES).as_posix()
         for path in SOURCES.rglob("*.py")

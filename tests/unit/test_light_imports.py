@@ -53,12 +53,12 @@ def loaded() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_an_import_is_light(module: str, loaded: dict[str, set[str]]) -> None:
+def test_import_is_light(module: str, loaded: dict[str, set[str]]) -> None:
     assert module in loaded[module]
     assert loaded[module] & HEAVY == set()
 
 
-def test_the_bare_package_loads_next_to_nothing(loaded: dict[str, set[str]]) -> None:
+def test_bare_package_import_is_minimal(loaded: dict[str, set[str]]) -> None:
     assert loaded["tinkex"] & MIDDLING == set()
     ours = {name for name in loaded["tinkex"] if name.startswith("tinkex.")}
     assert ours == set()
@@ -69,11 +69,11 @@ def test_types_and_endpoints_need_no_http_library(loaded: dict[str, set[str]]) -
         assert loaded[module] & {"pyqwest", "click", "asyncio"} == set()
 
 
-def test_the_command_line_needs_no_client_before_a_command_runs(
+def test_cli_start_up_does_not_import_the_client(
     loaded: dict[str, set[str]],
 ) -> None:
     assert loaded["tinkex.cli.main"] & {"pyqwest", "tinkex.client.service"} == set()
 
 
-def test_the_client_is_loaded_when_asked_for(loaded: dict[str, set[str]]) -> None:
+def test_client_is_imported_on_access(loaded: dict[str, set[str]]) -> None:
     assert {"pyqwest", "msgspec", "tinkex.client.http"} <= loaded["tinkex.client.service"]

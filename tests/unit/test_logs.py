@@ -12,7 +12,7 @@ import pytest
 from tinkex.logs import ROOT, OncePerMinute, attach_logger, detach_logger, get_logger
 
 
-def test_warnings_reach_a_person_who_configured_nothing() -> None:
+def test_warnings_are_shown_without_configuration() -> None:
     script = (
         "from tinkex.logs import get_logger; log = get_logger('tinkex.client.ordered_queue');"
         "log.info('quiet'); log.warning('still trying')"
@@ -35,7 +35,7 @@ def test_loggers_are_named_after_their_module() -> None:
         ("error", ["e"]),
     ],
 )
-def test_a_level_lets_through_what_it_says(level: str, shown: list[str]) -> None:
+def test_level_filters_messages(level: str, shown: list[str]) -> None:
     stream = io.StringIO()
     handler = attach_logger(level, stream)
     logger = get_logger("tinkex.client.x")
@@ -50,14 +50,14 @@ def test_a_level_lets_through_what_it_says(level: str, shown: list[str]) -> None
     assert all("tinkex.client.x" in line for line in lines)
 
 
-def test_an_unknown_level_is_refused_with_its_value() -> None:
+def test_unknown_level_is_refused_with_its_value() -> None:
     before = list(logging.getLogger(ROOT).handlers)
     with pytest.raises(ValueError, match=r"level must be one of debug.*got 'verbose'"):
         attach_logger("verbose")
     assert logging.getLogger(ROOT).handlers == before
 
 
-def test_without_a_stream_it_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_stream_is_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     handler = attach_logger("info")
     get_logger("tinkex.y").info("hello")
     detach_logger(handler)
@@ -76,14 +76,14 @@ def test_once_per_minute() -> None:
     assert not gate.allows("a", now=119.0)
 
 
-def test_the_state_belongs_to_its_owner() -> None:
+def test_rate_limit_state_is_per_instance() -> None:
     one, other = OncePerMinute(5.0), OncePerMinute(5.0)
     assert one.allows("a", now=1.0)
     assert other.allows("a", now=1.0)
     assert one.allows("a", now=6.0)
 
 
-def test_the_real_clock_is_the_default() -> None:
+def test_default_clock_is_monotonic() -> None:
     gate = OncePerMinute()
     assert gate.allows("a")
     assert not gate.allows("a")

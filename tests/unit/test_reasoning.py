@@ -31,7 +31,7 @@ THOUGHTS = load()
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from("+-"))
-def test_a_sum_is_thought_out_digit_by_digit(a: int, b: int, sign: str) -> None:
+def test_sums_are_computed_digit_by_digit(a: int, b: int, sign: str) -> None:
     thought = THOUGHTS.think_sum({"expression": f"{a} {sign} {b}"})
     steps = re.findall(r"(\d+(?: [+-] \d+)+) = (\d+)", thought)
     for step, result in steps:
@@ -44,14 +44,14 @@ def test_a_sum_is_thought_out_digit_by_digit(a: int, b: int, sign: str) -> None:
 
 
 @given(st.text("abcXYZ", min_size=1, max_size=6))
-def test_a_word_is_spelled_and_turned_round(word: str) -> None:
+def test_words_are_spelled_and_reversed(word: str) -> None:
     there, back = THOUGHTS.think_backward({"word": word}).split(", ")
     assert there.replace(" ", "") == word
     assert back.replace(" ", "") == word[::-1]
 
 
 @given(st.lists(st.text("abcABC", min_size=1, max_size=6), min_size=1, max_size=3))
-def test_letters_are_counted_from_word_to_word(words: list[str]) -> None:
+def test_letters_are_counted_per_word(words: list[str]) -> None:
     thought = THOUGHTS.think_count({"target_letter": "a", "span": words})
     text = "".join(words).lower()
     assert thought.startswith("a: ")

@@ -40,29 +40,29 @@ def gone() -> int:
     return process.pid
 
 
-def test_a_home_is_for_its_owner_alone(home: Home) -> None:
+def test_home_is_private(home: Home) -> None:
     assert home.root.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_uncreatable_home_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot create the home .*file/home: Not a directory"):
         Home(tmp_path / "file" / "home").create()
 
 
-def test_no_file_no_server(home: Home) -> None:
+def test_missing_files_mean_no_server(home: Home) -> None:
     assert read_state(home) is None
     assert find_server(home) is None
     assert find_lock_holder(home) is None
 
 
-def test_what_was_written_is_read(home: Home) -> None:
+def test_state_round_trip(home: Home) -> None:
     home.state_file.write_bytes(msgspec.json.encode(STATE))
     assert read_state(home) == STATE
 
 
 @given(st.binary(max_size=60))
-def test_a_damaged_file_is_no_server(
+def test_damaged_state_file_is_ignored(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     home = Home(tmp_path_factory.mktemp("home"))
@@ -70,13 +70,13 @@ def test_a_damaged_file_is_no_server(
     assert read_state(home) is None
 
 
-def test_a_server_that_died_is_no_server(home: Home) -> None:
+def test_dead_server_is_not_found(home: Home) -> None:
     dead = msgspec.structs.replace(STATE, pid=gone())
     home.state_file.write_bytes(msgspec.json.encode(dead))
     assert find_server(home) is None
 
 
-def test_the_holder_of_a_lock_is_known_while_it_holds(home: Home) -> None:
+def test_lock_holder_is_found_while_locked(home: Home) -> None:
     with home.server_lock.open("w") as file:
         file.write("4711")
         file.flush()
@@ -89,7 +89,7 @@ def test_the_holder_of_a_lock_is_known_while_it_holds(home: Home) -> None:
     assert find_lock_holder(home) is None
 
 
-def test_a_pid_that_another_program_has_by_now_is_not_the_holder() -> None:
+def test_reused_pid_is_not_the_holder() -> None:
     me = LockHolder.current()
     assert me.is_alive
     assert LockHolder.parse(me.encode()) == me
@@ -101,6 +101,6 @@ def test_a_pid_that_another_program_has_by_now_is_not_the_holder() -> None:
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_of_a_lock_file_are_a_holder_or_none(content: bytes) -> None:
+def test_any_lock_file_content_is_parsed(content: bytes) -> None:
     held = LockHolder.parse(content)
     assert held is None or held.pid >= 0

@@ -58,7 +58,7 @@ def test_empty_and_blank_count_as_unset() -> None:
     assert read_environment(blank | {"HOME": "/h"}) == read_environment({"HOME": "/h"})
 
 
-def test_without_a_home_the_users_own_is_asked_for() -> None:
+def test_default_home_is_in_the_user_directory() -> None:
     assert read_environment({}).credentials_file.is_relative_to(Path.home())
 
 
@@ -69,18 +69,18 @@ def test_without_a_home_the_users_own_is_asked_for() -> None:
         ("TINKEX_BASE_URL", "TINKER_BASE_URL", "base_url"),
     ],
 )
-def test_our_own_name_wins_over_the_official_one(new: str, old: str, field: str) -> None:
+def test_tinkex_variables_override_official_ones(new: str, old: str, field: str) -> None:
     assert getattr(read_environment({new: "ours", old: "theirs"}), field) == "ours"
     assert getattr(read_environment({new: " ", old: "theirs"}), field) == "theirs"
     assert getattr(read_environment({old: " theirs\n"}), field) == "theirs"
 
 
-def test_the_key_says_which_variable_it_came_from() -> None:
+def test_api_key_variable_is_recorded() -> None:
     assert read_environment({"TINKEX_API_KEY": "k"}).api_key_variable == "TINKEX_API_KEY"
     assert read_environment({"TINKER_API_KEY": "k"}).api_key_variable == "TINKER_API_KEY"
 
 
-def test_our_log_level_wins_and_a_wrong_one_is_refused() -> None:
+def test_tinkex_log_wins_and_invalid_level_is_refused() -> None:
     assert read_environment({"TINKEX_LOG": "info", "TINKER_LOG": "debug"}).log_level == "info"
     with pytest.raises(
         ConfigError, match=r"TINKEX_LOG or TINKER_LOG must be one of debug.*got 'loud'"
@@ -97,55 +97,55 @@ def test_flags(texts: list[str], expected: bool) -> None:
     assert found == {expected}
 
 
-def test_a_flag_that_is_neither_yes_nor_no_is_refused_with_its_value() -> None:
+def test_invalid_flag_is_refused_with_its_value() -> None:
     with pytest.raises(ConfigError, match=r"TINKEX_TELEMETRY must be .*got 'Maybe'"):
         read_environment({"TINKEX_TELEMETRY": "Maybe"})
 
 
-def test_the_official_switch_alone_sends_nothing() -> None:
+def test_official_telemetry_variable_is_ignored() -> None:
     # There it is on by default; here it is off unless asked for by our own name.
     assert read_environment({"TINKER_TELEMETRY": "1"}).telemetry is False
 
 
-def test_a_home_is_absolute_because_servers_work_elsewhere() -> None:
+def test_home_is_absolute() -> None:
     assert read_environment({"TINKEX_HOME": "near"}).home == Path.cwd() / "near"
     assert read_environment({"TINKEX_HOME": "~/x"}).home.is_absolute()
 
 
-def test_chosen_variables_are_read_by_name() -> None:
+def test_named_variables_are_read() -> None:
     told = {"TINKEX_ONE": " 1 ", "TINKEX_TWO": " ", "TINKEX_OTHER": "3"}
     assert read_variables(["TINKEX_ONE", "TINKEX_TWO", "TINKEX_NO"], told) == {"TINKEX_ONE": "1"}
 
 
-def test_what_is_set_wins_over_the_defaults_for_a_child() -> None:
+def test_set_variables_override_child_defaults() -> None:
     made = child_environment({"A": "default", "B": "default"}, {"B": "set", "C": "set"})
     assert made == {"A": "default", "B": "set", "C": "set"}
 
 
-def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_environment_is_os_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     # os.environ is the seam here, there is no other.
     monkeypatch.setenv("TINKER_PROJECT_ID", "from-the-process")
     assert read_environment().project_id == "from-the-process"
 
 
-def test_no_secret_is_shown() -> None:
+def test_repr_hides_secrets() -> None:
     shown = repr(read_environment(EVERYTHING))
     for secret in ("tml-key", "cf-secret", "print-secret"):
         assert secret not in shown
     assert "http://one" in shown
 
 
-def test_it_cannot_be_changed() -> None:
+def test_environment_is_immutable() -> None:
     env = read_environment({})
     with pytest.raises(AttributeError):
         env.api_key = "other"  # type: ignore[misc]
 
 
-def test_the_version_is_the_installed_one() -> None:
+def test_version_is_the_installed_one() -> None:
     assert package_version().count(".") >= 2
 
 
-def test_the_home_of_a_user_who_is_not_there_is_refused() -> None:
+def test_home_of_unknown_user_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="'~nobody-at-all/x': the user has no home directory here"
     ):

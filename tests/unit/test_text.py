@@ -95,32 +95,30 @@ class FakeTokenizer:
         ("x", "/srv/tokenizers/a:b", "/srv/tokenizers/a:b"),
     ],
 )
-def test_resolves_the_id(model_name: str, server_id: str | None, expected: str) -> None:
+def test_tokenizer_id_is_resolved(model_name: str, server_id: str | None, expected: str) -> None:
     assert resolve_tokenizer_id(model_name, server_id) == expected
 
 
-def test_an_existing_relative_folder_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_relative_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "model" / "step:1").mkdir(parents=True)
     assert resolve_tokenizer_id("org/model/step:1") == "org/model/step:1"
     assert resolve_tokenizer_id("org/model/step:2") == "org/model"
 
 
-def test_mirrors_are_a_table_of_the_caller() -> None:
+def test_mirrors_can_be_passed_in() -> None:
     assert resolve_tokenizer_id("meta-llama/Llama-3-8B", mirrors={}) == "meta-llama/Llama-3-8B"
     assert resolve_tokenizer_id("google/gemma-9", mirrors={"google/": "free/gemma"}) == "free/gemma"
 
 
 @pytest.mark.parametrize("name", ["", ":rev", None, 3])
-def test_a_name_without_a_model_is_refused(name: Any) -> None:
+def test_empty_model_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidInput, match=repr(name)):
         resolve_tokenizer_id(name)
 
 
 @pytest.mark.usefixtures("without_transformers")
-def test_a_local_folder_works_without_transformers(folder: Path) -> None:
+def test_local_folder_works_without_transformers(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     assert isinstance(tokenizer, Tokenizer)
     assert encode(tokenizer, "hello world") == [1, 2, 3]
@@ -130,13 +128,13 @@ def test_a_local_folder_works_without_transformers(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_transformers")
-def test_a_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
     assert encode(load_tokenizer(f"~/{folder.name}"), "world") == [1, 3]
 
 
 @pytest.mark.usefixtures("without_transformers")
-def test_a_hub_name_without_transformers_says_what_to_install() -> None:
+def test_hub_name_without_transformers_suggests_installation() -> None:
     with pytest.raises(InvalidInput, match="Failed to load tokenizer 'no/such-model': ") as caught:
         load_tokenizer("no/such-model")
     assert "transformers is not installed" in caught.value.message
@@ -144,13 +142,13 @@ def test_a_hub_name_without_transformers_says_what_to_install() -> None:
     assert install_command("text") in caught.value.hint
 
 
-def test_a_missing_folder_fails_at_once(tmp_path: Path) -> None:
+def test_missing_folder_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"Failed to load tokenizer '.*gone': .*no such folder"):
         load_tokenizer(str(tmp_path / "gone"))
 
 
 @pytest.mark.usefixtures("without_transformers")
-def test_a_broken_file_fails_and_is_tried_again(folder: Path) -> None:
+def test_invalid_file_fails_and_is_retried(folder: Path) -> None:
     good = (folder / "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidInput, match="Failed to load tokenizer"):
@@ -159,7 +157,7 @@ def test_a_broken_file_fails_and_is_tried_again(folder: Path) -> None:
     assert encode(load_tokenizer(str(folder)), "hello") == [1, 2]
 
 
-def test_a_pinned_id_is_loaded_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_id_is_loaded_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, dict[str, Any]]] = []
 
     class AutoTokenizer:
@@ -184,9 +182,7 @@ def test_a_pinned_id_is_loaded_at_its_revision(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_hub_that_is_not_there_is_asked_once(
-    is_there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_hub_is_contacted_once(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
     class AutoTokenizer:
@@ -219,7 +215,7 @@ def test_a_hub_that_is_not_there_is_asked_once(
     assert asked == [{"local_files_only": True}]
 
 
-def test_many_threads_load_once() -> None:
+def test_concurrent_loads_run_once() -> None:
     calls: list[str] = []
     barrier = Barrier(8)
 
@@ -238,7 +234,7 @@ def test_many_threads_load_once() -> None:
     assert all(tokenizer is found[0] for tokenizer in found)
 
 
-def test_a_slow_load_does_not_hold_up_another_id() -> None:
+def test_slow_load_does_not_block_another_id() -> None:
     started, release = Event(), Event()
 
     def slow(_: str) -> FakeTokenizer:
@@ -261,7 +257,7 @@ def test_loaders_do_not_share_a_cache_entry() -> None:
     assert load_tokenizer("same", loader=lambda _: second) is second
 
 
-def test_old_entries_make_room() -> None:
+def test_old_entries_are_evicted() -> None:
     calls: list[str] = []
 
     def loader(name: str) -> FakeTokenizer:
@@ -276,7 +272,7 @@ def test_old_entries_make_room() -> None:
     assert len(calls) == 41
 
 
-def test_a_failed_load_is_not_remembered() -> None:
+def test_failed_load_is_not_cached() -> None:
     answers: list[object] = [OSError("no\n network"), FakeTokenizer()]
 
     def loader(_: str) -> object:
@@ -290,18 +286,18 @@ def test_a_failed_load_is_not_remembered() -> None:
     assert isinstance(load_tokenizer("flaky", loader=loader), FakeTokenizer)
 
 
-def test_a_loader_must_return_a_tokenizer() -> None:
+def test_loader_must_return_a_tokenizer() -> None:
     with pytest.raises(InvalidInput, match="'odd': a int has no encode"):
         load_tokenizer("odd", loader=lambda _: 3)
 
 
-def test_a_loader_takes_no_revision() -> None:
+def test_loader_excludes_revision() -> None:
     with pytest.raises(InvalidInput, match="'abc'"):
         load_tokenizer("x", revision="abc", loader=lambda _: FakeTokenizer())
 
 
 @pytest.mark.parametrize("name", ["", None])
-def test_an_id_is_a_name(name: Any) -> None:
+def test_invalid_tokenizer_id_is_refused(name: Any) -> None:
     with pytest.raises(InvalidInput, match=repr(name)):
         load_tokenizer(name)
 
@@ -318,12 +314,12 @@ def test_text_that_is_not_unicode_is_refused(folder: Path) -> None:
         encode(load_tokenizer(str(folder)), "a\ud800")
 
 
-def test_a_bare_tokenizer_can_be_encoded_with(folder: Path) -> None:
+def test_tokenizers_tokenizer_can_encode(folder: Path) -> None:
     bare: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert encode(bare, "world") == [1, 3]
 
 
-def test_renders_a_chat() -> None:
+def test_chat_is_rendered() -> None:
     tokenizer = FakeTokenizer("a template")
     messages = [{"role": "user", "content": "four"}, {"role": "assistant", "content": "seventy"}]
     assert render_chat(tokenizer, messages) == [4, 7]
@@ -348,19 +344,19 @@ def test_renders_a_chat() -> None:
         ([{"role": "user", "content": 5}], r"messages\[0\] has no text.*5"),
     ],
 )
-def test_messages_are_checked(messages: Any, problem: str) -> None:
+def test_invalid_messages_are_refused(messages: Any, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         render_chat(FakeTokenizer("a template"), messages)
 
 
 @pytest.mark.usefixtures("without_transformers")
-def test_a_tokenizer_without_template_says_so(folder: Path) -> None:
+def test_missing_chat_template_is_reported(folder: Path) -> None:
     chat = [{"role": "user", "content": "hello"}]
     for tokenizer in (FakeTokenizer(None), load_tokenizer(str(folder))):
         with pytest.raises(InvalidInput, match="has no chat template"):
             render_chat(tokenizer, chat)
 
 
-def test_a_template_that_refuses_is_a_users_error() -> None:
+def test_template_error_raises_invalid_input() -> None:
     with pytest.raises(InvalidInput, match="refused the messages: roles must alternate"):
         render_chat(FakeTokenizer("t"), [{"role": "forbidden", "content": "x"}])

@@ -71,7 +71,7 @@ def test_evicted_models_train_bit_identically(harness: WorkerHarness) -> None:
     assert all(found == kept for found in losses.values())
 
 
-def test_an_untrained_model_is_never_written(harness: WorkerHarness) -> None:
+def test_untrained_model_is_not_written(harness: WorkerHarness) -> None:
     engine = CountingEngine(2)
     harness.start(engine)
     many = models(harness, 6)
@@ -101,7 +101,7 @@ def test_models_of_one_batch_over_budget_run_in_sequence(harness: WorkerHarness)
     assert engine.most == 2
 
 
-def test_an_adapter_larger_than_the_budget_is_refused(harness: WorkerHarness) -> None:
+def test_adapter_larger_than_budget_is_refused(harness: WorkerHarness) -> None:
     engine = FakeEngine([BASE_MODEL], max_adapter_bytes=SIZE - 1)
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
@@ -113,7 +113,7 @@ def test_an_adapter_larger_than_the_budget_is_refused(harness: WorkerHarness) ->
     assert harness.run(run_id).state == RunState.FAILED
 
 
-def test_the_refusal_names_the_rank_and_both_sizes() -> None:
+def test_budget_error_names_rank_and_sizes() -> None:
     engine = FakeEngine([BASE_MODEL], max_adapter_bytes=SIZE - 1)
     with pytest.raises(ValueError, match=f"rank 8 .* needs {SIZE:,} bytes.* has {SIZE - 1:,} "):
         engine.create("a", SPEC)

@@ -216,7 +216,7 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_checkpoint_with_one_flipped_bit_is_neither_loaded_nor_sampled_from(
+def test_corrupt_checkpoint_is_neither_loaded_nor_sampled(
     harness: WorkerHarness,
 ) -> None:
     harness.start()
@@ -246,7 +246,7 @@ def test_a_checkpoint_with_one_flipped_bit_is_neither_loaded_nor_sampled_from(
     assert train(harness, second, 2, 1)
 
 
-def test_a_batch_in_which_some_examples_have_weights_counts_the_others_fully(
+def test_examples_without_weights_have_weight_one(
     harness: WorkerHarness,
 ) -> None:
     harness.start()
@@ -297,7 +297,7 @@ def test_unnamed_sampler_weights_open_a_sampling_session(harness: WorkerHarness)
     assert len(response.sequences[0].tokens) > 0
 
 
-def test_the_same_seed_gives_the_same_sample(harness: WorkerHarness) -> None:
+def test_same_seed_gives_same_sample(harness: WorkerHarness) -> None:
     harness.start()
     tenant = harness.tenant()
     sampler_id = harness.sampler(tenant, harness.session(tenant))
@@ -342,7 +342,7 @@ def test_job_is_failed_after_max_attempts(harness: WorkerHarness) -> None:
     harness.start()
     failed = harness.outcome(job).job
     assert failed.category == "server"
-    assert "given up" in (failed.error or "")
+    assert "is not retried" in (failed.error or "")
 
 
 def test_model_is_unloaded_when_session_expires(

@@ -35,7 +35,7 @@ def _doomed(database: Database, now: float, limit: int = 100) -> set[str]:
     return set(found)
 
 
-def test_a_checkpoint_is_found_by_path_and_id_as_it_was_stored(database: Database) -> None:
+def test_checkpoint_is_found_by_path_and_id(database: Database) -> None:
     saved = add_checkpoint(
         database,
         _run(database),
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_found_by_path_and_id_as_it_was_stored(database: Databas
     assert database.read(lambda db: checkpoints.find(db, other, NOW)) is None
 
 
-def test_deleted_and_expired_ones_are_not_found(database: Database) -> None:
+def test_deleted_and_expired_checkpoints_are_not_found(database: Database) -> None:
     run = _run(database)
     short = add_checkpoint(database, run, "short", expires_at=NOW + 10)
     assert database.read(lambda db: checkpoints.find_by_id(db, short.id, NOW + 9)) == short
@@ -62,7 +62,7 @@ def test_deleted_and_expired_ones_are_not_found(database: Database) -> None:
     assert database.read(lambda db: checkpoints.find(db, short.path, NOW)) is None
 
 
-def test_a_path_holds_one_checkpoint_at_a_time(database: Database) -> None:
+def test_path_has_one_checkpoint(database: Database) -> None:
     run = _run(database)
     first = add_checkpoint(database, run, "one")
     with pytest.raises(StoreUnavailable, match="refused"):
@@ -80,7 +80,7 @@ def test_expired_checkpoint_frees_its_path(database: Database) -> None:
     assert _doomed(database, NOW + 2) == {first.id}
 
 
-def test_lists_are_newest_first_and_without_what_is_not_to_be_seen(database: Database) -> None:
+def test_lists_are_newest_first_and_omit_hidden_checkpoints(database: Database) -> None:
     run, other = _run(database), _run(database, "bob")
     made = [add_checkpoint(database, run, str(i), created_at=NOW + i) for i in range(4)]
     add_checkpoint(database, run, "ephemeral", is_ephemeral=True)
@@ -95,7 +95,7 @@ def test_lists_are_newest_first_and_without_what_is_not_to_be_seen(database: Dat
     assert (page, total) == (newest_first[1:3], 4)
 
 
-def test_the_newest_of_many_runs_comes_in_one_query(database: Database) -> None:
+def test_newest_by_run_uses_one_query(database: Database) -> None:
     runs = [_run(database) for _ in range(3)]
     wanted: dict[tuple[str, str], CheckpointRecord] = {}
     for run, segment in itertools.product(runs[:2], ("weights", "sampler_weights")):
@@ -194,7 +194,7 @@ def _left(database: Database, made: list[tuple[CheckpointRecord, SamplerRecord]]
     ]
 
 
-def test_the_unnamed_weights_that_were_used_last_stay(database: Database) -> None:
+def test_most_recently_used_unnamed_weights_are_kept(database: Database) -> None:
     run = _run(database)
     named = add_checkpoint(database, run, "named", segment="sampler_weights")
     other = _unnamed(database, _run(database, "bob"), 4)
@@ -207,7 +207,7 @@ def test_the_unnamed_weights_that_were_used_last_stay(database: Database) -> Non
     assert _doomed(database, NOW) == {made[number][0].id for number in (0, 2, 3)}
 
 
-def test_unnamed_weights_stay_while_a_sample_of_them_waits(database: Database) -> None:
+def test_unnamed_weights_with_pending_samples_are_kept(database: Database) -> None:
     run = _run(database)
     made = _unnamed(database, run, 5)
     session = database.read(lambda db: sessions.find(db, run.session_id))

@@ -48,7 +48,7 @@ def _names(database: Database) -> list[str]:
     return database.read(lambda db: list(db.scalars(query)))
 
 
-def test_writes_that_gather_share_one_commit(database: Database) -> None:
+def test_queued_writes_share_one_commit(database: Database) -> None:
     commits: list[object] = []
     sa.event.listen(database.engine, "commit", commits.append)
     gate = Gate(database)
@@ -60,7 +60,7 @@ def test_writes_that_gather_share_one_commit(database: Database) -> None:
     assert len(commits) == 2
 
 
-def test_writes_take_effect_in_the_order_they_were_asked_for(database: Database) -> None:
+def test_writes_take_effect_in_call_order(database: Database) -> None:
     order: list[int] = []
     futures = [
         database.write_soon(lambda db, place=place: order.append(place)) for place in range(200)
@@ -88,7 +88,7 @@ def _orphan(db: sa.Connection) -> None:
     ("work", "error"),
     [(_explode, ValueError), (_misspell, StoreUnavailable), (_orphan, StoreUnavailable)],
 )
-def test_a_write_that_fails_is_undone_alone(
+def test_failed_write_is_rolled_back_alone(
     database: Database, work: Callable[[sa.Connection], None], error: type[Exception]
 ) -> None:
     gate = Gate(database)
@@ -104,7 +104,7 @@ def test_a_write_that_fails_is_undone_alone(
     assert count(database, schema.api_keys) == 0
 
 
-def test_a_cancelled_write_is_left_out_and_the_others_go_on(database: Database) -> None:
+def test_cancelled_write_is_skipped(database: Database) -> None:
     gate = Gate(database)
     cancelled = database.write_soon(_add("cancelled"))
     kept = database.write_soon(_add("kept"))
@@ -117,7 +117,7 @@ def test_a_cancelled_write_is_left_out_and_the_others_go_on(database: Database) 
     assert _names(database) == ["kept", "later"]
 
 
-def test_closing_finishes_what_was_asked_for_and_takes_no_more(
+def test_close_finishes_queued_writes_and_refuses_later_ones(
     database: Database, open_database: Callable[..., Database]
 ) -> None:
     gate = Gate(database)
@@ -149,7 +149,7 @@ def test_locked_store_raises_store_busy(
     assert _names(database) == ["calm"]
 
 
-def test_text_that_a_database_cannot_hold_is_the_callers_fault(database: Database) -> None:
+def test_text_that_cannot_be_stored_raises_invalid_input(database: Database) -> None:
     tenant = add_tenant(database)
     if database.is_sqlite:
         assert add_session(database, tenant, display_name="a\0b").display_name == "a\0b"
@@ -160,7 +160,7 @@ def test_text_that_a_database_cannot_hold_is_the_callers_fault(database: Databas
     assert count(database, schema.sessions) == 0
 
 
-def test_a_full_sqlite_store_says_so_and_takes_small_things_again(tmp_path: Path) -> None:
+def test_full_sqlite_store_raises_store_full_and_recovers(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'store.db'}")
     migrate(database)
     database.engine.dispose()
@@ -175,7 +175,7 @@ def test_a_full_sqlite_store_says_so_and_takes_small_things_again(tmp_path: Path
     database.close()
 
 
-def test_an_error_of_the_driver_itself_costs_one_write_and_not_the_writer(
+def test_driver_error_fails_one_write_and_keeps_the_writer_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(f"sqlite:///{tmp_path / 'store.db'}")
@@ -192,7 +192,7 @@ def test_an_error_of_the_driver_itself_costs_one_write_and_not_the_writer(
     database.close()
 
 
-def test_a_lost_connection_costs_one_write(
+def test_lost_connection_fails_one_write(
     database: Database, open_database: Callable[..., Database]
 ) -> None:
     if database.is_sqlite:
@@ -220,12 +220,12 @@ def test_a_lost_connection_costs_one_write(
         ("mysql://localhost/x", "begins with sqlite:/// or postgresql://"),
     ],
 )
-def test_a_url_that_cannot_be_is_refused_in_a_sentence(url: str, sentence: str) -> None:
+def test_invalid_url_is_refused(url: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Database(url)
 
 
-def test_a_server_that_is_not_there_is_unavailable() -> None:
+def test_unreachable_server_raises_store_unavailable() -> None:
     database = Database("postgresql://nobody@127.0.0.1:1/none")
     with pytest.raises(StoreUnavailable, match="cannot be used"):
         database.read(lambda db: db.scalar(sa.text("SELECT 1")))

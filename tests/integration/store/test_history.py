@@ -10,7 +10,7 @@ from tinkex.store.database import Database
 from tinkex.store.records import AuditRecord
 
 
-def test_steps_come_newest_but_in_order(database: Database) -> None:
+def test_newest_steps_are_returned_in_order(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     made = [make_step(session, run_id="r", metrics={"loss": float(i)}) for i in range(5)]
     for step in made:
@@ -26,7 +26,7 @@ def test_steps_come_newest_but_in_order(database: Database) -> None:
     assert len(database.read(lambda db: steps.list_by_session(db, session.id, limit=4))) == 4
 
 
-def test_metrics_keep_what_json_cannot_say(database: Database) -> None:
+def test_metrics_keep_nan_and_infinity(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     metrics = {"nan": math.nan, "inf": math.inf, "low": -math.inf, "tiny": 5e-324, "big": 1e300}
     database.write(lambda db: steps.insert(db, make_step(session, metrics=metrics)))
@@ -54,7 +54,7 @@ def _use(database: Database, kind: str, amount: int, now: float, run_id: str | N
     )
 
 
-def test_usage_is_added_up_by_the_hour(database: Database) -> None:
+def test_usage_is_summed_per_hour(database: Database) -> None:
     hour = accounting.HOUR_SECONDS
     start = NOW - NOW % hour
     _use(database, "training", 5, start)
@@ -76,7 +76,7 @@ def test_usage_is_added_up_by_the_hour(database: Database) -> None:
     }
 
 
-def test_audit_entries_are_filtered_bounded_and_newest_first(database: Database) -> None:
+def test_audit_events_are_filtered_limited_and_newest_first(database: Database) -> None:
     made = [
         AuditRecord(tenant_id="t", at=NOW + i, event="ab"[i % 2], details={"i": i}, run_id="r")
         for i in range(6)
@@ -98,7 +98,7 @@ def test_audit_entries_are_filtered_bounded_and_newest_first(database: Database)
     assert entries(NOW, NOW + 9, limit=2) == [made[5], made[4]]
 
 
-def test_the_first_answer_to_a_key_holds(database: Database) -> None:
+def test_first_response_of_idempotency_key_is_kept(database: Database) -> None:
     def recall(tenant: str = "t", endpoint: str = "e", key: str = "k") -> str | None:
         return database.read(lambda db: idempotency.find_response(db, tenant, endpoint, key))
 

@@ -94,16 +94,14 @@ def test_job_is_claimed_released_and_finished_once(
     assert database.read(lambda db: jobs.list_finished(db, [job.id])) == [job.id]
 
 
-def test_a_failure_keeps_its_reason(database: Database, session: SessionRecord) -> None:
+def test_failed_job_keeps_its_reason(database: Database, session: SessionRecord) -> None:
     job = add_job(database, session)
     finish_job(database, job, result=None, error="bad token", category="user")
     failed = _find(database, job)
     assert (failed.state, failed.error, failed.category) == (JobState.FAILED, "bad token", "user")
 
 
-def test_a_job_that_was_taken_too_often_is_given_up(
-    database: Database, session: SessionRecord
-) -> None:
+def test_job_with_too_many_attempts_fails(database: Database, session: SessionRecord) -> None:
     often, once = add_job(database, session), add_job(database, session)
     database.write(lambda db: jobs.mark_started(db, [often.id], NOW))
     database.write(jobs.requeue_running)
@@ -116,7 +114,7 @@ def test_a_job_that_was_taken_too_often_is_given_up(
     assert _find(database, once).state == JobState.RUNNING
 
 
-def test_the_first_fetch_counts_and_only_of_what_is_over(
+def test_first_fetch_of_finished_job_is_recorded(
     database: Database, session: SessionRecord
 ) -> None:
     done, waiting = add_job(database, session), add_job(database, session)
@@ -127,7 +125,7 @@ def test_the_first_fetch_counts_and_only_of_what_is_over(
     assert _find(database, waiting).fetched_at is None
 
 
-def test_changes_are_counted_and_replayed_until_a_snapshot_covers_them(
+def test_changes_are_listed_for_replay_until_snapshot(
     database: Database, run: RunRecord, session: SessionRecord
 ) -> None:
     made = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(3)]
@@ -149,13 +147,13 @@ def test_changes_are_counted_and_replayed_until_a_snapshot_covers_them(
     assert replayed(1) == [(made[2].id, b"\x02")]
 
 
-def test_an_older_snapshot_does_not_replace_a_newer_one(database: Database, run: RunRecord) -> None:
+def test_older_snapshot_does_not_replace_newer_one(database: Database, run: RunRecord) -> None:
     database.write(lambda db: runs.set_snapshot(db, run.id, "newer", 5))
     database.write(lambda db: runs.set_snapshot(db, run.id, "older", 4))
     assert _run_now(database, run).snapshot == "newer"
 
 
-def test_a_job_without_a_place_comes_last(
+def test_job_without_position_comes_last(
     database: Database, run: RunRecord, session: SessionRecord
 ) -> None:
     add_job(database, session, run_id=run.id, position=7)
@@ -192,7 +190,7 @@ def test_completions_are_returned_once_per_client(
     assert since(0, 0)[0] == [(made[0].id, 0)]
 
 
-def test_idle_runs_belong_to_sessions_that_are_over(
+def test_idle_runs_have_ended_sessions(
     database: Database, run: RunRecord, session: SessionRecord
 ) -> None:
     job = add_job(database, session, run_id=run.id)

@@ -10,7 +10,7 @@ from tinkex.store import accounting, keys, settings
 from tinkex.store.database import Database
 
 
-def test_a_tenant_is_made_once(database: Database) -> None:
+def test_tenant_is_created_once(database: Database) -> None:
     first = add_tenant(database, "alice")
     assert add_tenant(database, "alice") == first
     assert add_tenant(database, "bob").id != first.id
@@ -18,7 +18,7 @@ def test_a_tenant_is_made_once(database: Database) -> None:
     assert database.read(lambda db: keys.find_tenant(db, "nobody")) is None
 
 
-def test_a_key_opens_until_it_is_revoked(database: Database) -> None:
+def test_key_is_valid_until_revoked(database: Database) -> None:
     tenant = add_tenant(database)
     secret = keys.generate_key()
     assert not database.read(keys.has_keys)
@@ -40,7 +40,7 @@ def test_a_key_opens_until_it_is_revoked(database: Database) -> None:
     assert database.read(keys.list_keys) == [(revoked, tenant)]
 
 
-def test_the_key_itself_is_nowhere_in_the_store(database: Database) -> None:
+def test_secret_of_key_is_not_stored(database: Database) -> None:
     secret = keys.generate_key()
     tenant = add_tenant(database)
     database.write(lambda db: keys.insert_key(db, tenant.id, secret, name="n", now=NOW))
@@ -48,14 +48,14 @@ def test_the_key_itself_is_nowhere_in_the_store(database: Database) -> None:
     assert secret not in str(rows)
 
 
-def test_the_same_key_again_is_the_same_row(database: Database) -> None:
+def test_same_key_is_stored_once(database: Database) -> None:
     tenant = add_tenant(database)
     first = database.write(lambda db: keys.insert_key(db, tenant.id, "tml-a", name="n", now=NOW))
     again = database.write(lambda db: keys.insert_key(db, tenant.id, "tml-a", name="m", now=NOW))
     assert again == first
 
 
-def test_a_key_never_changes_hands_nor_comes_back(database: Database) -> None:
+def test_key_cannot_change_tenant_or_be_restored(database: Database) -> None:
     alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
     key = database.write(lambda db: keys.insert_key(db, alice.id, "tml-a", name="n", now=NOW))
     with pytest.raises(InvalidInput, match="belongs to another tenant"):
@@ -65,20 +65,20 @@ def test_a_key_never_changes_hands_nor_comes_back(database: Database) -> None:
         database.write(lambda db: keys.insert_key(db, alice.id, "tml-a", name="n", now=NOW))
 
 
-def test_facts_are_put_and_replaced(database: Database) -> None:
+def test_settings_are_stored_and_replaced(database: Database) -> None:
     assert database.read(lambda db: settings.get(db, "models")) is None
     database.write(lambda db: settings.put(db, "models", ["a"]))
     database.write(lambda db: settings.put(db, "models", {"b": [1, None, "ü"]}))
     assert database.read(lambda db: settings.get(db, "models")) == {"b": [1, None, "ü"]}
 
 
-def test_the_secret_is_made_once(database: Database) -> None:
+def test_secret_is_generated_once(database: Database) -> None:
     secret = database.write(settings.get_or_create_secret)
     assert len(secret) == 32
     assert database.write(settings.get_or_create_secret) == secret
 
 
-def test_what_happens_to_keys_is_on_record(database: Database) -> None:
+def test_key_events_are_audited(database: Database) -> None:
     tenant = database.write(lambda db: keys.get_or_create_tenant(db, "alice", NOW))
     secret = keys.generate_key()
     for _ in range(2):

@@ -26,7 +26,7 @@ def renew(database: Database, epoch: int, until: float) -> bool:
     return database.write(lambda db: coordination.renew_lease(db, "worker", epoch, until=until))
 
 
-def test_a_lease_has_one_owner_until_it_expires(database: Database) -> None:
+def test_lease_has_one_owner_until_it_expires(database: Database) -> None:
     assert take(database, "a", NOW) == 1
     seen = take(database, "b", NOW)
     assert seen == LeaseState(epoch=1, until=NOW)
@@ -39,7 +39,7 @@ def test_a_lease_has_one_owner_until_it_expires(database: Database) -> None:
 
 
 @pytest.mark.parametrize("jump", [-7200.0, 28 * 3600.0])
-def test_a_renewed_lease_is_kept_whatever_the_clock_of_the_contender_says(
+def test_renewed_lease_is_kept_regardless_of_contenders_clock(
     database: Database, jump: float
 ) -> None:
     assert take(database, "a", NOW) == 1
@@ -51,11 +51,11 @@ def test_a_renewed_lease_is_kept_whatever_the_clock_of_the_contender_says(
     assert take(database, "b", NOW + jump + 40, expired=again) == 2
 
 
-def test_the_same_owner_gets_a_new_number_at_once(database: Database) -> None:
+def test_same_owner_gets_new_epoch_at_once(database: Database) -> None:
     assert [take(database, "a", NOW), take(database, "a", NOW)] == [1, 2]
 
 
-def test_a_released_lease_is_free_and_its_number_still_grows(database: Database) -> None:
+def test_released_lease_can_be_acquired_with_a_higher_epoch(database: Database) -> None:
     assert take(database, "a", NOW) == 1
     database.write(lambda db: coordination.release_lease(db, "worker", 2))
     assert take(database, "b", NOW) == LeaseState(epoch=1, until=NOW)

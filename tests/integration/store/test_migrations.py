@@ -81,7 +81,7 @@ def test_migrating_again_changes_nothing(database: Database) -> None:
     assert database.read(_described) == before
 
 
-def test_sqlite_can_give_pages_back(database: Database) -> None:
+def test_sqlite_uses_incremental_vacuum(database: Database) -> None:
     if database.is_sqlite:
         assert database.read(lambda db: db.exec_driver_sql("PRAGMA auto_vacuum").scalar()) == 2
 

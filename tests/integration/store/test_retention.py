@@ -47,7 +47,7 @@ def _remaining(database: Database) -> set[str]:
     return database.read(lambda db: set(db.scalars(sa.select(schema.jobs.c.id))))
 
 
-def test_fetched_results_go_sooner_than_those_nobody_fetched(
+def test_fetched_results_expire_sooner_than_unfetched_ones(
     database: Database, session: SessionRecord
 ) -> None:
     fetched, unfetched, waiting, running = (add_job(database, session) for _ in range(4))
@@ -64,7 +64,7 @@ def test_fetched_results_go_sooner_than_those_nobody_fetched(
     assert _remaining(database) == {waiting.id, running.id}
 
 
-def test_only_so_many_fetched_results_are_kept(database: Database, session: SessionRecord) -> None:
+def test_number_of_fetched_results_is_limited(database: Database, session: SessionRecord) -> None:
     made = [add_job(database, session) for _ in range(6)]
     for place, job in enumerate(made):
         finish_job(database, job)
@@ -74,7 +74,7 @@ def test_only_so_many_fetched_results_are_kept(database: Database, session: Sess
     assert _remaining(database) == {made[4].id, made[5].id}
 
 
-def test_a_change_that_no_snapshot_covers_keeps_its_payload(
+def test_change_without_snapshot_keeps_its_payload(
     database: Database, session: SessionRecord
 ) -> None:
     run = add_run(database, session)
@@ -101,7 +101,7 @@ def test_a_change_that_no_snapshot_covers_keeps_its_payload(
     assert _remaining(database) == set()
 
 
-def test_replayed_changes_do_not_keep_others_from_going(
+def test_jobs_needed_for_replay_do_not_block_deletion_of_others(
     database: Database, session: SessionRecord
 ) -> None:
     run = add_run(database, session)
@@ -116,7 +116,7 @@ def test_replayed_changes_do_not_keep_others_from_going(
     assert other.id not in _remaining(database)
 
 
-def test_completions_go_with_their_jobs_and_with_time(
+def test_completions_expire_and_are_deleted_with_their_jobs(
     database: Database, session: SessionRecord
 ) -> None:
     sampler = add_sampler(database, session)
@@ -130,7 +130,7 @@ def test_completions_go_with_their_jobs_and_with_time(
     assert count(database, schema.completions) == 0
 
 
-def test_the_newest_steps_of_each_session_stay(database: Database, session: SessionRecord) -> None:
+def test_newest_steps_of_each_session_are_kept(database: Database, session: SessionRecord) -> None:
     other = add_session(database, add_tenant(database))
 
     def insert(db: sa.Connection) -> None:
@@ -149,7 +149,7 @@ def test_the_newest_steps_of_each_session_stay(database: Database, session: Sess
     assert len(database.read(lambda db: steps.list_by_session(db, other.id, limit=99))) == 3
 
 
-def test_steps_go_with_time_a_few_at_once(database: Database, session: SessionRecord) -> None:
+def test_old_steps_are_deleted_in_batches(database: Database, session: SessionRecord) -> None:
     for day in range(4):
         step = make_step(session, finished_at=NOW + day * DAY)
         database.write(lambda db, step=step: steps.insert(db, step))
@@ -205,7 +205,7 @@ def _file_bytes(database: Database) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
-def test_rows_and_the_file_stop_growing(database: Database, session: SessionRecord) -> None:
+def test_rows_and_file_size_are_bounded(database: Database, session: SessionRecord) -> None:
     sampler = add_sampler(database, session)
     policy = RetentionPolicy(fetched_seconds=DAY, max_fetched=2000, steps_per_session=2000)
     rows, sizes = [], []
@@ -231,7 +231,7 @@ def test_rows_and_the_file_stop_growing(database: Database, session: SessionReco
         assert max(sizes[10:]) <= 1.1 * max(sizes[:10])
 
 
-def test_free_pages_are_given_back(database: Database, session: SessionRecord) -> None:
+def test_free_pages_are_vacuumed(database: Database, session: SessionRecord) -> None:
     def insert(db: sa.Connection) -> None:
         for _ in range(500):
             job = jobs.insert(db, new_job(session, payload=b"p" * 20_000), NOW)
@@ -251,9 +251,7 @@ def test_free_pages_are_given_back(database: Database, session: SessionRecord) -
     assert _file_bytes(database) < before / 10
 
 
-def test_a_run_remembers_how_far_its_jobs_are_forgotten(
-    database: Database, session: SessionRecord
-) -> None:
+def test_run_records_highest_deleted_seq_id(database: Database, session: SessionRecord) -> None:
     run = add_run(database, session)
     done = [add_job(database, session, run_id=run.id, position=place) for place in (1, 2, 3)]
     for job in done:

@@ -19,7 +19,7 @@ from tinkex.store.database import Database
 from tinkex.store.records import RunState
 
 
-def test_a_run_comes_back_as_it_was_stored(database: Database) -> None:
+def test_run_round_trip(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     run = add_run(database, session, spec={"rank": 8, "seed": None}, user_metadata={"a": "b"})
     assert database.read(lambda db: runs.find(db, run.id)) == run
@@ -30,7 +30,7 @@ def test_a_run_comes_back_as_it_was_stored(database: Database) -> None:
     assert database.read(lambda db: runs.list_by_session(db, session.id)) == [found]
 
 
-def test_pages_are_newest_first_with_the_number_of_all(database: Database) -> None:
+def test_pages_are_newest_first_with_total(database: Database) -> None:
     alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
     mine = add_session(database, alice, project_id="p")
     made = [add_run(database, mine, created_at=NOW + i) for i in range(3)]
@@ -49,7 +49,7 @@ def test_pages_are_newest_first_with_the_number_of_all(database: Database) -> No
     assert (seen, total) == ([theirs], 4)
 
 
-def test_a_sampler_is_made_once_and_counts_its_clients(database: Database) -> None:
+def test_sampler_is_inserted_once_and_counts_clones(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     sampler = add_sampler(database, session, model_path="tinker://r/weights/1")
     add_sampler(database, session, id=sampler.id, model_path="another")
@@ -64,7 +64,7 @@ def test_a_sampler_is_made_once_and_counts_its_clients(database: Database) -> No
     assert database.read(lambda db: samplers.find(db, "nobody")) is None
 
 
-def test_the_states_of_models_that_nobody_will_use_are_released(database: Database) -> None:
+def test_unused_models_are_unloaded(database: Database) -> None:
     tenant = add_tenant(database)
     done, lost, live = (add_session(database, tenant) for _ in range(3))
     models = [add_run(database, session) for session in (done, lost, live)]
@@ -90,7 +90,7 @@ def test_the_states_of_models_that_nobody_will_use_are_released(database: Databa
     assert states[2] != RunState.UNLOADED
 
 
-def test_a_model_with_work_is_not_released(database: Database) -> None:
+def test_model_with_open_jobs_is_not_unloaded(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     run = add_run(database, session)
     job = add_job(database, session, run_id=run.id)
@@ -114,7 +114,7 @@ def _expired_at(session_id: str, at: float) -> sa.Update:
     return sa.update(table).where(table.c.id == session_id).values(expired_at=at)
 
 
-def test_unloaded_runs_keep_nothing_to_come_back_from(database: Database) -> None:
+def test_unloaded_runs_lose_snapshot_and_payloads(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     left, stays = (add_run(database, session) for _ in range(2))
     for run in (left, stays):

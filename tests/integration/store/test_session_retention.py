@@ -30,7 +30,7 @@ def _ids(database: Database, table: sa.Table) -> set[str]:
     return database.read(lambda db: set(db.scalars(sa.select(table.c.id))))
 
 
-def test_sampling_sessions_go_a_month_after_their_session(database: Database) -> None:
+def test_sampling_sessions_are_deleted_a_month_after_their_session(database: Database) -> None:
     tenant = add_tenant(database)
     over = add_session(database, tenant, finished_at=NOW)
     live = add_session(database, tenant)
@@ -43,7 +43,7 @@ def test_sampling_sessions_go_a_month_after_their_session(database: Database) ->
     assert _ids(database, schema.sessions) == {over.id, live.id}
 
 
-def test_sessions_go_with_their_runs_unless_something_is_left(database: Database) -> None:
+def test_old_sessions_are_deleted_unless_checkpoints_or_models_remain(database: Database) -> None:
     tenant = add_tenant(database)
     empty, saved, usable, lost = (add_session(database, tenant, expired_at=NOW) for _ in range(4))
     live = add_session(database, tenant)
@@ -60,7 +60,7 @@ def test_sessions_go_with_their_runs_unless_something_is_left(database: Database
     assert _ids(database, schema.runs) == {with_checkpoint.id, ready.id}
 
 
-def test_usage_goes_by_its_hour(database: Database) -> None:
+def test_old_usage_is_deleted_by_hour(database: Database) -> None:
     for name in ("alice", "bob"):
         tenant = add_tenant(database, name)
         for hour in range(30):

@@ -31,7 +31,7 @@ def _ids(found: sessions.SessionSearchPage) -> list[str]:
     return [facts.session.id for facts in found.sessions]
 
 
-def test_a_session_comes_back_as_it_was_stored(database: Database) -> None:
+def test_session_round_trip(database: Database) -> None:
     tenant = add_tenant(database)
     session = add_session(
         database, tenant, display_name="Ünï", tags=["a", "b"], user_metadata={"k": [1, {"x": None}]}
@@ -57,7 +57,7 @@ def test_session_expires_without_heartbeat(database: Database) -> None:
     assert _find(database, silent).expired_at is None
 
 
-def test_the_first_reason_to_finish_holds(database: Database) -> None:
+def test_first_finish_reason_is_kept(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     database.write(lambda db: sessions.finish(db, session.id, "errored", "boom", NOW + 1))
     database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW + 2))
@@ -74,7 +74,7 @@ def test_pages_are_newest_first_and_of_one_tenant(database: Database) -> None:
     assert page == [made[3], made[2], made[1]]
 
 
-def test_a_session_takes_its_checkpoints_to_another_project(database: Database) -> None:
+def test_assign_project_moves_session_and_checkpoints(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     saved = add_checkpoint(database, add_run(database, session), "one")
     database.write(lambda db: sessions.assign_project(db, session.id, "other"))
@@ -85,7 +85,7 @@ def test_a_session_takes_its_checkpoints_to_another_project(database: Database) 
 
 
 # --- the search ------------------------------------------------------------------------------
-def test_a_search_shows_only_ones_own(database: Database) -> None:
+def test_search_returns_only_own_sessions(database: Database) -> None:
     alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
     mine = add_session(database, alice)
     add_session(database, bob)
@@ -98,7 +98,7 @@ def test_a_search_shows_only_ones_own(database: Database) -> None:
         assert _ids(_search(database, alice, owner=owner)) == found
 
 
-def test_a_search_finds_any_of_the_projects(database: Database) -> None:
+def test_search_by_projects(database: Database) -> None:
     tenant = add_tenant(database)
     made = {name: add_session(database, tenant, project_id=name).id for name in "abc"}
     assert set(_ids(_search(database, tenant, project_ids=["a", "c"]))) == {made["a"], made["c"]}
@@ -106,7 +106,7 @@ def test_a_search_finds_any_of_the_projects(database: Database) -> None:
 
 
 @pytest.mark.parametrize("key", ["k", "", 'a"b', "a.b", "$", "[0]", "a\\b", "ünï 🎈", "%", "'"])
-def test_metadata_is_compared_exactly_whatever_the_key(database: Database, key: str) -> None:
+def test_metadata_is_compared_exactly_for_any_key(database: Database, key: str) -> None:
     tenant = add_tenant(database)
     good = add_session(database, tenant, user_metadata={key: "v", "other": "w"})
     for other in ({key: "V"}, {key + "x": "v"}, {"x": {key: "v"}}, {key: ["v"]}, {key: 1}, {}):
@@ -116,14 +116,14 @@ def test_metadata_is_compared_exactly_whatever_the_key(database: Database, key: 
     assert _ids(_search(database, tenant, user_metadata={key: "v", "other": "x"})) == []
 
 
-def test_a_number_is_not_its_text(database: Database) -> None:
+def test_metadata_number_does_not_match_text(database: Database) -> None:
     tenant = add_tenant(database)
     add_session(database, tenant, user_metadata={"k": 1})
     add_session(database, tenant, user_metadata={"k": True})
     assert _ids(_search(database, tenant, user_metadata={"k": "1"})) == []
 
 
-def test_of_an_id_and_a_name_one_is_enough(database: Database) -> None:
+def test_search_matches_id_or_name(database: Database) -> None:
     tenant = add_tenant(database)
     named = add_session(database, tenant, display_name="ÄRGER with 100%_A", created_at=NOW + 2)
     other = add_session(database, tenant, display_name="calm", created_at=NOW + 1)
@@ -137,7 +137,7 @@ def test_of_an_id_and_a_name_one_is_enough(database: Database) -> None:
     assert len(_ids(_search(database, tenant, display_name="  "))) == 3
 
 
-def test_a_search_knows_the_states(database: Database) -> None:
+def test_search_by_status(database: Database) -> None:
     tenant = add_tenant(database)
     active = add_session(database, tenant)
     lost = add_session(database, tenant, expired_at=NOW)
@@ -161,7 +161,7 @@ def test_a_search_knows_the_states(database: Database) -> None:
     }
 
 
-def test_pages_of_a_search_miss_nothing_and_repeat_nothing(database: Database) -> None:
+def test_search_pages_are_complete_without_duplicates(database: Database) -> None:
     tenant = add_tenant(database)
     # Times that differ by less than a cursor can say, and times that do not differ at all.
     times = [NOW + step * 2.5e-7 for step in range(8)] + [NOW + 5] * 4
@@ -177,7 +177,7 @@ def test_pages_of_a_search_miss_nothing_and_repeat_nothing(database: Database) -
     assert seen == wanted
 
 
-def test_a_search_counts_what_is_still_there(database: Database) -> None:
+def test_search_counts_remaining_checkpoints(database: Database) -> None:
     tenant = add_tenant(database)
     session, empty = (
         add_session(database, tenant, created_at=NOW + 1),
@@ -193,7 +193,7 @@ def test_a_search_counts_what_is_still_there(database: Database) -> None:
     assert found[1].session.id == empty.id
 
 
-def test_a_search_asks_the_database_twice_however_long_the_page(database: Database) -> None:
+def test_search_uses_two_queries_per_page(database: Database) -> None:
     tenant = add_tenant(database)
     for _ in range(20):
         add_checkpoint(database, add_run(database, add_session(database, tenant)), "a")

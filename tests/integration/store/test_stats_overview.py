@@ -15,7 +15,7 @@ from tinkex.store.database import Connection, Database
 from tinkex.store.stats import OpenJobs
 
 
-def test_open_work_is_counted_by_kind_for_one_tenant_alone(database: Database) -> None:
+def test_open_jobs_are_counted_by_kind_per_tenant(database: Database) -> None:
     alice, bob = add_tenant(database), add_tenant(database, "bob")
     session, other = add_session(database, alice), add_session(database, bob)
     samples = [add_job(database, session, kind="asample") for _ in range(3)]
@@ -31,7 +31,7 @@ def test_open_work_is_counted_by_kind_for_one_tenant_alone(database: Database) -
     assert database.read(lambda db: stats.open_jobs_by_kind(db, "nobody")) == []
 
 
-def test_the_longest_waiting_work_comes_first(database: Database) -> None:
+def test_longest_waiting_jobs_come_first(database: Database) -> None:
     session = add_session(database, add_tenant(database))
 
     def work(db: Connection) -> None:
@@ -47,7 +47,7 @@ def test_the_longest_waiting_work_comes_first(database: Database) -> None:
     ]
 
 
-def test_the_oldest_step_of_a_run_is_the_first_that_is_left(database: Database) -> None:
+def test_oldest_step_is_the_first_stored_one(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     run, idle = add_run(database, session), add_run(database, session)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_the_oldest_step_of_a_run_is_the_first_that_is_left(database: Database) 
     assert database.read(lambda db: stats.oldest_step_no(db, idle.id)) is None
 
 
-def test_a_tenant_is_found_by_name(database: Database) -> None:
+def test_tenant_is_found_by_name(database: Database) -> None:
     tenant = add_tenant(database)
 
     assert database.read(lambda db: keys.find_tenant_by_name(db, "alice")) == tenant

@@ -58,7 +58,7 @@ def _read_ack(writers: WriterPool) -> str:
     return job_id
 
 
-def test_of_two_processes_that_want_a_key_one_gets_it(database: Database, url: str) -> None:
+def test_concurrent_processes_insert_a_key_once(database: Database, url: str) -> None:
     database.write(session_of)
     with writer_pool(url) as writers:
         for name in ("w.1", "w.2"):
@@ -71,7 +71,7 @@ def test_of_two_processes_that_want_a_key_one_gets_it(database: Database, url: s
     _check_whole(database)
 
 
-def test_numbers_grow_in_the_order_of_commits(database: Database, url: str) -> None:
+def test_numbers_grow_in_commit_order(database: Database, url: str) -> None:
     """Whoever reads on from the last number that it saw misses nothing."""
     database.write(session_of)
     seen: list[JobRecord] = []
@@ -92,7 +92,7 @@ def test_numbers_grow_in_the_order_of_commits(database: Database, url: str) -> N
     assert {job.id for job in seen} == _job_ids(database)
 
 
-def test_two_handles_in_one_process_do_not_get_in_each_others_way(
+def test_two_handles_in_one_process_are_independent(
     database: Database, open_database: Callable[..., Database]
 ) -> None:
     session = database.write(session_of)
@@ -103,7 +103,7 @@ def test_two_handles_in_one_process_do_not_get_in_each_others_way(
     assert len(_job_ids(database)) == 40
 
 
-def test_what_was_acknowledged_survives_kills(database: Database, url: str) -> None:
+def test_acknowledged_writes_survive_kills(database: Database, url: str) -> None:
     database.write(session_of)
     rng = random.Random(20240607)
     acknowledged: set[str] = set()
@@ -125,7 +125,7 @@ def test_what_was_acknowledged_survives_kills(database: Database, url: str) -> N
     assert len(acknowledged) >= NUM_KILLS
 
 
-def test_a_full_disk_is_said_so_and_damages_nothing(tmp_path: Path) -> None:
+def test_full_disk_raises_store_full_without_damage(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     database = Database(url)
     migrate(database)

@@ -40,7 +40,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
 
 
-def test_every_file_is_readable_by_each_recipient_alone(directory: Path) -> None:
+def test_each_recipient_can_decrypt_every_file(directory: Path) -> None:
     one, two, stranger = (pyrage.x25519.Identity.generate() for _ in range(3))
     clear = files(directory)
     encrypt_directory(directory, [str(one.to_public()), f" {two.to_public()}\n"])
@@ -53,7 +53,7 @@ def test_every_file_is_readable_by_each_recipient_alone(directory: Path) -> None
         pyrage.decrypt(locked["weights.age"], [stranger])
 
 
-def test_an_ssh_key_is_a_recipient(directory: Path) -> None:
+def test_ssh_key_is_a_recipient(directory: Path) -> None:
     encrypt_directory(directory, [ssh_public_key()])
     assert files(directory)["weights.age"].startswith(b"age-encryption.org/v1\n-> ssh-ed25519 ")
 
@@ -67,7 +67,7 @@ def test_an_ssh_key_is_a_recipient(directory: Path) -> None:
         (["ssh-ed25519 AAAA"], "age recipient 'ssh-ed25519 AAAA' is neither"),
     ],
 )
-def test_a_wrong_recipient_is_named_and_nothing_is_touched(
+def test_invalid_recipient_is_named_and_files_are_unchanged(
     directory: Path, recipients: list[str], reason: str
 ) -> None:
     before = files(directory)
@@ -80,21 +80,21 @@ def test_a_wrong_recipient_is_named_and_nothing_is_touched(
     assert files(directory) == before
 
 
-def test_a_secret_key_is_refused_without_being_repeated() -> None:
+def test_secret_key_is_refused_without_being_shown() -> None:
     secret = str(pyrage.x25519.Identity.generate())
     with pytest.raises(InvalidInput, match="a secret one was given") as caught:
         check_recipients([secret])
     assert secret[20:40] not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_written_is_named(directory: Path) -> None:
+def test_unwritable_file_is_named(directory: Path) -> None:
     (directory / "weights.age").mkdir()
     recipient = str(pyrage.x25519.Identity.generate().to_public())
     with pytest.raises(CheckpointError, match="'weights' cannot be encrypted"):
         encrypt_directory(directory, [recipient])
 
 
-def test_without_the_library_one_sentence_says_so(
+def test_missing_library_raises_config_error(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyrage", None)
@@ -105,7 +105,7 @@ def test_without_the_library_one_sentence_says_so(
 # --- decryption --------------------------------------------------------------------------------
 
 
-def test_decrypted_files_are_those_that_were_encrypted(directory: Path) -> None:
+def test_decryption_restores_the_files(directory: Path) -> None:
     one = pyrage.x25519.Identity.generate()
     write_manifest(directory)
     clear = files(directory)
@@ -115,7 +115,7 @@ def test_decrypted_files_are_those_that_were_encrypted(directory: Path) -> None:
     assert files(directory) == clear
 
 
-def test_a_file_that_the_decrypted_manifest_does_not_describe_is_refused(directory: Path) -> None:
+def test_file_not_in_decrypted_manifest_is_refused(directory: Path) -> None:
     one = pyrage.x25519.Identity.generate()
     write_manifest(directory)
     (directory / "weights").write_bytes(b"other numbers")
@@ -124,7 +124,7 @@ def test_a_file_that_the_decrypted_manifest_does_not_describe_is_refused(directo
         decrypt_directory(directory, [one])
 
 
-def test_a_file_in_the_clear_among_encrypted_ones_is_refused(directory: Path) -> None:
+def test_unencrypted_file_among_encrypted_ones_is_refused(directory: Path) -> None:
     one = pyrage.x25519.Identity.generate()
     write_manifest(directory)
     encrypt_directory(directory, [str(one.to_public())])
@@ -133,7 +133,7 @@ def test_a_file_in_the_clear_among_encrypted_ones_is_refused(directory: Path) ->
         decrypt_directory(directory, [one])
 
 
-def test_the_manifest_of_an_older_server_is_replaced(directory: Path) -> None:
+def test_manifest_of_older_server_is_replaced(directory: Path) -> None:
     one = pyrage.x25519.Identity.generate()
     clear = files(directory)
     encrypt_directory(directory, [str(one.to_public())])
@@ -142,7 +142,7 @@ def test_the_manifest_of_an_older_server_is_replaced(directory: Path) -> None:
     assert check_manifest(directory).files.keys() == clear.keys()
 
 
-def test_a_wrong_identity_and_damage_name_the_file(directory: Path) -> None:
+def test_wrong_identity_or_damage_names_the_file(directory: Path) -> None:
     one, stranger = (pyrage.x25519.Identity.generate() for _ in range(2))
     write_manifest(directory)
     encrypt_directory(directory, [str(one.to_public())])
@@ -158,7 +158,7 @@ def test_a_wrong_identity_and_damage_name_the_file(directory: Path) -> None:
         decrypt_directory(directory, [one])
 
 
-def test_identities_are_read_as_age_keygen_writes_them(tmp_path: Path) -> None:
+def test_identity_file_of_age_keygen_is_read(tmp_path: Path) -> None:
     one, two = (pyrage.x25519.Identity.generate() for _ in range(2))
     path = tmp_path / "key.txt"
     path.write_text(f"# created: today\n# public key: {one.to_public()}\n{one}\n\n{two}\n")
@@ -169,7 +169,7 @@ def test_identities_are_read_as_age_keygen_writes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"# nothing\n", b"age1public", b"\xff\x00", b"-----BEGIN x"]
 )
-def test_a_file_without_an_identity_is_refused_without_its_content(
+def test_file_without_identity_is_refused_without_showing_it(
     tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "key.txt"

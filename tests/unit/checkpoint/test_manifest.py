@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> Path:
     return home
 
 
-def test_every_file_is_listed_in_the_form_that_clients_check(directory: Path) -> None:
+def test_manifest_lists_every_file(directory: Path) -> None:
     manifest = write_manifest(directory)
     assert json.loads((directory / MANIFEST_NAME).read_bytes()) == {
         "files": {
@@ -41,14 +41,14 @@ def test_every_file_is_listed_in_the_form_that_clients_check(directory: Path) ->
     assert read_manifest(directory) == manifest
 
 
-def test_writing_it_again_changes_nothing(directory: Path) -> None:
+def test_rewriting_changes_nothing(directory: Path) -> None:
     write_manifest(directory)
     before = (directory / MANIFEST_NAME).read_bytes()
     write_manifest(directory)
     assert (directory / MANIFEST_NAME).read_bytes() == before
 
 
-def test_a_directory_as_it_was_written_passes(directory: Path) -> None:
+def test_unchanged_directory_passes(directory: Path) -> None:
     manifest = write_manifest(directory)
     (directory / "unlisted").touch()
     assert check_manifest(directory) == manifest
@@ -62,7 +62,7 @@ def test_a_directory_as_it_was_written_passes(directory: Path) -> None:
         (b"bbx", "'b.bin' of 'run' is damaged: its sha256 is"),
     ],
 )
-def test_a_file_that_is_gone_or_changed_is_named(
+def test_missing_or_changed_file_is_named(
     directory: Path, content: bytes | None, reason: str
 ) -> None:
     write_manifest(directory)
@@ -84,21 +84,21 @@ def test_a_file_that_is_gone_or_changed_is_named(
         b'{"files": {"a": {"size": "1", "sha256": ""}}}',
     ],
 )
-def test_a_manifest_that_is_none_is_refused(directory: Path, text: bytes) -> None:
+def test_invalid_manifest_is_refused(directory: Path, text: bytes) -> None:
     (directory / MANIFEST_NAME).write_bytes(text)
     with pytest.raises(CheckpointError, match=r"manifest.json of 'run'"):
         read_manifest(directory)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../b.bin", "/etc/passwd", "a/../b", "a//b"])
-def test_names_that_lead_out_are_refused(directory: Path, name: str) -> None:
+def test_names_outside_the_directory_are_refused(directory: Path, name: str) -> None:
     entry = {"size": 0, "sha256": ""}
     (directory / MANIFEST_NAME).write_text(json.dumps({"files": {name: entry}}))
     with pytest.raises(CheckpointError, match=r"manifest.json of 'run' lists"):
         read_manifest(directory)
 
 
-def test_a_directory_without_one_and_a_link_are_named(directory: Path) -> None:
+def test_missing_manifest_and_symlink_are_refused(directory: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'run' has no manifest.json"):
         read_manifest(directory)
     (directory / "link").symlink_to("/etc/hostname")
@@ -106,9 +106,7 @@ def test_a_directory_without_one_and_a_link_are_named(directory: Path) -> None:
         write_manifest(directory)
 
 
-def test_a_manifest_that_is_too_large_is_not_read(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_manifest_is_not_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_manifest(directory)
     monkeypatch.setattr(manifest_module, "MAX_MANIFEST_BYTES", 100)
     with pytest.raises(CheckpointError, match=r"'run' has \d+ bytes, at most 100 are read"):

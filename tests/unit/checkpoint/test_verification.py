@@ -48,7 +48,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("file_name", ["weights", "optimizer", "manifest.json"])
-def test_one_flipped_bit_is_found_and_names_the_checkpoint(stored: Path, file_name: str) -> None:
+def test_flipped_bit_is_detected_and_names_the_checkpoint(stored: Path, file_name: str) -> None:
     path = stored / file_name
     if file_name == "manifest.json":
         text = path.read_text()
@@ -60,7 +60,7 @@ def test_one_flipped_bit_is_found_and_names_the_checkpoint(stored: Path, file_na
     assert raised.value.category is RequestErrorCategory.Server
 
 
-def test_bytes_are_read_once_until_a_file_changes(stored: Path, hashed: list[Path]) -> None:
+def test_files_are_hashed_once_until_they_change(stored: Path, hashed: list[Path]) -> None:
     checked = VerifiedCheckpoints()
     for _ in range(3):
         checked.verify(stored, NAME)
@@ -70,7 +70,7 @@ def test_bytes_are_read_once_until_a_file_changes(stored: Path, hashed: list[Pat
     assert hashed == [stored, stored]
 
 
-def test_what_this_process_wrote_is_not_read_again(stored: Path, hashed: list[Path]) -> None:
+def test_own_checkpoint_is_not_verified_again(stored: Path, hashed: list[Path]) -> None:
     checked = VerifiedCheckpoints()
     checked.mark_verified(stored)
     checked.verify(stored, NAME)
@@ -80,7 +80,7 @@ def test_what_this_process_wrote_is_not_read_again(stored: Path, hashed: list[Pa
         checked.verify(stored, NAME)
 
 
-def test_the_memory_is_bounded(tmp_path: Path, hashed: list[Path]) -> None:
+def test_number_of_remembered_checkpoints_is_bounded(tmp_path: Path, hashed: list[Path]) -> None:
     checked = VerifiedCheckpoints(max_verified=2)
     for number in (1, 2, 3, 1):
         directory = tmp_path / str(number)
@@ -90,7 +90,7 @@ def test_the_memory_is_bounded(tmp_path: Path, hashed: list[Path]) -> None:
     assert [path.name for path in hashed] == ["1", "2", "3", "1"]
 
 
-def test_a_missing_file_and_a_missing_checkpoint_are_told_apart(stored: Path) -> None:
+def test_missing_file_and_missing_checkpoint_differ(stored: Path) -> None:
     (stored / "weights").unlink()
     with pytest.raises(CheckpointError, match="'weights': No such file"):
         VerifiedCheckpoints().verify(stored, NAME)

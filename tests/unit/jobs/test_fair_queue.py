@@ -178,7 +178,7 @@ def test_sample_that_crashed_worker_is_isolated() -> None:
     assert take_samples(backlog, 5) == [last]
 
 
-def test_a_cancelled_sample_is_not_taken() -> None:
+def test_cancelled_sample_is_not_started() -> None:
     wanted, unwanted = (job("a", None, index, JobKind.SAMPLE) for index in range(2))
     backlog = backlog_of(wanted, unwanted)
     backlog.cancel([unwanted.id, "job-nobody-knows"])
@@ -199,7 +199,7 @@ def test_duplicate_job_is_queued_once() -> None:
         max_size=40,
     )
 )
-def test_everything_runs_once_and_every_model_in_order(
+def test_all_jobs_run_once_and_in_order_per_model(
     work: list[tuple[str, str, int]],
 ) -> None:
     backlog = backlog_of(*(job(tenant, tenant + run, seq) for tenant, run, seq in work))
@@ -275,7 +275,7 @@ def test_long_pass_is_batched_alone() -> None:
     assert sorted(map(len, turns)) == [1, 2]
 
 
-def test_tenants_with_long_passes_get_equal_numbers_of_tokens() -> None:
+def test_tenants_with_long_passes_get_equal_tokens() -> None:
     backlog, done = backlog_of(long_pass("a", "x"), long_pass("b", "y")), dict[str, int]()
     served = [step(backlog, done)[0].tenant_id for _ in range(20)]
     assert served[:10].count("a") == 5
@@ -298,14 +298,14 @@ def test_fairness_counts_tokens_not_requests() -> None:
     assert abs(served["many"] - served["few"]) <= 2 * LIMITS.max_pass_tokens
 
 
-def test_a_model_in_the_middle_of_a_pass_does_nothing_else() -> None:
+def test_model_with_suspended_pass_runs_nothing_else() -> None:
     first, second = long_pass("a", "m", 0), job("a", "m", 1)
     backlog, done = backlog_of(first, second), dict[str, int]()
     turns = [step(backlog, done) for _ in range(11)]
     assert turns == [[first]] * 10 + [[second]]
 
 
-def test_a_tenants_short_work_on_other_models_takes_turns_with_its_long_pass() -> None:
+def test_short_jobs_alternate_with_long_pass_of_same_tenant() -> None:
     long = long_pass("a", "m")
     backlog, done = backlog_of(long), dict[str, int]()
     assert step(backlog, done) == [long]
@@ -317,7 +317,7 @@ def test_a_tenants_short_work_on_other_models_takes_turns_with_its_long_pass() -
     assert turns.count(long) == 3
 
 
-def test_long_work_that_a_worker_died_of_has_no_other_in_progress_beside_it() -> None:
+def test_long_pass_that_crashed_worker_runs_alone() -> None:
     suspect, other = long_pass("a", "x", attempts=1), long_pass("b", "y")
     backlog, done = backlog_of(suspect), dict[str, int]()
     assert step(backlog, done) == [suspect]
@@ -335,7 +335,7 @@ def test_long_work_that_a_worker_died_of_has_no_other_in_progress_beside_it() ->
     assert turns == [other] * 9 + [suspect] * 10
 
 
-def test_a_cancelled_pass_that_waits_keeps_its_place() -> None:
+def test_cancelled_waiting_pass_keeps_its_position() -> None:
     work = [short_pass("a", "m", position) for position in range(3)]
     backlog = backlog_of(*work)
     backlog.cancel([work[1].id])
@@ -356,14 +356,14 @@ def sample(tenant: str, sampler: str, **options: Any) -> JobRecord:
     return job(tenant, None, 0, JobKind.SAMPLE, sampler_id=sampler, num_tokens=8, **options)
 
 
-def test_a_tenants_sampling_sessions_take_turns() -> None:
+def test_sampling_sessions_of_tenant_are_served_round_robin() -> None:
     flood = [sample("a", "one") for _ in range(6)]
     other = sample("a", "two")
     backlog = backlog_of(*flood, other)
     assert take_samples(backlog, 2) == [flood[0], other]
 
 
-def test_a_tenant_or_a_source_without_a_sample_starts_one_though_no_place_is_free() -> None:
+def test_tenant_or_source_without_sample_starts_one_without_free_slot() -> None:
     running = [sample("a", "one") for _ in range(4)]
     waiting = [sample("a", "one"), sample("a", "two"), sample("b", "three"), sample("b", "three")]
     backlog = backlog_of(*waiting)
@@ -377,7 +377,7 @@ def test_a_tenant_or_a_source_without_a_sample_starts_one_though_no_place_is_fre
     assert [item.tenant_id for item in taken] == ["b"]
 
 
-def test_samples_are_charged_by_the_tokens_they_took() -> None:
+def test_samples_are_charged_by_used_tokens() -> None:
     backlog = backlog_of(
         *(job("long", None, 0, JobKind.SAMPLE, num_tokens=100, sampler_id="l") for _ in range(20)),
         *(job("short", None, 0, JobKind.SAMPLE, num_tokens=10, sampler_id="s") for _ in range(40)),

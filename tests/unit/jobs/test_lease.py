@@ -6,7 +6,7 @@ from tinkex.jobs.lease import LEASE_SECONDS, LeaseWatch
 from tinkex.store.coordination import LeaseState
 
 
-def test_a_lease_that_does_not_change_for_its_length_has_expired() -> None:
+def test_unchanged_lease_expires() -> None:
     watch, state = LeaseWatch(), LeaseState(epoch=3, until=1e12)
     assert watch.expired_state(500.0) is None
     watch.observe(state, 500.0)
@@ -15,7 +15,7 @@ def test_a_lease_that_does_not_change_for_its_length_has_expired() -> None:
     assert watch.expired_state(500.0 + LEASE_SECONDS) == state
 
 
-def test_a_lease_that_is_renewed_does_not_expire_although_its_timestamp_is_past() -> None:
+def test_renewed_lease_does_not_expire_despite_past_timestamp() -> None:
     watch = LeaseWatch()
     for second in range(0, 200, 5):
         watch.observe(LeaseState(epoch=3, until=1.0 + second), float(second))

@@ -24,14 +24,14 @@ from tinkex.store.dialects import as_store_error
         ("server closed the connection unexpectedly", StoreUnavailable),
     ],
 )
-def test_troubles_of_the_database_may_pass(text: str, meaning: type[TinkexError]) -> None:
+def test_database_errors_are_retryable(text: str, meaning: type[TinkexError]) -> None:
     error = as_store_error(sa.exc.OperationalError("SELECT 1", {}, sqlite3.OperationalError(text)))
     assert type(error) is meaning
     assert error.retryable
     assert "\n" not in error.message
 
 
-def test_a_value_that_cannot_be_stored_is_the_callers_fault() -> None:
+def test_unstorable_value_raises_invalid_input() -> None:
     cause = ValueError("text fields cannot contain NUL (0x00) bytes")
     error = as_store_error(sa.exc.DataError("INSERT", {}, cause))
     assert isinstance(error, InvalidInput)
@@ -39,12 +39,12 @@ def test_a_value_that_cannot_be_stored_is_the_callers_fault() -> None:
     assert not error.retryable
 
 
-def test_no_statement_and_no_value_of_others_is_told() -> None:
+def test_error_contains_no_statement_or_values() -> None:
     cause = sqlite3.IntegrityError("UNIQUE constraint failed: jobs.id")
     error = as_store_error(sa.exc.IntegrityError("INSERT secret", {"key": "tml-secret"}, cause))
     assert isinstance(error, StoreUnavailable)
     assert error.message == "the server's database refused: UNIQUE constraint failed: jobs.id"
 
 
-def test_too_few_connections_are_a_busy_store() -> None:
+def test_exhausted_pool_raises_store_busy() -> None:
     assert isinstance(as_store_error(sa.exc.TimeoutError("QueuePool limit reached")), StoreBusy)

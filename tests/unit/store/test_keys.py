@@ -14,5 +14,5 @@ def test_keys_are_long_random_and_safe_in_urls() -> None:
     assert all(re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", secret) for secret in made)
 
 
-def test_what_is_kept_of_a_key_is_its_sha256() -> None:
+def test_stored_digest_is_sha256() -> None:
     assert keys.hash_key("tml-ü") == hashlib.sha256("tml-ü".encode()).hexdigest()

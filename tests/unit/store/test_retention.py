@@ -17,7 +17,7 @@ _ROWS = st.lists(st.integers(0, 100)).map(
 
 
 @given(_ROWS, st.integers(1, 20), st.integers(0, 300))
-def test_a_bite_is_small_and_as_large_as_it_may_be(
+def test_take_within_limits_fills_the_limits(
     rows: list[tuple[str, int]], max_rows: int, max_bytes: int
 ) -> None:
     chosen = take_within_limits(rows, max_rows, max_bytes)
@@ -32,7 +32,7 @@ def test_a_bite_is_small_and_as_large_as_it_may_be(
         assert len(chosen) == max_rows or sum(sizes[: len(chosen) + 1]) > max_bytes
 
 
-def test_policies_refuse_what_makes_no_sense_and_name_it() -> None:
+def test_invalid_policy_is_refused_by_name() -> None:
     for field in fields(RetentionPolicy):
         with pytest.raises(ConfigError, match=f"{field.name} must not be negative, got -1"):
             RetentionPolicy(**{field.name: -1})

@@ -12,7 +12,7 @@ from tinkex.store.steps import _as_json, _from_json
 
 
 @given(st.dictionaries(st.text(), st.floats()))
-def test_every_number_survives_strict_json(metrics: dict[str, float]) -> None:
+def test_metrics_round_trip_through_strict_json(metrics: dict[str, float]) -> None:
     stored = json.dumps(_as_json(metrics), allow_nan=False)
     found = _from_json(json.loads(stored))
     assert found is not None
@@ -21,5 +21,5 @@ def test_every_number_survives_strict_json(metrics: dict[str, float]) -> None:
         assert found[name] == value or (math.isnan(found[name]) and math.isnan(value))
 
 
-def test_no_metrics_stay_none() -> None:
+def test_missing_metrics_stay_none() -> None:
     assert _from_json(_as_json(None)) is None

@@ -28,9 +28,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("error", REPORTS)
-def test_a_full_disk_is_one_os_error_about_the_file_and_leaves_nothing(
-    tmp_path: Path, error: Exception
-) -> None:
+def test_full_disk_raises_oserror_and_leaves_nothing(tmp_path: Path, error: Exception) -> None:
     assert is_disk_full(error)
     with (
         pytest.raises(OSError, match="No space left on device") as raised,
@@ -49,7 +47,7 @@ def test_other_errors_pass_unchanged(tmp_path: Path, error: Exception) -> None:
     assert raised.value is error
 
 
-def test_an_error_that_was_raised_because_of_a_full_disk_counts() -> None:
+def test_error_caused_by_full_disk_is_detected() -> None:
     try:
         try:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -60,9 +58,7 @@ def test_an_error_that_was_raised_because_of_a_full_disk_counts() -> None:
     assert not is_disk_full(None)
 
 
-def test_a_file_that_finds_no_room_names_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_full_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

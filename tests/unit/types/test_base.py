@@ -34,38 +34,38 @@ CHECKPOINT = Checkpoint(
 )
 
 
-def test_a_misspelled_field_is_refused_with_the_right_name() -> None:
+def test_misspelled_field_is_refused_with_a_suggestion() -> None:
     with pytest.raises(InvalidInput, match="no field 'max_token'; did you mean 'max_tokens'\\?"):
         SamplingParams(max_token=5)  # type: ignore[call-arg]
 
 
-def test_an_unrelated_field_gets_no_guess() -> None:
+def test_unrelated_field_gets_no_suggestion() -> None:
     with pytest.raises(InvalidInput) as caught:
         SamplingParams(zzz=5)  # type: ignore[call-arg]
     assert str(caught.value) == "SamplingParams has no field 'zzz'"
 
 
-def test_a_missing_field_is_named() -> None:
+def test_missing_field_is_named() -> None:
     with pytest.raises(InvalidInput, match="LoraConfig needs 'rank'"):
         LoraConfig()  # type: ignore[call-arg]
 
 
-def test_positions_are_refused() -> None:
+def test_positional_arguments_are_refused() -> None:
     with pytest.raises(InvalidInput, match="LoraConfig takes keywords only, got 8"):
         LoraConfig(8)  # type: ignore[call-arg]
 
 
-def test_a_wrong_type_is_named_with_its_value() -> None:
+def test_wrong_type_is_reported_with_its_value() -> None:
     with pytest.raises(InvalidInput, match=r"LoraConfig\.rank is '8'; expected int, got str"):
         LoraConfig(rank="8")  # type: ignore[arg-type]
 
 
-def test_a_wrong_choice_names_the_choices() -> None:
+def test_wrong_literal_names_the_choices() -> None:
     with pytest.raises(InvalidInput, match="format is 'gif'; expected 'png' or 'jpeg'"):
         ImageChunk(data=b"", format="gif")  # type: ignore[arg-type]
 
 
-def test_a_wrong_place_deep_inside_is_found() -> None:
+def test_nested_error_has_its_path() -> None:
     with pytest.raises(InvalidInput, match=r"CreateModelRequest\.lora_config\.seed is 'x'"):
         CreateModelRequest(
             session_id="s",
@@ -75,7 +75,7 @@ def test_a_wrong_place_deep_inside_is_found() -> None:
         )
 
 
-def test_a_refusal_of_an_inner_value_surfaces_as_it_is() -> None:
+def test_error_of_nested_value_is_unchanged() -> None:
     with pytest.raises(InvalidInput, match=r"^LoraConfig\.rank is 0; expected at least 1$"):
         CreateModelRequest(
             session_id="s",
@@ -90,18 +90,18 @@ def test_decoding_runs_the_same_checks_and_msgspec_reports_them() -> None:
         msgspec.json.decode(b'{"rank": 0}', type=LoraConfig)
 
 
-def test_decoding_ignores_what_it_does_not_know() -> None:
+def test_decoding_ignores_unknown_fields() -> None:
     assert msgspec.json.decode(b'{"rank": 8, "new": 1}', type=LoraConfig) == LoraConfig(rank=8)
 
 
-def test_the_tag_may_be_given_if_it_is_right() -> None:
+def test_correct_tag_is_accepted() -> None:
     chunk = EncodedTextChunk(tokens=[1], type="encoded_text")  # type: ignore[call-arg]
     assert chunk.type == EncodedTextChunk.type == "encoded_text"
     with pytest.raises(InvalidInput, match="type is 'image'; expected 'encoded_text'"):
         EncodedTextChunk(tokens=[1], type="image")  # type: ignore[call-arg]
 
 
-def test_numpy_scalars_are_taken_for_numbers() -> None:
+def test_numpy_scalars_are_accepted() -> None:
     params = AdamParams(learning_rate=np.float32(0.5), beta1=np.float64(0.25))  # type: ignore[arg-type]
     assert (params.learning_rate, params.beta1) == (0.5, 0.25)
     assert type(params.learning_rate) is float
@@ -113,14 +113,14 @@ def test_values_are_frozen() -> None:
         LoraConfig(rank=8).rank = 9  # type: ignore[misc]
 
 
-def test_a_list_given_to_a_value_is_not_shared() -> None:
+def test_list_argument_is_copied() -> None:
     tokens = [1, 2]
     chunk = EncodedTextChunk(tokens=tokens)
     tokens.append(3)
     assert list(chunk.tokens) == [1, 2]
 
 
-def test_inner_values_are_kept_not_rebuilt() -> None:
+def test_nested_values_are_not_rebuilt() -> None:
     chunk = EncodedTextChunk(tokens=[1])
     assert ModelInput(chunks=[chunk]).chunks[0] is chunk
 
@@ -137,7 +137,7 @@ def test_inner_values_are_kept_not_rebuilt() -> None:
         ),
     ],
 )
-def test_values_survive_dump_validate_pickle_and_copy(value: Value) -> None:
+def test_values_round_trip_through_dump_pickle_and_copy(value: Value) -> None:
     kind = type(value)
     assert kind.model_validate(value.model_dump()) == value
     assert kind.model_validate(value.model_dump(mode="json")) == value
@@ -146,12 +146,12 @@ def test_values_survive_dump_validate_pickle_and_copy(value: Value) -> None:
     assert copy.deepcopy(value) == copy.copy(value) == value
 
 
-def test_dump_keeps_or_writes_datetimes() -> None:
+def test_dump_keeps_or_formats_datetimes() -> None:
     assert CHECKPOINT.model_dump()["time"] == WHEN
     assert CHECKPOINT.model_dump(mode="json")["time"] == "2026-01-02T03:04:05Z"
 
 
-def test_dump_can_leave_nulls_out_at_every_depth() -> None:
+def test_dump_can_omit_none_at_every_depth() -> None:
     request = SampleRequest(prompt=ModelInput.empty(), sampling_params=SamplingParams())
     dumped = request.model_dump(exclude_none=True)
     assert dumped["sampling_params"] == {"temperature": 1, "top_k": -1, "top_p": 1}
@@ -164,7 +164,7 @@ def test_dump_json_can_be_indented() -> None:
     assert json.loads(text)["train_attn"] is True
 
 
-def test_copy_checks_what_it_changes() -> None:
+def test_copy_validates_changes() -> None:
     config = LoraConfig(rank=8)
     assert config.model_copy(update={"rank": 16}) == LoraConfig(rank=16)
     assert config.model_copy() == config
@@ -172,7 +172,7 @@ def test_copy_checks_what_it_changes() -> None:
         config.model_copy(update={"rank": -1})
 
 
-def test_validate_returns_an_instance_as_it_is() -> None:
+def test_validate_returns_instance_unchanged() -> None:
     config = LoraConfig(rank=8)
     assert LoraConfig.model_validate(config) is config
 
@@ -188,33 +188,33 @@ def test_validate_json_needs_json() -> None:
         LoraConfig.model_validate_json("{rank: 8}")
 
 
-def test_bytes_travel_as_base64() -> None:
+def test_bytes_are_encoded_as_base64() -> None:
     assert ImageChunk(data=b"\xff\x00", format="png").model_dump()["data"] == "/wA="
     assert DmelChunk(dmel="/wA=").dmel == b"\xff\x00"  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="base64"):
         DmelChunk(dmel="?")  # type: ignore[arg-type]
 
 
-def test_bounds_are_part_of_the_type() -> None:
+def test_bounds_are_validated() -> None:
     assert SessionSearchRequest(limit=200).limit == 200
     with pytest.raises(InvalidInput, match=r"limit is 201; expected int <= 200"):
         SessionSearchRequest(limit=201)
 
 
-def test_hooks_refuse_what_has_no_wire_form() -> None:
+def test_hooks_refuse_types_without_wire_form() -> None:
     with pytest.raises(NotImplementedError, match="object has no form on the wire"):
         encode_hook(object())
     with pytest.raises(NotImplementedError, match="Random cannot be read"):
         decode_hook(type("Random", (), {}), {})
 
 
-def test_hooks_pass_numpy_and_finished_values() -> None:
+def test_hooks_accept_numpy_and_instances() -> None:
     tensor = TensorData([1], "int64")
     assert encode_hook(np.arange(2)) == [0, 1]
     assert decode_hook(TensorData, tensor) is tensor
 
 
-def test_to_plain_leaves_booleans_and_own_values_alone() -> None:
+def test_to_builtin_keeps_booleans_and_values() -> None:
     tensor = TensorData([1], "int64")
     assert to_builtin(True) is True
     assert to_builtin(tensor) is tensor
@@ -222,7 +222,7 @@ def test_to_plain_leaves_booleans_and_own_values_alone() -> None:
 
 
 # --- what scripts know from pydantic ---------------------------------------------------------
-def test_a_dump_is_chosen_by_field() -> None:
+def test_dump_includes_and_excludes_fields() -> None:
     params = SamplingParams(max_tokens=5, temperature=0.5)
     assert params.model_dump(include={"max_tokens", "seed"}) == {"max_tokens": 5, "seed": None}
     assert "seed" not in params.model_dump(exclude=["seed"])
@@ -233,7 +233,7 @@ def test_a_dump_is_chosen_by_field() -> None:
     }
 
 
-def test_older_names_do_the_same() -> None:
+def test_older_method_names_are_equivalent() -> None:
     config = LoraConfig(rank=8)
     assert config.dict(exclude_none=True) == config.model_dump(exclude_none=True)
     assert config.json(indent=2) == config.model_dump_json(indent=2)
@@ -241,7 +241,7 @@ def test_older_names_do_the_same() -> None:
     assert LoraConfig.parse_obj({"rank": 8}) == config
 
 
-def test_a_deep_copy_shares_no_list() -> None:
+def test_deep_copy_shares_no_list() -> None:
     chunk = EncodedTextChunk(tokens=[1, 2])
     assert chunk.model_copy(deep=True).tokens is not chunk.tokens
 

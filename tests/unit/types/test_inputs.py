@@ -42,7 +42,7 @@ class Letters:
     "tokens",
     [[1, 2], (1, 2), range(1, 3), array("i", [1, 2]), np.array([1, 2], np.int32), [np.int64(1), 2]],
 )
-def test_tokens_of_any_sequence_become_a_list(tokens: Any) -> None:
+def test_any_token_sequence_becomes_a_list(tokens: Any) -> None:
     chunk = EncodedTextChunk(tokens=tokens)
     assert chunk.tokens == [1, 2]
     assert all(type(token) is int for token in chunk.tokens)
@@ -64,23 +64,23 @@ def test_tokens_of_any_sequence_become_a_list(tokens: Any) -> None:
         (None, "tokens is None; expected list, got None"),
     ],
 )
-def test_what_is_no_token_is_refused(tokens: Any, message: str) -> None:
+def test_invalid_token_is_refused(tokens: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         ModelInput.from_ints(tokens)
 
 
-def test_the_largest_token_is_accepted() -> None:
+def test_largest_token_is_accepted() -> None:
     assert ModelInput.from_ints([0, 2**31 - 1]).to_ints() == [0, 2**31 - 1]
 
 
-def test_a_decoded_token_is_checked_too() -> None:
+def test_decoded_tokens_are_checked() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"chunks\[0\].tokens\[1\]"):
         msgspec.json.decode(
             b'{"chunks":[{"type":"encoded_text","tokens":[1,-1]}]}', type=ModelInput
         )
 
 
-def test_image_length_is_what_the_caller_expects() -> None:
+def test_image_length_is_expected_tokens() -> None:
     assert ImageChunk(data=b"", format="png", expected_tokens=7).length == 7
     for chunk in (
         ImageChunk(data=b"", format="png"),
@@ -109,12 +109,12 @@ def test_dmel_length_is_the_first_dimension(header: bytes, length: int) -> None:
         (b"\x00\x00", "needs at least one dimension"),
     ],
 )
-def test_a_broken_dmel_header_is_refused(header: bytes, message: str) -> None:
+def test_invalid_dmel_header_is_refused(header: bytes, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         _ = DmelChunk(dmel=header).length
 
 
-def test_model_input_grows_by_chunks_and_tokens() -> None:
+def test_append_adds_chunks_and_tokens() -> None:
     image = ImageChunk(data=b"x", format="png", expected_tokens=10)
     grown = ModelInput.empty().append_int(1).append(image)
     assert grown.chunks == [EncodedTextChunk(tokens=[1]), image]
@@ -123,7 +123,7 @@ def test_model_input_grows_by_chunks_and_tokens() -> None:
         grown.to_ints()
 
 
-def test_to_ints_joins_chunks_and_gives_a_list_of_its_own() -> None:
+def test_to_ints_joins_chunks_into_a_new_list() -> None:
     joined = INPUT.append_int(9)
     joined.to_ints().append(0)
     assert joined.to_ints() == [1, 2, 3, 9]
@@ -149,7 +149,7 @@ def test_model_input_json_is_the_wire_form() -> None:
     assert msgspec.json.decode(text.model_dump_json(), type=ModelInput) == text
 
 
-def test_an_unknown_chunk_is_refused() -> None:
+def test_unknown_chunk_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"chunks\[0\].type is 'video'"):
         ModelInput.model_validate({"chunks": [{"type": "video"}]})
     with pytest.raises(InvalidInput, match=r"chunks\[0\] is 5; expected dict, got int"):
@@ -162,7 +162,7 @@ def test_from_text_uses_the_tokenizer() -> None:
     assert ModelInput.from_text("abc", encoding).to_ints() == [3]
 
 
-def test_from_text_refuses_what_it_cannot_use() -> None:
+def test_from_text_refuses_invalid_arguments() -> None:
     with pytest.raises(InvalidInput, match="takes a string, got 5"):
         ModelInput.from_text(5, Letters())  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="turns text into tokens, got 'gpt'"):
@@ -217,13 +217,13 @@ def test_nested_lists_keep_their_shape() -> None:
         ("weights", "abc", r"loss_fn_inputs\['weights'\]: expected a tensor, .* got 'abc'"),
     ],
 )
-def test_bad_loss_inputs_are_refused_by_name(name: str, given: Any, message: str) -> None:
+def test_invalid_loss_inputs_are_refused_by_name(name: str, given: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Datum(INPUT, {name: given})
 
 
 @pytest.mark.parametrize("name", ["target_tokens", "weights"])
-def test_mostly_empty_matrices_are_made_sparse(name: str) -> None:
+def test_mostly_empty_matrices_become_sparse(name: str) -> None:
     matrix = np.zeros((4, 50), np.float32)
     matrix[1, 7] = 3
     tensor = Datum(INPUT, {name: matrix}).loss_fn_inputs[name]
@@ -233,14 +233,14 @@ def test_mostly_empty_matrices_are_made_sparse(name: str) -> None:
     assert not Datum(INPUT, {name: np.ones((4, 50))}).loss_fn_inputs[name].is_sparse
 
 
-def test_a_nan_in_a_sparse_matrix_is_found_at_its_dense_place() -> None:
+def test_nan_in_sparse_matrix_is_reported_at_dense_position() -> None:
     matrix = np.zeros((4, 50), np.float32)
     matrix[2, 9] = math.nan
     with pytest.raises(InvalidInput, match=r"^weights\[2, 9\] is nan"):
         Datum(INPUT, {"weights": matrix})
 
 
-def test_a_datum_needs_a_model_input_and_a_dict() -> None:
+def test_datum_needs_model_input_and_dict() -> None:
     with pytest.raises(InvalidInput, match=r"model_input must be a ModelInput, got \[1\]"):
         Datum([1])  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"loss_fn_inputs must be a dict, got \[1\]"):
@@ -254,7 +254,7 @@ def test_datums_compare_pickle_and_copy_by_value() -> None:
     assert pickle.loads(pickle.dumps(datum)) == copy.deepcopy(datum) == datum
 
 
-def test_a_datum_can_travel_as_json() -> None:
+def test_datum_round_trips_through_json() -> None:
     datum = Datum(INPUT, {"weights": [1.0, 0.5, 0.0]})
     data = msgspec.json.encode(datum, enc_hook=encode_hook)
     assert msgspec.json.decode(data, type=Datum, dec_hook=decode_hook) == datum
@@ -273,7 +273,7 @@ def test_provenance_covers_both_fields() -> None:
         datum.with_provenance([prompt, sampled], [sampled])
 
 
-def test_provenance_comes_in_pairs_of_spans() -> None:
+def test_provenance_spans_are_set_in_pairs() -> None:
     span = PromptProvenanceSpan(sequence_id="a", length=3)
     with pytest.raises(InvalidInput, match="go together"):
         Datum(INPUT, {}, [span])
@@ -290,6 +290,6 @@ def test_provenance_comes_in_pairs_of_spans() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [PromptProvenanceSpan, SampledProvenanceSpan])
-def test_a_span_is_checked(kind: Any, wrong: dict[str, Any], message: str) -> None:
+def test_invalid_span_is_refused(kind: Any, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=f"{kind.__name__}.{message}"):
         kind(**{"sequence_id": "a", "length": 1, **wrong})

@@ -18,7 +18,7 @@ FILES = sorted(
 )
 
 
-def test_every_name_is_there_and_no_other() -> None:
+def test_exported_names_match_the_official_package() -> None:
     assert len(types.__all__) == len(set(types.__all__)) == 151
     assert set(types.__all__) <= set(dir(types))
     for name in types.__all__:
@@ -27,20 +27,20 @@ def test_every_name_is_there_and_no_other() -> None:
         _ = types.Tensordata  # type: ignore[attr-defined]
 
 
-def test_checkers_and_python_see_the_same_names() -> None:
+def test_type_checkers_and_python_see_the_same_names() -> None:
     source = Path(types.__file__).read_text()
     for name in (*types.__all__, "TopkLogprobs", "GenericEvent"):
         assert f"        {name} as {name}," in source
 
 
-def test_no_file_loads_numpy_or_torch() -> None:
+def test_no_module_imports_numpy_or_torch() -> None:
     imports = "; ".join(f"import tinkex.types.{name}" for name in FILES)
     probe = f"import sys, tinkex.types; from tinkex.types import *; {imports}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert not {"numpy", "torch", "pydantic", "tinkex.types.arrays"} & set(done.stdout.split())
 
 
-def test_numpy_comes_with_the_first_tensor() -> None:
+def test_numpy_is_imported_with_the_first_tensor() -> None:
     probe = (
         "import sys; from tinkex.types import Datum, ModelInput; "
         "Datum(ModelInput.from_ints([1])); print('numpy' in sys.modules); "
@@ -51,5 +51,5 @@ def test_numpy_comes_with_the_first_tensor() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_says_what_it_is(name: str) -> None:
+def test_every_module_has_a_docstring(name: str) -> None:
     assert importlib.import_module(f"tinkex.types.{name}").__doc__

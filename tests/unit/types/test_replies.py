@@ -56,14 +56,14 @@ def decode(message: Any, kind: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(message), type=kind, dec_hook=decode_hook)
 
 
-def test_a_tinker_path_is_taken_apart() -> None:
+def test_tinker_path_is_parsed() -> None:
     parsed = ParsedCheckpointTinkerPath.from_tinker_path("tinker://s:train:0/sampler_weights/1")
     assert (parsed.training_run_id, parsed.checkpoint_type) == ("s:train:0", "sampler")
     assert parsed.checkpoint_id == "sampler_weights/1"
     assert parsed.tinker_path == "tinker://s:train:0/sampler_weights/1"
 
 
-def test_a_bad_tinker_path_is_refused() -> None:
+def test_invalid_tinker_path_is_refused() -> None:
     with pytest.raises(InvalidInput, match="Invalid tinker path: 'tinker:///weights/x'"):
         ParsedCheckpointTinkerPath.from_tinker_path("tinker:///weights/x")
 
@@ -103,19 +103,19 @@ def test_checkpoints_have_pages_in_the_console() -> None:
         ({**FAILED, "category": "cosmic"}, None),
     ],
 )
-def test_a_status_that_is_unknown_reads_as_none(status: Any, expected: Any) -> None:
+def test_unknown_status_is_none(status: Any, expected: Any) -> None:
     summary = decode({**SUMMARY, "status": status}, SessionSummary)
     assert summary.status == expected
     assert summary.session_id == "s"
     assert SessionSummary.model_validate(summary.model_dump()) == summary
 
 
-def test_a_status_that_is_no_object_is_an_error() -> None:
+def test_status_must_be_an_object() -> None:
     with pytest.raises(msgspec.ValidationError, match="status is 'active'; expected dict"):
         decode({**SUMMARY, "status": "active"}, SessionSummary)
 
 
-def test_completions_in_an_unknown_state_are_left_out() -> None:
+def test_completions_in_unknown_state_are_omitted() -> None:
     answer = decode(
         {
             "completions": [
@@ -132,7 +132,7 @@ def test_completions_in_an_unknown_state_are_left_out() -> None:
     assert (finished.state, FutureFailed.state) == ("finished", "failed")
 
 
-def test_unknown_kinds_of_usage_are_kept() -> None:
+def test_unknown_kinds_of_usage_are_preserved() -> None:
     known = decode(
         {**EVENT, "event_info": {"type": "storage", "gigabyte_hours": 2}}, BillingUsageEvent
     )
@@ -143,7 +143,7 @@ def test_unknown_kinds_of_usage_are_kept() -> None:
         decode({**EVENT, "event_info": {"type": "storage"}}, BillingUsageEvent)
 
 
-def test_an_empty_config_has_every_default() -> None:
+def test_empty_config_has_all_defaults() -> None:
     config = decode({}, ClientConfigResponse)
     assert config == ClientConfigResponse()
     assert (config.fwdbwd_max_chunk_len, config.sample_max_concurrent_requests) == (1024, 2000)
@@ -155,7 +155,7 @@ def test_failures_carry_a_category() -> None:
     assert failed.category is RequestErrorCategory.User
 
 
-def test_a_search_is_checked_before_it_is_sent() -> None:
+def test_search_request_is_validated() -> None:
     request = SessionSearchRequest(
         owner=UserSearchOwner(owner_urns=["u"]),
         statuses=[ClientFinishedSessionStatusQuery(reasons=["errored"])],
@@ -185,12 +185,12 @@ def test_a_search_is_checked_before_it_is_sent() -> None:
         ),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_search_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         SessionSearchRequest(**wrong)
 
 
-def test_telemetry_events_are_told_apart_by_their_event() -> None:
+def test_telemetry_events_are_decoded_by_tag() -> None:
     common = {"event_id": "e", "event_session_index": 0, "severity": "INFO"}
     common["timestamp"] = "2026-01-02T03:04:05Z"
     request = decode(

@@ -41,23 +41,23 @@ from tinkex.types.sampling import FILLER_LOGPROB
         ("stop", 5, "is 5; expected"),
     ],
 )
-def test_sampling_params_refuse_what_makes_no_sense(field: str, value: Any, message: str) -> None:
+def test_invalid_sampling_params_are_refused(field: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=f"SamplingParams.{field} ?{message}"):
         SamplingParams(**{field: value})
 
 
 @pytest.mark.parametrize("stop", [None, "", "\n", [], ["a", "b"], [1, 2], ("a",)])
-def test_every_form_of_stop_is_kept(stop: Any) -> None:
+def test_every_form_of_stop_is_accepted(stop: Any) -> None:
     kept = SamplingParams(stop=stop).stop
     assert kept == (list(stop) if isinstance(stop, tuple) else stop)
 
 
-def test_sampling_params_take_the_edges() -> None:
+def test_sampling_params_accept_boundary_values() -> None:
     params = SamplingParams(max_tokens=1, temperature=0, top_p=1, top_k=1, seed=-1)
     assert (params.max_tokens, params.temperature, params.top_k, params.seed) == (1, 0.0, 1, -1)
 
 
-def test_a_sequence_makes_its_lists_when_asked() -> None:
+def test_sequence_creates_lists_on_access() -> None:
     sequence = SampledSequence(
         "stop", "id", np.array([5, 6], np.int32), np.array([-0.5, -1.0], np.float32)
     )
@@ -71,7 +71,7 @@ def test_a_sequence_makes_its_lists_when_asked() -> None:
     assert all(type(token) is int for token in sequence.tokens)
 
 
-def test_a_sequence_can_be_built_from_lists() -> None:
+def test_sequence_can_be_built_from_lists() -> None:
     sequence = SampledSequence(
         stop_reason="length", sequence_id="id", _tokens_list=[5], _logprobs_list=[-0.5]
     )
@@ -81,12 +81,12 @@ def test_a_sequence_can_be_built_from_lists() -> None:
     )
 
 
-def test_a_sequence_without_anything_is_empty() -> None:
+def test_sequence_without_data_is_empty() -> None:
     sequence = SampledSequence(stop_reason="stop", sequence_id="id")
     assert (sequence.tokens, sequence.logprobs) == ([], None)
 
 
-def test_topk_rows_lose_their_filler() -> None:
+def test_topk_rows_omit_padding() -> None:
     filler = (0, FILLER_LOGPROB)
     cells = [[(7, -0.5), (0, -1.0), filler], [filler, filler, filler], [(1, -2.0), filler, filler]]
     topk = TopkLogprobs(
@@ -100,7 +100,7 @@ def test_topk_rows_lose_their_filler() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
-def test_topk_of_nothing_is_nothing(shape: tuple[int, int]) -> None:
+def test_empty_topk_has_no_rows(shape: tuple[int, int]) -> None:
     assert TopkLogprobs(np.zeros(shape, np.int32), np.zeros(shape, np.float32)).to_rows() == []
 
 
@@ -127,7 +127,7 @@ def test_responses_compare_pickle_and_copy_by_value() -> None:
     assert response.sequences[0] != SampledSequence("length", "id", np.array([5], np.int32))
 
 
-def test_results_have_no_dict_to_waste() -> None:
+def test_results_have_no_instance_dict() -> None:
     sequence = SampledSequence("stop", "id")
     assert not hasattr(sequence, "__dict__")
     assert not hasattr(SampleResponse([sequence]), "__dict__")

@@ -65,7 +65,7 @@ def test_other_types_are_converted() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.complex64, object])
-def test_types_without_a_wire_form_are_refused(dtype: Any) -> None:
+def test_unsupported_dtypes_are_refused(dtype: Any) -> None:
     with pytest.raises(InvalidInput, match="has no tensor type"):
         TensorData.from_numpy(np.zeros(2, dtype))
 
@@ -77,7 +77,7 @@ def test_from_numpy_needs_an_array(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, "float64", "bool"])
-def test_the_dtype_must_be_known(dtype: Any) -> None:
+def test_unknown_dtype_is_refused(dtype: Any) -> None:
     with pytest.raises(InvalidInput, match=f"dtype is {dtype!r}; expected"):
         TensorData([1], dtype)
 
@@ -112,12 +112,12 @@ def test_numbers_that_do_not_fit_are_refused(data: Any, dtype: Any, message: str
         (4, "shape is 4; expected a list of sizes"),
     ],
 )
-def test_a_shape_must_fit(shape: Any, message: str) -> None:
+def test_shape_must_fit(shape: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         TensorData([1, 2, 3, 4], "int64", shape)
 
 
-def test_an_empty_shape_has_limits_too() -> None:
+def test_empty_shape_is_limited() -> None:
     assert TensorData([], "float32", [0, 5]).to_numpy().shape == (0, 5)
     with pytest.raises(InvalidInput, match="does not fit 0 numbers"):
         TensorData([], "float32", [0, 2**80])
@@ -152,7 +152,7 @@ def test_csr_is_densified_with_the_pad_value() -> None:
         ({"sparse_col_indices": [2, -1, 3]}, "has -1; columns go from 0 to 3"),
     ],
 )
-def test_csr_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_csr_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         TensorData(**{**CSR, **change})
 
@@ -169,14 +169,14 @@ def test_csr_round_trip_equals_dense(matrix: npt.NDArray[Any], pad: int) -> None
 
 
 @pytest.mark.parametrize("pad", [0.0, True, "0", None])
-def test_the_pad_value_must_be_an_integer(pad: Any) -> None:
+def test_pad_value_must_be_an_integer(pad: Any) -> None:
     with pytest.raises(InvalidInput, match="expected an integer"):
         TensorData(**CSR).to_numpy(pad)
     with pytest.raises(InvalidInput, match="expected an integer"):
         TensorData.from_numpy_sparse(np.zeros((3, 3)), pad)
 
 
-def test_read_only_memory_is_shared_inside_and_copied_outside() -> None:
+def test_read_only_memory_is_copied_for_callers() -> None:
     array = np.frombuffer(b"\x00\x00\x80\x3f", np.float32)
     tensor = TensorData.from_numpy(array)
     assert tensor.array is array
@@ -224,12 +224,12 @@ def test_null_on_the_wire_is_nan() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 5, {}, {"data": [1]}])
-def test_the_wire_form_is_an_object_with_a_dtype(wrong: Any) -> None:
+def test_wire_form_is_an_object_with_a_dtype(wrong: Any) -> None:
     with pytest.raises(InvalidInput, match="read from an object with a dtype"):
         TensorData.from_wire(wrong)
 
 
-def test_the_first_number_that_is_not_finite_is_found_in_dense_places() -> None:
+def test_first_non_finite_number_is_reported_at_dense_position() -> None:
     assert TensorData([1.0, 2.0], "float32").find_not_finite() is None
     assert TensorData([[0.0, math.inf]], "float32").find_not_finite() == ("[0, 1]", math.inf)
     csr = {**CSR, "dtype": "float32", "data": [1.0, 2.0, -math.inf]}

@@ -36,7 +36,7 @@ for number in range(200):
 """
 
 
-def test_a_new_kind_of_value_is_built_by_many_threads_at_once() -> None:
+def test_new_type_is_built_by_many_threads_at_once() -> None:
     """msgspec itself crashes here, so a process of its own is asked."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

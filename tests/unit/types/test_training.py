@@ -43,12 +43,12 @@ from tinkex.types.base import decode_hook, encode_hook
         ("learning_rate", "1", "is '1'; expected float, got str"),
     ],
 )
-def test_adam_refuses_numbers_that_cannot_work(field: str, value: Any, message: str) -> None:
+def test_invalid_adam_params_are_refused(field: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=f"AdamParams.{field} {message}"):
         AdamParams(**{field: value})
 
 
-def test_adam_takes_integers_and_zero() -> None:
+def test_adam_accepts_integers_and_zero() -> None:
     params = AdamParams(learning_rate=0, beta1=0, weight_decay=1)
     assert (params.learning_rate, params.weight_decay) == (0.0, 1.0)
 
@@ -62,7 +62,7 @@ def test_adam_takes_integers_and_zero() -> None:
         ({"learning_rate": 1, "grad_clip_norm": math.nan}, "grad_clip_norm is nan"),
     ],
 )
-def test_dimuon_refuses_numbers_that_cannot_work(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_dimuon_params_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         DimuonParams(**wrong)
 
@@ -85,7 +85,7 @@ def test_lora_must_train_something() -> None:
         (OptimParamsBase(type="new", x=[1]), "optimizer_params", {"type": "new", "x": [1]}),
     ],
 )
-def test_a_step_goes_out_under_the_name_of_its_family(params: Any, key: str, wire: Any) -> None:
+def test_optim_step_uses_the_wire_name_of_its_optimizer(params: Any, key: str, wire: Any) -> None:
     request = OptimStepRequest(optim_params=params, model_id="m", seq_id=3)
     assert request.optim_params == params
     assert request.model_dump(exclude_none=True) == {
@@ -99,14 +99,14 @@ def test_a_step_goes_out_under_the_name_of_its_family(params: Any, key: str, wir
     assert pickle.loads(pickle.dumps(request)) == copy.deepcopy(request) == request
 
 
-def test_a_step_may_be_built_with_the_wire_names() -> None:
+def test_optim_step_accepts_wire_names() -> None:
     by_name = OptimStepRequest(adam_params=AdamParams(), model_id="m")  # type: ignore[call-arg]
     assert by_name == OptimStepRequest(optim_params=AdamParams(), model_id="m")
     given = {"optim_params": {"type": "dimuon", "learning_rate": 1}, "model_id": "m"}
     assert OptimStepRequest.model_validate(given).optim_params == DimuonParams(learning_rate=1)
 
 
-def test_a_step_needs_exactly_one_family() -> None:
+def test_optim_step_needs_exactly_one_optimizer() -> None:
     with pytest.raises(InvalidInput, match="either adam_params or optimizer_params, got None"):
         OptimStepRequest(model_id="m")  # type: ignore[call-arg]
     with pytest.raises(msgspec.ValidationError, match="either adam_params or optimizer_params"):
@@ -124,12 +124,12 @@ def test_a_step_needs_exactly_one_family() -> None:
         (7, "optimizer_params is 7; expected dict, got int"),
     ],
 )
-def test_bad_numbers_of_a_known_family_are_not_kept(params: Any, message: str) -> None:
+def test_invalid_params_of_known_optimizer_are_refused(params: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         OptimStepRequest.model_validate({"model_id": "m", "optimizer_params": params})
 
 
-def test_optimizer_configs_of_any_family_are_read() -> None:
+def test_optimizer_configs_of_any_kind_are_decoded() -> None:
     def read(config: dict[str, Any]) -> Any:
         info = {"base_model": "b", "is_lora": True, "optimizer_config": config}
         return WeightsInfoResponse.model_validate(info).optimizer_config
@@ -141,14 +141,14 @@ def test_optimizer_configs_of_any_family_are_read() -> None:
     assert (kept.type, kept.version, kept.extra) == ("dimuon", 2, [1])
 
 
-def test_the_default_optimizer_is_adamw() -> None:
+def test_default_optimizer_is_adamw() -> None:
     request = CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
     assert request.model_dump()["optimizer_config"] == {"type": "adamw"}
     info = GetInfoResponse.model_validate({"model_data": {}, "model_id": "m"})
     assert info.optimizer_config == AdamOptimizerConfig()
 
 
-def test_a_known_config_refuses_what_it_does_not_have() -> None:
+def test_known_config_refuses_unknown_fields() -> None:
     with pytest.raises(InvalidInput, match="AdamOptimizerConfig has no field 'version'"):
         AdamOptimizerConfig(version=1)
     with pytest.raises(InvalidInput, match="version is 2; expected 1"):
@@ -170,7 +170,7 @@ def test_open_records_are_frozen_values() -> None:
         _ = record.y
 
 
-def test_outputs_travel_as_json_with_their_tensors() -> None:
+def test_outputs_round_trip_through_json() -> None:
     logprobs = TensorData([-0.5, math.nan], "float32")
     output = ForwardBackwardOutput("ArrayRecord", [{"logprobs": logprobs}], {"loss:sum": 1.5})
     data = msgspec.json.encode(output, enc_hook=encode_hook)

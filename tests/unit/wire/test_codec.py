@@ -53,7 +53,7 @@ class Everything(msgspec.Struct, rename={"renamed": "other"}):
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=list)
 
 
-def test_sample_request_is_the_object_the_official_client_sends() -> None:
+def test_sample_request_matches_the_official_client() -> None:
     assert read(ask(sampling_session_id="s", seq_id=3, prompt_logprobs=False)) == {
         "num_samples": 1,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
@@ -83,17 +83,17 @@ def test_bytes_are_base64() -> None:
     assert decode_json(encode_json(chunk), ImageChunk) == chunk
 
 
-def test_none_is_left_out_where_the_field_may_be() -> None:
+def test_none_is_omitted_for_optional_fields() -> None:
     assert "when" not in read(Everything(needed=1))
     assert read(Everything(needed=None))["needed"] is None
 
 
-def test_none_in_a_dict_or_list_stays() -> None:
+def test_none_in_dict_or_list_is_kept() -> None:
     assert read({"a": None, "b": [None, ask(), {"c": None}]})["a"] is None
     assert read({"b": [None]}) == {"b": [None]}
 
 
-def test_defaults_names_enums_and_dates_are_written() -> None:
+def test_defaults_renamed_fields_enums_and_dates_are_encoded() -> None:
     when = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
     assert read(Everything(needed=1, when=when)) == {
         "needed": 1,
@@ -106,14 +106,14 @@ def test_defaults_names_enums_and_dates_are_written() -> None:
     }
 
 
-def test_open_record_is_written_with_all_its_fields() -> None:
+def test_open_record_is_encoded_with_all_fields() -> None:
     config = OptimizerConfigBase(type="new", depth=3, nested={"x": [1.5]})
     assert read({"optimizer_config": config}) == {
         "optimizer_config": {"type": "new", "depth": 3, "nested": {"x": [1.5]}}
     }
 
 
-def test_numpy_numbers_are_written() -> None:
+def test_numpy_numbers_are_encoded() -> None:
     wire = read({"a": np.float32(0.5), "b": np.int64(3), "c": np.arange(3), "d": np.float64(2)})
     assert wire == {"a": 0.5, "b": 3, "c": [0, 1, 2], "d": 2.0}
 
@@ -139,18 +139,18 @@ def adam_with(value: float) -> OptimStepRequest:
         ({"c": OptimizerConfigBase(type="t", rate=float("inf"))}, "c.rate is inf"),
     ],
 )
-def test_number_that_json_lacks_is_refused_by_name(message: object, sentence: str) -> None:
+def test_nan_and_infinity_are_refused_by_name(message: object, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         encode_json(message)
 
 
 @pytest.mark.parametrize("value", [object(), "\ud800", {(1, 2): 3}])
-def test_what_json_cannot_hold_is_refused(value: object) -> None:
+def test_unencodable_value_is_refused(value: object) -> None:
     with pytest.raises(InvalidInput, match="cannot be written as JSON"):
         encode_json({"x": value})
 
 
-def test_token_lists_are_not_walked() -> None:
+def test_token_lists_are_not_traversed() -> None:
     class Counted(list[int]):
         num_walks = 0
 
@@ -168,7 +168,7 @@ def test_token_lists_are_not_walked() -> None:
     assert Counted.num_walks == 0
 
 
-def test_a_long_prompt_comes_back() -> None:
+def test_long_prompt_round_trip() -> None:
     request = ask(prompt=ModelInput.from_ints(list(range(200_000))))
     assert decode_json(encode_json(request), SampleRequest) == request
 
@@ -188,7 +188,7 @@ def test_decoding_checks_tensors() -> None:
         decode_json(body.replace(b"[1,1]", b"[1,2]"), SampleRequest)
 
 
-def test_builtin_types_are_read_too() -> None:
+def test_builtin_types_are_decoded() -> None:
     assert decode_json(b'{"a": [1]}', dict[str, list[int]]) == {"a": [1]}
 
 

@@ -18,7 +18,7 @@ def unsized(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_content_size=False).compress(data)
 
 
-def test_empty_and_large_bodies_survive() -> None:
+def test_empty_and_large_bodies_round_trip() -> None:
     for data in (b"", b"x", bytes(3_000_000), bytes(range(256)) * 4000):
         assert decompress_zstd(compress_zstd(data), len(data)) == data
         assert decompress_zstd(unsized(data), len(data)) == data
@@ -26,20 +26,20 @@ def test_empty_and_large_bodies_survive() -> None:
 
 @settings(derandomize=True, max_examples=50)
 @given(st.lists(st.binary(max_size=2000), min_size=1, max_size=4))
-def test_frames_follow_each_other(parts: list[bytes]) -> None:
+def test_concatenated_frames_are_decompressed(parts: list[bytes]) -> None:
     body = b"".join(map(unsized, parts))
     assert decompress_zstd(body, 10_000) == b"".join(parts)
 
 
 @pytest.mark.parametrize("pack", [compress_zstd, unsized])
-def test_limit_is_the_last_size_that_passes(pack: type) -> None:
+def test_limit_is_inclusive(pack: type) -> None:
     body = pack(bytes(5000))
     assert len(decompress_zstd(body, 5000)) == 5000
     with pytest.raises(WireError, match="4999"):
         decompress_zstd(body, 4999)
 
 
-def test_bomb_is_stopped_early() -> None:
+def test_decompression_bomb_is_stopped_early() -> None:
     bomb = unsized(bytes(400_000_000))
     tracemalloc.start()
     with pytest.raises(WireError, match="more than 1000000 bytes"):
@@ -49,7 +49,7 @@ def test_bomb_is_stopped_early() -> None:
     assert peak < 120_000_000
 
 
-def test_frame_that_lies_about_its_size_is_refused() -> None:
+def test_frame_with_wrong_size_is_refused() -> None:
     honest = compress_zstd(b"a" * 200)
     at = honest.index(bytes([200]), 4)
     for claimed in (10, 255):
@@ -70,12 +70,12 @@ def test_every_prefix_is_refused(pack: type) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"plain", compress_zstd(b"x") + b"!", unsized(b"x") + b"more"]
 )
-def test_what_is_not_zstd_is_refused(body: bytes) -> None:
+def test_other_data_is_refused(body: bytes) -> None:
     with pytest.raises(WireError):
         decompress_zstd(body, 1000)
 
 
-def test_a_frame_that_asks_for_much_memory_to_look_back_is_refused() -> None:
+def test_frame_with_large_window_is_refused() -> None:
     wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
     packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     body = packer.compress(bytes(1000)) + packer.flush()
@@ -83,7 +83,7 @@ def test_a_frame_that_asks_for_much_memory_to_look_back_is_refused() -> None:
         decompress_zstd(body, 10_000)
 
 
-def test_the_size_of_the_content_is_known_before_it_is_unpacked() -> None:
+def test_content_size_is_read_without_decompression() -> None:
     assert zstd_content_size(compress_zstd(bytes(5000))) == 5000
     assert zstd_content_size(unsized(bytes(5000))) is None
     assert zstd_content_size(b"no zstd") == 0

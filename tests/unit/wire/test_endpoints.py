@@ -96,22 +96,22 @@ def test_every_path_is_in_the_table_exactly_once() -> None:
     assert table == Counter(PROTOCOL + LEGACY + OWN)
 
 
-def test_what_is_legacy_says_so() -> None:
+def test_legacy_endpoints_are_marked() -> None:
     assert sorted((row.method, row.path) for row in ROWS if row.is_legacy) == sorted(LEGACY)
 
 
-def test_what_is_our_own_says_so() -> None:
+def test_tinkex_only_endpoints_are_marked() -> None:
     assert [(row.method, row.path) for row in ROWS if row.is_tinkex_only] == OWN
 
 
-def test_names_are_unique_and_lead_to_their_row() -> None:
+def test_names_are_unique() -> None:
     assert [name for name, count in Counter(row.name for row in ROWS).items() if count > 1] == []
     assert {name: row.path for name, row in ENDPOINTS.items()} == {r.name: r.path for r in ROWS}
     assert len(ENDPOINTS) == len(PROTOCOL) + len(LEGACY) + len(OWN)
     assert all(name.isidentifier() for name in ENDPOINTS)
 
 
-def test_jobs_are_called_by_their_official_names() -> None:
+def test_request_types_match_the_official_names() -> None:
     kinds = {row.name: row.request_type for row in ROWS if row.result_type is not None}
     assert kinds == {
         "create_model": "CreateModel",
@@ -140,7 +140,7 @@ def test_bodies() -> None:
             assert row.method == "GET", row.name
 
 
-def test_queries_are_those_of_the_protocol() -> None:
+def test_queries_match_the_protocol() -> None:
     assert {row.path: row.query for row in ROWS if row.query} == {
         "/training_runs": {"limit", "offset", "access_scope", "project_id", "search"},
         RUN: {"access_scope"},
@@ -155,7 +155,7 @@ def test_queries_are_those_of_the_protocol() -> None:
     }
 
 
-def test_time_limits_are_those_of_the_appendix() -> None:
+def test_timeouts_match_the_protocol() -> None:
     limits = {row.name: row.timeout_seconds for row in ROWS}
     appendix = {
         "client_dynamic_config": 10.0,
@@ -173,7 +173,7 @@ def test_time_limits_are_those_of_the_appendix() -> None:
     assert {row.timeout_seconds for row in ROWS if row.result_type is not None} == {None}
 
 
-def test_a_conflict_is_final_where_it_means_already_so() -> None:
+def test_conflict_is_not_retried_for_idempotent_changes() -> None:
     final = {row.name for row in ROWS if not row.retries_conflict}
     assert final == {
         "delete_checkpoint",
@@ -187,7 +187,7 @@ def test_a_conflict_is_final_where_it_means_already_so() -> None:
 # --- paths --------------------------------------------------------------------------------
 
 
-def test_a_path_without_places_stands_as_it_is() -> None:
+def test_path_without_placeholders_is_unchanged() -> None:
     assert api.OPTIM_STEP.url_path() == "/api/v1/optim_step"
 
 
@@ -196,12 +196,12 @@ def test_colons_stay_in_ids() -> None:
     assert path == "/api/v1/training_runs/s-1:train:0"
 
 
-def test_a_checkpoint_id_keeps_its_slash() -> None:
+def test_checkpoint_id_keeps_its_slash() -> None:
     path = api.PUBLISH_CHECKPOINT.url_path(training_run_id="r:train:0", checkpoint_id="weights/01")
     assert path == "/api/v1/training_runs/r:train:0/checkpoints/weights/01/publish"
 
 
-def test_other_ids_do_not() -> None:
+def test_slash_in_other_ids_is_quoted() -> None:
     assert api.GET_RUN.url_path(training_run_id="a/b") == "/api/v1/training_runs/a%2Fb"
     assert api.GET_SAMPLER.url_path(sampler_id="a/../b") == "/api/v1/samplers/a%2F..%2Fb"
 
@@ -223,7 +223,7 @@ def test_hostile_ids_are_quoted(hostile: str, quoted: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", ".", "..", None, 5, b"x"])
-def test_ids_that_name_nothing_are_refused(bad: Any) -> None:
+def test_empty_and_dot_ids_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidInput, match="session_id"):
         api.GET_SESSION.url_path(session_id=bad)
 
@@ -231,12 +231,12 @@ def test_ids_that_name_nothing_are_refused(bad: Any) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "/", "weights/", "/x", "weights/..", "../weights/x", "weights//x", "./x", "."]
 )
-def test_checkpoint_ids_that_climb_are_refused(bad: str) -> None:
+def test_checkpoint_ids_with_dots_are_refused(bad: str) -> None:
     with pytest.raises(InvalidInput, match=r"checkpoint.id"):
         api.DELETE_CHECKPOINT.url_path(training_run_id="r", checkpoint_id=bad)
 
 
-def test_a_missing_id_is_named() -> None:
+def test_missing_id_is_named() -> None:
     with pytest.raises(InvalidInput, match="delete_checkpoint needs checkpoint_id"):
         api.DELETE_CHECKPOINT.url_path(training_run_id="r")
 
@@ -256,7 +256,7 @@ def test_no_id_escapes_its_segment(value: str) -> None:
     assert unquote(segments[4]) == value
 
 
-def test_rows_cannot_be_changed() -> None:
+def test_endpoints_are_frozen() -> None:
     with pytest.raises(AttributeError):
         api.SAMPLE.path = "/other"  # type: ignore[misc]
     assert PREFIX == "/api/v1"

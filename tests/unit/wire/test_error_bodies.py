@@ -36,12 +36,14 @@ User, Server, Unknown = (
         ("plain text\n", "plain text", None),
     ],
 )
-def test_every_dialect(body: Any, message: str, category: RequestErrorCategory | None) -> None:
+def test_every_dialect_is_parsed(
+    body: Any, message: str, category: RequestErrorCategory | None
+) -> None:
     assert parse_error_body(body) == ErrorBody(message, category)
 
 
 @pytest.mark.parametrize("body", [None, {}, [], "", "  ", 5, {"path": "x"}, {"category": "user"}])
-def test_what_is_no_fault(body: Any) -> None:
+def test_bodies_without_error_are_not_parsed(body: Any) -> None:
     assert parse_error_body(body) is None
 
 
@@ -56,13 +58,13 @@ VALUES = st.recursive(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(VALUES)
-def test_nothing_a_server_says_makes_it_raise(body: Any) -> None:
+def test_parsing_never_raises(body: Any) -> None:
     fault = parse_error_body(body)
     assert fault is None or isinstance(fault.message, str)
 
 
 @pytest.mark.parametrize("category", list(RequestErrorCategory))
-def test_what_is_written_is_read_again(category: RequestErrorCategory) -> None:
+def test_error_body_round_trip(category: RequestErrorCategory) -> None:
     body = make_error_body("no such model", category)
     assert parse_error_body(body) == ErrorBody("no such model", category)
     # `detail` is what REST callers of the official package show.

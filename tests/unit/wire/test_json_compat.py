@@ -67,7 +67,7 @@ def test_forward_request_is_read() -> None:
     assert forward_request_from_json(wire) == ForwardRequest(INPUT, "m")
 
 
-def test_requests_survive_json() -> None:
+def test_requests_round_trip_through_json() -> None:
     for request in (ForwardBackwardRequest(INPUT, "m", 4), ForwardRequest(INPUT, "m")):
         assert decode_json(encode_json(request), type(request)) == request
     assert b"null" not in encode_json(ForwardRequest(INPUT, "m"))
@@ -75,7 +75,7 @@ def test_requests_survive_json() -> None:
 
 @SLOW_IS_FINE
 @given(datums())
-def test_datums_survive_json_without_spans(datum: Datum) -> None:
+def test_datums_round_trip_through_json_without_spans(datum: Datum) -> None:
     request = ForwardBackwardRequest(ForwardBackwardInput([datum], "ppo"), "m")
     plain = Datum(datum.model_input, datum.loss_fn_inputs)
     expected = ForwardBackwardRequest(ForwardBackwardInput([plain], "ppo"), "m")
@@ -83,7 +83,7 @@ def test_datums_survive_json_without_spans(datum: Datum) -> None:
 
 
 @pytest.mark.parametrize("wire", [{}, {"forward_backward_input": {}, "model_id": "m"}, [], None])
-def test_request_with_holes_is_refused(wire: object) -> None:
+def test_request_with_missing_fields_is_refused(wire: object) -> None:
     with pytest.raises(msgspec.ValidationError):
         forward_backward_request_from_json(wire)
 
@@ -112,14 +112,14 @@ def test_output_is_read() -> None:
     assert math.isnan(output.metrics["grad:max"])
 
 
-def test_output_with_everything_missing_is_empty() -> None:
+def test_output_without_fields_is_empty() -> None:
     empty = ForwardBackwardOutput("ArrayRecord", [], {})
     nulls = {"loss_fn_output_type": None, "loss_fn_outputs": None, "metrics": None}
     assert forward_backward_output_from_json({}) == empty
     assert forward_backward_output_from_json(nulls) == empty
 
 
-def test_output_survives_json() -> None:
+def test_output_round_trips_through_json() -> None:
     tensor = TensorData([1.0, 2.0], "float32", [1, 2])
     output = ForwardBackwardOutput("T", [{"logprobs": tensor}, {}], {"loss:sum": 1.5})
     assert decode_json(encode_json(output), ForwardBackwardOutput) == output
@@ -156,7 +156,7 @@ def test_sample_is_read() -> None:
     assert response.prompt_cache_hit_tokens == 0
 
 
-def test_sample_survives_json() -> None:
+def test_sample_round_trips_through_json() -> None:
     response = SampleResponse(
         [SampledSequence("stop", "", _tokens_list=[1], _logprobs_list=[-0.5])],
         prompt_cache_hit_tokens=2,
@@ -177,7 +177,7 @@ def test_sample_survives_json() -> None:
         {"sequences": [], "target_prompt_logprobs": {"data": [1], "dtype": "int8"}},
     ],
 )
-def test_sample_that_makes_no_sense_is_refused(wire: object) -> None:
+def test_invalid_sample_is_refused(wire: object) -> None:
     with pytest.raises(msgspec.ValidationError):
         sample_response_from_json(wire)
 
@@ -196,7 +196,7 @@ PASS_0_12 = b"""{"forward_backward_input": {"data": [{"loss_fn_inputs": {"target
     4}"""
 
 
-def test_the_type_of_a_chunk_is_inferred() -> None:
+def test_chunk_type_is_inferred() -> None:
     request = decode_json(SAMPLE_0_12, SampleRequest)
     kinds = [chunk.type for chunk in request.prompt.chunks]
     assert kinds == ["encoded_text", "image", "image_asset_pointer"]
@@ -205,13 +205,13 @@ def test_the_type_of_a_chunk_is_inferred() -> None:
     assert decode_json(forward, ForwardRequest).forward_input == INPUT
 
 
-def test_an_image_may_say_how_many_tokens_it_takes() -> None:
+def test_legacy_image_chunk_with_token_count_is_read() -> None:
     image = b'{"data": "AP8=", "format": "png", "height": 2, "width": 2, "tokens": 3}'
     body = SAMPLE_0_12.replace(b'{"tokens": [1, 2]}', image)
     assert decode_json(body, SampleRequest).prompt.chunks[0].type == "image"
 
 
-def test_a_type_that_is_there_decides() -> None:
+def test_existing_chunk_type_is_kept() -> None:
     mixed = SAMPLE_0_12.replace(b'{"tokens"', b'{"location": "x", "type": "encoded_text", "tokens"')
     assert decode_json(mixed, SampleRequest).prompt.chunks[0].type == "encoded_text"
 
@@ -223,18 +223,18 @@ def test_a_type_that_is_there_decides() -> None:
         (b'{"format": "png"}', "has none of tokens, data, location; set its type"),
     ],
 )
-def test_an_unclear_chunk_is_refused(chunk: bytes, sentence: str) -> None:
+def test_ambiguous_chunk_is_refused(chunk: bytes, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         decode_json(SAMPLE_0_12.replace(b'{"tokens": [1, 2]}', chunk), SampleRequest)
 
 
 @pytest.mark.parametrize("wrong", [b"5", b'{"tokens": ["x"]}', b'{"tokens": 7}', b"[[]]"])
-def test_other_mistakes_are_still_refused(wrong: bytes) -> None:
+def test_other_invalid_chunks_are_refused(wrong: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):
         decode_json(SAMPLE_0_12.replace(b'{"tokens": [1, 2]}', wrong), SampleRequest)
 
 
-def test_a_current_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinkex.wire.codec.add_chunk_types", None)
     body = SAMPLE_0_12.replace(b'{"tokens"', b'{"type": "encoded_text", "tokens"')
     body = body.replace(b'{"data"', b'{"type": "image", "data"')

@@ -44,7 +44,7 @@ def rows(data: bytes, name: str = "x") -> list[Any]:
 FLOATS = struct.pack("<6f", 0, 1, 2, 3, 4, 5)
 
 
-def test_bytes_are_those_of_the_official_package() -> None:
+def test_bytes_match_the_official_package() -> None:
     outputs = [{"logprobs": TensorData(values, "float32")} for values in ([1.0, 2.0], [3.0])]
     body = encode_forward_backward_output(ForwardBackwardOutput("Rec", outputs, {"loss:sum": 0.0}))
     assert body.hex() == (
@@ -57,7 +57,7 @@ def test_bytes_are_those_of_the_official_package() -> None:
     )
 
 
-def test_rows_are_cut_at_the_offsets() -> None:
+def test_rows_are_split_at_the_offsets() -> None:
     assert rows(record(3, x=column(FLOATS, [0, 8, 8, 24]))) == [[0, 1], [], [2, 3, 4, 5]]
 
 
@@ -68,7 +68,7 @@ def test_rows_have_the_trailing_shape() -> None:
     assert empty.loss_fn_outputs[0]["x"].shape == [0, 0, 3]
 
 
-def test_rows_share_memory_that_may_be_written() -> None:
+def test_rows_share_writable_memory() -> None:
     output = decode_forward_backward_output(record(2, x=column(FLOATS, [0, 12, 24])))
     first, second = (datum["x"].to_numpy() for datum in output.loss_fn_outputs)
     assert np.shares_memory(first.base, second.base)
@@ -93,7 +93,7 @@ def test_every_dtype_is_read(dtype: int, data: bytes, expected: list[Any]) -> No
     assert output.dtype == ("float32" if dtype == 4 else "int64")
 
 
-def test_records_follow_each_other_and_may_differ() -> None:
+def test_several_records_are_read() -> None:
     body = record(1, x=column(FLOATS, [0, 8])) + record(
         1, x=column(struct.pack("<2q", 1, 2), [0, 16], 2, [2])
     )
@@ -105,7 +105,7 @@ def test_datums_without_fields_are_counted() -> None:
     assert output.loss_fn_outputs == [{}, {}, {}]
 
 
-def test_uncounted_record_is_counted_by_its_columns() -> None:
+def test_record_without_count_uses_its_columns() -> None:
     assert rows(record(0, x=column(FLOATS, [0, 8, 24]))) == [[0, 1], [2, 3, 4, 5]]
 
 
@@ -116,12 +116,12 @@ def test_count_is_authoritative() -> None:
 @pytest.mark.parametrize(
     ("sent", "read"), [("a.b:C", "C"), ("a:b:C", "C"), ("C", "C"), ("", "ArrayRecord")]
 )
-def test_output_type_loses_its_module(sent: str, read: str) -> None:
+def test_module_of_output_type_is_removed(sent: str, read: str) -> None:
     output = decode_forward_backward_output(field(1, sent.encode()))
     assert output == ForwardBackwardOutput(read, [], {})
 
 
-def test_metrics_are_read_in_any_order_the_last_one_counting() -> None:
+def test_last_metric_wins_in_any_order() -> None:
     def metric(name: bytes, value: float) -> bytes:
         return field(3, b"\x11" + struct.pack("<d", value) + field(1, name))
 
@@ -155,12 +155,12 @@ def test_metrics_are_read_in_any_order_the_last_one_counting() -> None:
         (record(1 << 60, x=column(FLOATS, [0, 24])), "1 rows for"),
     ],
 )
-def test_forged_result_is_refused(body: bytes, sentence: str) -> None:
+def test_invalid_result_is_refused(body: bytes, sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         decode_forward_backward_output(body)
 
 
-def test_a_run_of_like_datums_makes_one_record() -> None:
+def test_consecutive_similar_datums_share_a_record() -> None:
     def datum(*shape: int, dtype: Any = np.float32) -> dict[str, TensorData]:
         return {"x": TensorData.from_numpy(np.ones(shape, dtype))}
 
@@ -170,7 +170,7 @@ def test_a_run_of_like_datums_makes_one_record() -> None:
     assert decode_forward_backward_output(body).loss_fn_outputs == outputs
 
 
-def test_order_of_fields_does_not_part_datums() -> None:
+def test_field_order_does_not_split_records() -> None:
     a, b = TensorData([1.0], "float32"), TensorData([2], "int64")
     outputs = [{"a": a, "b": b}, {"b": b, "a": a}]
     body = encode_forward_backward_output(ForwardBackwardOutput("T", outputs))
@@ -178,7 +178,7 @@ def test_order_of_fields_does_not_part_datums() -> None:
     assert decode_forward_backward_output(body).loss_fn_outputs == outputs
 
 
-def test_scalars_and_sparse_tensors_are_written_as_rows() -> None:
+def test_scalars_and_sparse_tensors_are_encoded_as_rows() -> None:
     scalar = {"x": TensorData([1.5], "float32", [])}
     sparse = {"x": TensorData([7], "int64", [2, 2], [0, 0, 1], [1])}
     body = encode_forward_backward_output(ForwardBackwardOutput("T", [scalar, sparse]))

@@ -171,20 +171,20 @@ SAMPLES: st.SearchStrategy[SampleResponse] = st.builds(
 
 @SLOW_IS_FINE
 @given(REQUESTS, st.booleans())
-def test_request_survives(request: ForwardBackwardRequest, forward_only: bool) -> None:
+def test_request_round_trip(request: ForwardBackwardRequest, forward_only: bool) -> None:
     body = encode_forward_backward_request(request, forward_only)
     assert decode_forward_backward_request(body) == (request, forward_only)
 
 
 @SLOW_IS_FINE
 @given(OUTPUTS)
-def test_output_survives(output: ForwardBackwardOutput) -> None:
+def test_output_round_trip(output: ForwardBackwardOutput) -> None:
     assert decode_forward_backward_output(encode_forward_backward_output(output)) == output
 
 
 @SLOW_IS_FINE
 @given(SAMPLES)
-def test_sample_survives(response: SampleResponse) -> None:
+def test_sample_round_trip(response: SampleResponse) -> None:
     assert decode_sample_response(encode_sample_response(response)) == response
 
 

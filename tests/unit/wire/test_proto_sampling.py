@@ -28,7 +28,7 @@ def topk(ids: list[int], logprobs: list[float], k: int, length: int) -> bytes:
     )
 
 
-def test_bytes_are_those_of_the_official_package() -> None:
+def test_bytes_match_the_official_package() -> None:
     matrices = TopkLogprobs(np.array([[7]], np.int32), np.array([[-0.5]], np.float32))
     sequence = SampledSequence(
         "length", "id", np.array([7], np.int32), np.array([-0.5], np.float32), matrices
@@ -54,7 +54,7 @@ def test_empty_logprobs_mean_none() -> None:
     assert response.sequences[0].logprobs_np is None
 
 
-def test_arrays_may_be_written() -> None:
+def test_arrays_are_writable() -> None:
     body = field(1, field(2, struct.pack("<2i", 1, 2)) + field(3, struct.pack("<2f", 3, 4)))
     (sequence,) = decode_sample_response(b"\x78\x01" + body).sequences
     for array in (sequence.tokens_np, sequence.logprobs_np):
@@ -65,25 +65,25 @@ def test_arrays_may_be_written() -> None:
     assert sequence.logprobs == [9.0, 4.0]
 
 
-def test_nan_of_the_prompt_becomes_none() -> None:
+def test_prompt_nan_becomes_none() -> None:
     body = field(2, struct.pack("<2f", float("nan"), -1))
     assert decode_sample_response(body).prompt_logprobs == [None, -1.0]
 
 
-def test_matrices_of_nothing_mean_none() -> None:
+def test_empty_matrices_mean_none() -> None:
     response = decode_sample_response(field(3, topk([], [], 0, 5)) + field(1, field(4, b"")))
     assert response.topk_prompt_logprobs_np is None
     assert response.sequences[0].topk_logprobs_np is None
 
 
-def test_bfloat16_tensors_are_read_as_numbers() -> None:
+def test_bfloat16_tensors_are_decoded() -> None:
     body = field(5, field(1, b"\x80\x3f\x00\xc0") + b"\x18\x04" + field(4, b"\x01\x02"))
     tensor = decode_sample_response(body).target_prompt_logprobs
     assert tensor is not None
     assert tensor.tolist() == [[1.0, -2.0]]
 
 
-def test_response_built_from_lists_is_written_like_one_of_arrays() -> None:
+def test_lists_and_arrays_encode_equally() -> None:
     rows: list[list[tuple[int, float]] | None] = [None, [(5, -0.5), (6, -1.5)], [(7, -0.25)]]
     from_lists = SampleResponse(
         [
@@ -104,7 +104,7 @@ def test_response_built_from_lists_is_written_like_one_of_arrays() -> None:
     assert response.prompt_logprobs == [None, -3.0]
 
 
-def test_rows_become_matrices_padded_with_filler() -> None:
+def test_rows_become_padded_matrices() -> None:
     matrices = topk_from_rows([[(5, -0.5)], None, []])
     assert matrices.token_ids.tolist() == [[5], [0], [0]]
     assert matrices.logprobs.tolist() == [[-0.5], [-99999.0], [-99999.0]]
@@ -116,7 +116,7 @@ def test_other_number_types_are_converted() -> None:
     assert (read.tokens, read.logprobs) == ([1, 2], [0.5, 0.25])
 
 
-def test_alternatives_are_two_tensors() -> None:
+def test_prompt_alternatives_are_two_tensors() -> None:
     drawn = PromptAltTokens(
         TensorData([1, 2], "int64", [2, 1]), TensorData([0.5, 0.25], "float32", [2, 1])
     )
@@ -140,6 +140,6 @@ def test_alternatives_are_two_tensors() -> None:
         (field(6, b""), "prompt_alt_tokens.tokens has the unknown dtype 0"),
     ],
 )
-def test_forged_response_is_refused(body: bytes, sentence: str) -> None:
+def test_invalid_response_is_refused(body: bytes, sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         decode_sample_response(body)

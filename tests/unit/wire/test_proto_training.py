@@ -47,7 +47,7 @@ def decode_tensor(payload: bytes) -> TensorData:
     return decode_datum(field(2, entry)).loss_fn_inputs["weights"]
 
 
-def test_bytes_are_those_of_the_official_package() -> None:
+def test_bytes_match_the_official_package() -> None:
     datum = Datum(ModelInput.from_ints([1, 70000]), {"weights": [0.5, 1.0]})
     body = encode_forward_backward_request(ask(datum, config={"clip": 2}, seq_id=300), True)
     assert body.hex() == (
@@ -61,14 +61,14 @@ def test_bytes_are_those_of_the_official_package() -> None:
     )
 
 
-def test_defaults_are_left_out() -> None:
+def test_defaults_are_omitted() -> None:
     assert encode_forward_backward_request(ask(model="", loss="", seq_id=None)) == b""
     request, forward_only = decode_forward_backward_request(b"")
     assert request == ask(model="", loss="", seq_id=0)
     assert forward_only is False
 
 
-def test_numbers_go_to_both_maps_and_texts_to_the_newer_one() -> None:
+def test_config_numbers_are_in_both_maps_and_texts_in_the_newer_one() -> None:
     config = {"flag": True, "beta": np.float32(0.5), "loss_id": "abc", "count": 3}
     body = encode_forward_backward_request(ask(config=config))
     request, _ = decode_forward_backward_request(body)
@@ -78,14 +78,14 @@ def test_numbers_go_to_both_maps_and_texts_to_the_newer_one() -> None:
     assert body.count(b"loss_id") == 1
 
 
-def test_older_map_counts_when_the_newer_one_is_missing() -> None:
+def test_legacy_config_is_used_without_the_newer_one() -> None:
     entry = field(1, b"beta") + b"\x11" + struct.pack("<d", 0.25)
     request, _ = decode_forward_backward_request(field(5, entry) + field(5, field(1, b"zero")))
     assert request.forward_backward_input.loss_fn_config == {"beta": 0.25, "zero": 0.0}
 
 
 @pytest.mark.parametrize("value", [None, [1.0], object(), 1 << 2000])
-def test_config_value_of_another_kind_is_refused(value: Any) -> None:
+def test_invalid_config_value_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"loss_fn_config\['beta'\]"):
         encode_forward_backward_request(ask(config={"beta": value}))
 
@@ -112,7 +112,7 @@ def test_token_must_be_int32() -> None:
 def test_image_pointer_is_refused() -> None:
     chunk = ImageAssetPointerChunk(format="png", location="s3://x")
     datum = Datum(ModelInput(chunks=[chunk]))
-    with pytest.raises(InvalidInput, match="no ImageAssetPointerChunk"):
+    with pytest.raises(InvalidInput, match="does not accept ImageAssetPointerChunk"):
         encode_forward_backward_request(ask(datum))
 
 
@@ -126,7 +126,7 @@ def test_tensor_memory_is_written_in_row_order() -> None:
     assert tensor.tolist() == turned.tolist()
 
 
-def test_numpy_integers_are_numbers_too() -> None:
+def test_numpy_integers_are_accepted() -> None:
     three: Any = np.int64(3)
     span = PromptProvenanceSpan(sequence_id="p", offset=three, length=three)
     datum = Datum(ModelInput.from_ints([1]), {}, [span], [span])
@@ -134,21 +134,21 @@ def test_numpy_integers_are_numbers_too() -> None:
     assert request.forward_backward_input.data[0].model_input_spans == [span]
 
 
-def test_one_list_of_spans_makes_the_other_empty() -> None:
+def test_missing_list_of_spans_becomes_empty() -> None:
     run = field(1, b"s") + b"\x18\x04"
     datum = decode_datum(field(3, field(2, run)))
     assert datum.model_input_spans == [SampledProvenanceSpan(sequence_id="s", length=4)]
     assert datum.loss_fn_input_spans == []
 
 
-def test_decoded_tensors_may_be_written() -> None:
+def test_decoded_tensors_are_writable() -> None:
     tensor = decode_tensor(field(1, struct.pack("<2f", 1, 2)) + b"\x18\x01\x22\x01\x02")
     tensor.array[0] = 5
     assert tensor.array.flags.aligned
     assert tensor.tolist() == [5, 2]
 
 
-def test_shape_is_read_packed_and_not() -> None:
+def test_packed_and_unpacked_shapes_are_read() -> None:
     dense = field(1, struct.pack("<4f", 1, 2, 3, 4)) + b"\x18\x01"
     assert decode_tensor(dense + field(4, b"\x02\x02")).shape == [2, 2]
     assert decode_tensor(dense + b"\x20\x02\x20\x02").shape == [2, 2]
@@ -190,7 +190,7 @@ def test_sparse_tensor_stays_sparse() -> None:
         field(2, CSR + field(2, struct.pack("<3q", 0, 1, 2))) + b"\x18\x01" + field(4, b"\x02"),
     ],
 )
-def test_forged_tensor_is_refused(payload: bytes) -> None:
+def test_invalid_tensor_is_refused(payload: bytes) -> None:
     with pytest.raises(WireError, match=r"loss_fn_inputs\['weights'\]"):
         decode_tensor(payload)
 
@@ -204,7 +204,7 @@ def test_forged_tensor_is_refused(payload: bytes) -> None:
         (field(2, field(1, b"\xff")), "not UTF-8"),
     ],
 )
-def test_forged_datum_is_refused(payload: bytes, sentence: str) -> None:
+def test_invalid_datum_is_refused(payload: bytes, sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         decode_datum(payload)
 
@@ -220,7 +220,7 @@ def test_forged_datum_is_refused(payload: bytes, sentence: str) -> None:
         ),
     ],
 )
-def test_values_that_no_user_may_build_are_refused(payload: bytes) -> None:
+def test_values_refused_by_constructors_are_refused_when_decoding(payload: bytes) -> None:
     with pytest.raises(InvalidInput):
         decode_datum(payload)
 
@@ -230,7 +230,7 @@ def test_unknown_fields_are_skipped() -> None:
     assert decode_datum(datum).model_input.to_ints() == [7]
 
 
-def test_millions_of_empty_parts_are_refused_before_they_are_objects() -> None:
+def test_too_many_parts_are_refused_early() -> None:
     empty_datum, num_chunks = b"\x1a\x00", 60_000
     with pytest.raises(WireError, match="more than 65536 fields"):
         decode_forward_backward_request(empty_datum * 100_000)

@@ -39,28 +39,28 @@ def fields(data: bytes) -> list[tuple[int, int, bytes]]:
 
 @settings(derandomize=True)
 @given(st.integers(-(1 << 63), (1 << 64) - 1))
-def test_varint_survives(value: int) -> None:
+def test_varint_round_trip(value: int) -> None:
     number, end = read_varint(memoryview(encode_varint(value)), 0)
     assert number == value % (1 << 64)
     assert end == len(encode_varint(value)) <= 10
 
 
-def test_varint_bytes_are_those_of_the_specification() -> None:
+def test_varint_bytes_match_the_specification() -> None:
     assert encode_varint(150) == b"\x96\x01"
     assert encode_varint(-2) == b"\xfe" + b"\xff" * 8 + b"\x01"
 
 
-def test_longer_spellings_of_a_number_are_read() -> None:
+def test_overlong_varints_are_read() -> None:
     assert fields(b"\x88\x80\x00\x81\x80\x00") == [(8, 1, b"")]
 
 
-def test_number_of_more_than_ten_bytes_is_refused() -> None:
+def test_varint_of_more_than_ten_bytes_is_refused() -> None:
     with pytest.raises(WireError, match="longer than ten bytes"):
         fields(b"\x08" + b"\x80" * 10 + b"\x01")
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x08\x80", b"\x80", b"\x0a", b"\x0a\xff"])
-def test_number_that_is_cut_is_refused(data: bytes) -> None:
+def test_truncated_varint_is_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="ends inside a number"):
         fields(data)
 
@@ -77,13 +77,13 @@ def test_field_longer_than_the_message_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"\x00\x01", b"\x02\x00", encode_varint(1 << 35 | VARINT) + b"\x01"]
 )
-def test_impossible_field_number_is_refused(data: bytes) -> None:
+def test_invalid_field_number_is_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="not a valid one"):
         fields(data)
 
 
 @pytest.mark.parametrize("data", [b"\x0e", b"\x0f", b"\x0c", b"\x0b\x14"])
-def test_wire_type_that_makes_no_sense_is_refused(data: bytes) -> None:
+def test_invalid_wire_type_is_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="makes no sense"):
         fields(data)
 
@@ -102,7 +102,7 @@ def test_all_wire_types_are_read_in_any_order() -> None:
     assert found[3][2] == b"\x01\x02\x03\x04"
 
 
-def test_groups_are_skipped_with_all_they_hold() -> None:
+def test_groups_are_skipped() -> None:
     group = b"\x0b\x13\x08\x05\x14\x0a\x01x\x0c"  # group 1 { group 2 { 1: 5 } 1: "x" }
     values = read_singular(memoryview(group + b"\x10\x07"), {8: int, 10: bytes, 16: int})
     assert values == {16: 7}
@@ -116,11 +116,11 @@ def test_field_with_another_wire_type_is_unknown() -> None:
     assert read_singular(memoryview(b"\x08\x05\x0a\x01x"), readers) == {8: 5}
 
 
-def test_last_of_a_field_counts() -> None:
+def test_last_value_of_field_wins() -> None:
     assert read_singular(memoryview(b"\x08\x05\x08\x06"), {8: to_int64}) == {8: 6}
 
 
-def test_last_of_a_oneof_counts_and_one_must_be_there() -> None:
+def test_last_value_of_oneof_wins_and_one_is_required() -> None:
     readers: Readers = {10: bytes, 18: to_text}
     assert read_oneof(memoryview(b"\x0a\x01a\x12\x01b\x0a\x01c"), readers, "it") == b"c"
     assert read_oneof(memoryview(b"\x0a\x01a\x12\x01b"), readers, "it") == "b"
@@ -128,7 +128,7 @@ def test_last_of_a_oneof_counts_and_one_must_be_there() -> None:
         read_oneof(memoryview(b"\x20\x01"), readers, "it")
 
 
-def test_integers_are_read_packed_and_not() -> None:
+def test_packed_and_unpacked_integers_are_read() -> None:
     assert read_integers(make_tag(4, LEN), 0, memoryview(encode_varint(3) + encode_varint(-1))) == [
         3,
         -1,
@@ -137,7 +137,7 @@ def test_integers_are_read_packed_and_not() -> None:
     assert read_integers(make_tag(4, VARINT), (1 << 64) - 5, memoryview(b"")) == [-5]
 
 
-def test_numbers_are_cut_to_their_type_as_protobuf_does() -> None:
+def test_numbers_are_truncated_to_their_type() -> None:
     assert to_int32((1 << 64) - 1) == -1
     assert to_int32((1 << 32) + 7) == 7
     assert to_uint32((1 << 64) - 1) == 0xFFFF_FFFF
@@ -149,7 +149,7 @@ def test_text_that_is_not_utf8_is_refused() -> None:
         to_text(memoryview(b"\xff"))
 
 
-def test_default_values_are_left_out_unless_present() -> None:
+def test_default_values_are_omitted_unless_present() -> None:
     writer = MessageWriter()
     writer.number(8, 0)
     writer.payload(18, b"")
@@ -161,7 +161,7 @@ def test_default_values_are_left_out_unless_present() -> None:
     assert writer.to_bytes() == b"\x08\x00\x12\x00"
 
 
-def test_nested_messages_know_their_length() -> None:
+def test_nested_messages_have_their_length() -> None:
     def write_inner(writer: MessageWriter, value: bytes) -> None:
         writer.payload(10, memoryview(value))
 
@@ -176,7 +176,7 @@ def test_nested_messages_know_their_length() -> None:
     assert data == b"\x1a\xd0\x01\x0a\xcb\x01\x0a\xc8\x01" + b"x" * 200 + b"\x10\x01"
 
 
-def test_a_megabyte_of_hostile_bytes_is_refused_at_once() -> None:
+def test_megabyte_of_tiny_fields_is_refused_quickly() -> None:
     started = time.perf_counter()
     for data in (b"\x80" * 1_000_000, b"\x0b" * 1_000_000, b"\x08" + b"\xff" * 1_000_000):
         with pytest.raises(WireError):
