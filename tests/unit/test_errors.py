@@ -48,7 +48,7 @@ HEADERS = [None, True, False]
 def truth(
     status: int | None, category: RequestErrorCategory | None, should_retry: bool | None
 ) -> FailureClass:
-    """The table of the protocol's description, row by row: the first that fits wins."""
+    """Return the expected classification from the protocol's table; the first match wins."""
     is_4xx = status is not None and 400 <= status < 500
     blamed_by_status = is_4xx and status not in {408, 409, 410, 429}
     rows = [
@@ -90,10 +90,10 @@ def test_errors_carry_their_classification(status: int) -> None:
         assert error.verdict == expected
         assert (error.is_user_error, error.retryable) == tuple(expected)
         assert error.status == error.status_code == status
-        # The server's word about blame stands; without one, blame is what the verdict says.
+        # The category of the server is kept; without one it follows from the classification.
         blamed = "user" if expected.is_user_error else "server"
         assert error.category is (category or RequestErrorCategory(blamed))
-        # The outer layers must know that the header forbade or allowed it.
+        # Callers must know whether the header forbade or allowed the retry.
         assert error.should_retry is header
 
 
@@ -322,7 +322,7 @@ def test_user_subclass_can_be_pickled() -> None:
 
 
 class Odd(InvalidInput):
-    """A class whose constructor takes something else."""
+    """An exception class with another constructor."""
 
     def __init__(self, left: str, right: str) -> None:
         super().__init__(f"{left} and {right}")

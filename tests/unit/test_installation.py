@@ -17,7 +17,7 @@ SOURCES = ROOT / "src" / "tinkex"
 
 
 class Copy:
-    """An installed copy of tinkex, in a directory of its own."""
+    """A simulated installation of tinkex in its own directory."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self._monkeypatch = root, monkeypatch
@@ -30,7 +30,7 @@ class Copy:
         monkeypatch.setattr(installation.shutil, "which", lambda name: f"/usr/bin/{name}")
 
     def come_from(self, url: str, *, editable: bool = False) -> None:
-        """Write down the source, as installers do."""
+        """Write the source of the installation, like an installer."""
         kind = {"dir_info": {"editable": True}} if editable else {"archive_info": {}}
         (self.records / "direct_url.json").write_text(json.dumps({"url": url, **kind}))
 

@@ -34,7 +34,7 @@ MODULES = (
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
-    """What each module had loaded; one fresh process each, all at once."""
+    """Return the modules that each import loads, in parallel processes."""
     probe = "import sys, json, {0}; print(json.dumps(sorted(sys.modules)))"
     started = {
         name: subprocess.Popen(

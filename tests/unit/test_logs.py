@@ -72,7 +72,7 @@ def test_once_per_minute() -> None:
     assert not gate.allows("a", now=59.9)
     assert gate.allows("b", now=59.9)
     assert gate.allows("a", now=60.0)
-    # The interval begins with what was let through, not with what was held back.
+    # The interval starts with an allowed message, not with a suppressed one.
     assert not gate.allows("a", now=119.0)
 
 

@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def gone() -> int:
-    """The pid of a process that has ended."""
+    """Return the pid of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
     return process.pid
@@ -80,7 +80,7 @@ def test_lock_holder_is_found_while_locked(home: Home) -> None:
     with home.server_lock.open("w") as file:
         file.write("4711")
         file.flush()
-        # Nobody holds it: what is written there is history.
+        # The file is not locked, so its content is outdated.
         assert find_lock_holder(home) is None
         fcntl.flock(file, fcntl.LOCK_EX)
         held = find_lock_holder(home)
@@ -95,7 +95,7 @@ def test_reused_pid_is_not_the_holder() -> None:
     assert LockHolder.parse(me.encode()) == me
     if me.start_time:
         assert not me._replace(start_time=str(int(me.start_time) - 1)).is_alive
-    # Older versions wrote the pid alone.
+    # Older versions wrote only the pid.
     assert LockHolder(os.getpid(), "").is_alive
     assert not LockHolder(gone(), "").is_alive
 

@@ -103,7 +103,7 @@ def test_invalid_flag_is_refused_with_its_value() -> None:
 
 
 def test_official_telemetry_variable_is_ignored() -> None:
-    # There it is on by default; here it is off unless asked for by our own name.
+    # The official SDK enables telemetry by default; here only TINKEX_TELEMETRY enables it.
     assert read_environment({"TINKER_TELEMETRY": "1"}).telemetry is False
 
 

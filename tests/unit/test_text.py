@@ -41,12 +41,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `import transformers` fail, as where it is not installed."""
+    """Make `import transformers` fail, as if it were not installed."""
     monkeypatch.setitem(sys.modules, "transformers", None)
 
 
 class FakeTokenizer:
-    """Encodes a text as its lengths; has a chat template if told so."""
+    """Encodes a text as its lengths; optionally has a chat template."""
 
     def __init__(self, chat_template: str | None = None) -> None:
         self.chat_template = chat_template

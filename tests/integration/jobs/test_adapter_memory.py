@@ -20,7 +20,7 @@ SIZE = FakeEngine([BASE_MODEL]).training_bytes(SPEC)
 
 
 class CountingEngine(FakeEngine):
-    """Has memory for so many adapters, and counts how many were there at once."""
+    """An engine with memory for a number of adapters; records the maximum in memory."""
 
     def __init__(self, num_adapters: int) -> None:
         super().__init__([BASE_MODEL], max_adapter_bytes=num_adapters * SIZE)
@@ -75,7 +75,7 @@ def test_untrained_model_is_not_written(harness: WorkerHarness) -> None:
     engine = CountingEngine(2)
     harness.start(engine)
     many = models(harness, 6)
-    # Each is read back from its seed, and left again.
+    # Each one is restored from its seed and evicted again.
     for run_id in many:
         harness.result(harness.save(run_id, 1, "start"))
     harness.stop()
@@ -120,7 +120,7 @@ def test_budget_error_names_rank_and_sizes() -> None:
 
 
 class FullDisk(CountingEngine):
-    """Cannot write what it evicts."""
+    """An engine whose snapshots fail."""
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
         def write(directory: Path) -> None:

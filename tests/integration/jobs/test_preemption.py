@@ -84,7 +84,7 @@ def test_other_tenants_jobs_run_between_micro_batches(
     step = harness.optim_step(light, 2)
     tenant = harness.tenant("third")
     sample = harness.sample(harness.sampler(tenant, harness.session(tenant)), 1)
-    # Only the step that runs now ends; what follows does not.
+    # Only the current micro-batch finishes.
     engine.permits.release()
     for job in (short, step, sample):
         harness.result(job)
@@ -163,7 +163,7 @@ def test_cancelled_pass_stops_at_next_micro_batch(
         error = harness.outcome(job).job.error
         assert error == "the request was cancelled"
     assert engine.num_steps == 1
-    # As if it had never been asked for.
+    # The model is unchanged.
     engine.permits.release(100)
     harness.result(harness.forward_backward(run_id, 3, SHORT))
     harness.result(harness.forward_backward(other, 1, SHORT))

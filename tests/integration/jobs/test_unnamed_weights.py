@@ -27,7 +27,7 @@ def harness(tmp_path: Path) -> Iterator[WorkerHarness]:
 
 
 def save_unnamed(harness: WorkerHarness, run_id: str, seq: int) -> str:
-    """The sampling session of the weights as they are now."""
+    """Save unnamed sampler weights and return their sampling session."""
     request = types.SaveWeightsForSamplerRequest(
         model_id=run_id, sampling_session_seq_id=seq, seq_id=seq
     )
@@ -37,7 +37,7 @@ def save_unnamed(harness: WorkerHarness, run_id: str, seq: int) -> str:
 
 
 def kept(harness: WorkerHarness) -> int:
-    """How many there are, once their rows and their files agree."""
+    """Return the number of unnamed weights once rows and files agree."""
     query = sa.select(sa.func.count()).select_from(checkpoints)
     for _ in range(500):
         rows = harness.read(lambda db: db.scalar(query))

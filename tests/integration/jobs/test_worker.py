@@ -30,7 +30,7 @@ TOKENS = [5, 6, 7, 8, 9, 10]
 
 
 def train(harness: WorkerHarness, run_id: str, first: int, num_steps: int) -> list[float]:
-    """Losses of so many steps; each is a pass and an optimizer step."""
+    """Return the losses of `count` steps; each is a pass and an optimizer step."""
     losses = []
     for index in range(num_steps):
         passed = harness.forward_backward(run_id, first + 2 * index, TOKENS)
@@ -69,7 +69,7 @@ def test_operations_run_in_seq_id_order(harness: WorkerHarness) -> None:
 
 
 def test_missing_seq_id_is_skipped_after_timeout(tmp_path: Path) -> None:
-    harness = WorkerHarness(tmp_path, turns=BatchLimits(gap_seconds=0.2))
+    harness = WorkerHarness(tmp_path, batch_limits=BatchLimits(gap_seconds=0.2))
     try:
         harness.start()
         tenant = harness.tenant()
@@ -127,8 +127,8 @@ def _losses(root: Path, policy: SnapshotPolicy, stops: tuple[int, ...]) -> list[
         harness.close()
 
 
-class FullDisk(FakeEngine):
-    """Cannot write a snapshot, like a worker that dies before its first."""
+class FailingSnapshotEngine(FakeEngine):
+    """An engine whose snapshots fail."""
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
         def write(directory: Path) -> None:
@@ -138,7 +138,7 @@ class FullDisk(FakeEngine):
 
 
 def test_model_is_restored_by_replay_only(harness: WorkerHarness) -> None:
-    harness.start(FullDisk([BASE_MODEL]))
+    harness.start(FailingSnapshotEngine([BASE_MODEL]))
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
     losses = train(harness, run_id, 1, 4)
@@ -152,10 +152,10 @@ def test_model_is_restored_by_replay_only(harness: WorkerHarness) -> None:
 
 
 class FullDiskEngine(FakeEngine):
-    """Finds the disk full when it saves."""
+    """An engine whose disk is full."""
 
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
-        (directory / "half").write_bytes(b"written before there was no more room")
+        (directory / "half").write_bytes(b"partial content")
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -242,7 +242,7 @@ def test_corrupt_checkpoint_is_neither_loaded_nor_sampled(
     assert f"checkpoint {path} is damaged" in (loading.error or "")
     assert "'optimizer.safetensors'" in (loading.error or "")
     assert f"checkpoint tinker://{first}/sampler_weights/" in (sampling.error or "")
-    # The model that could not load goes on as it was.
+    # The failed load leaves the model unchanged.
     assert train(harness, second, 2, 1)
 
 
@@ -372,7 +372,7 @@ def test_other_tenants_sample_fails_after_published_weights_are_replaced(
     harness.stop()
     path = f"tinker://{run_id}/weights/published"
     mine, theirs = (_sample_from(harness, tenant, path) for tenant in (owner, other))
-    # Promised while the name stood for something else.
+    # Submitted before the weights at this path were replaced.
     harness.database.write(
         lambda db: db.execute(sa.text("UPDATE checkpoints SET created_at = created_at + 60"))
     )

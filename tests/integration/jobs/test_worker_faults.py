@@ -239,7 +239,7 @@ def test_deleted_weights_are_kept_while_replay_needs_them(tmp_path: Path) -> Non
         harness.kill()
         harness.start()
         harness.result(harness.optim_step(run_id, 4))
-        # A snapshot covers it now, so the files may go.
+        # A snapshot includes it now, so the files can be deleted.
         harness.stop()
         harness.start()
         _until(lambda: not harness.home.checkpoint_directory(saved.id).exists())
@@ -248,7 +248,7 @@ def test_deleted_weights_are_kept_while_replay_needs_them(tmp_path: Path) -> Non
 
 
 class SnapshotCopyFails(FakeEngine):
-    """Has no memory left to copy a state into."""
+    """An engine that cannot copy a state for a snapshot."""
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
         raise MemoryError

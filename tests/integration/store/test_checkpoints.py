@@ -168,7 +168,7 @@ def test_list_deletable_includes_deleted_expired_and_orphaned(database: Database
 def _unnamed(
     database: Database, run: RunRecord, count: int
 ) -> list[tuple[CheckpointRecord, SamplerRecord]]:
-    """Unnamed sampler weights, oldest first, each with its sampling session."""
+    """Add unnamed sampler weights, oldest first, each with a sampling session."""
     session = database.read(lambda db: sessions.find(db, run.session_id))
     assert session is not None
     found = []
@@ -215,7 +215,7 @@ def test_unnamed_weights_with_pending_samples_are_kept(database: Database) -> No
     job = add_job(database, session, sampler_id=made[0][1].id)
     database.write(lambda db: checkpoints.delete_surplus_unnamed(db, run.id, 2, NOW))
     assert _left(database, made) == [0, 3, 4]
-    # Not even the end of the session takes them from a sample that waits.
+    # Even after the end of the session they stay while a sample is pending.
     database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW))
     gone = {made[number][0].id for number in (1, 2, 3, 4)}
     assert _doomed(database, NOW + 61) == gone

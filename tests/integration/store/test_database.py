@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 class Gate:
-    """A write that keeps the writer busy, so that others gather behind it."""
+    """Block the writer thread, so that other writes are queued."""
 
     def __init__(self, database: Database) -> None:
         self._entered = threading.Event()

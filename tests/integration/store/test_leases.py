@@ -97,7 +97,7 @@ def test_process_registration_and_removal(database: Database) -> None:
     assert alive("api", NOW + 5) == ["1"]
     database.write(lambda db: coordination.delete_dead_processes(db, before=NOW + 5, after=NOW + 9))
     assert alive("api", 0) == ["1"]
-    # Entered by a server that stopped before the clock was set back.
+    # Registered by a server that stopped before the clock was set back.
     database.write(lambda db: coordination.register_process(db, replace(new, seen_at=NOW + 7200)))
     database.write(lambda db: coordination.delete_dead_processes(db, before=NOW + 5, after=NOW + 9))
     assert alive("api", 0) == ["1"]

@@ -187,7 +187,7 @@ def test_sweep_is_limited_and_reports_remaining_rows(
 def _push(
     db: sa.Connection, session: SessionRecord, sampler_id: str, first: int, size: int
 ) -> None:
-    """Many jobs from promise to fetch, in one transaction."""
+    """Submit, finish and fetch many jobs in one transaction."""
     now = NOW + first
     ids = []
     for place in range(first, first + size):
@@ -209,7 +209,7 @@ def test_rows_and_file_size_are_bounded(database: Database, session: SessionReco
     sampler = add_sampler(database, session)
     policy = RetentionPolicy(fetched_seconds=DAY, max_fetched=2000, steps_per_session=2000)
     rows, sizes = [], []
-    # Every statement to a server costs a message, so there it is fewer; the rules are the same.
+    # Fewer jobs on PostgreSQL, where every statement is a round trip.
     num_jobs = 20_000 if database.is_sqlite else 4000
     for first in range(0, num_jobs, 1000):
         database.write(lambda db, first=first: _push(db, session, sampler.id, first, 1000))
@@ -227,7 +227,7 @@ def test_rows_and_file_size_are_bounded(database: Database, session: SessionReco
             sizes.append(_file_bytes(database))
     assert set(rows[2:]) == {(2000, 2000, 2000)}
     if database.is_sqlite:
-        # The log beside the file goes up and down; what counts is that the end is no higher.
+        # The size of the log varies; it must not be larger at the end.
         assert max(sizes[10:]) <= 1.1 * max(sizes[:10])
 
 

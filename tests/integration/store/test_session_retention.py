@@ -78,6 +78,6 @@ def test_old_usage_is_deleted_by_hour(database: Database) -> None:
             )
     _drop(database, 399)
     assert count(database, schema.usage) == 60
-    # More hours than one transaction removes.
+    # More hours than one transaction deletes.
     _drop(database, 400 + 28 / 24)
     assert 0 < count(database, schema.usage) <= 6

@@ -163,7 +163,7 @@ def test_search_by_status(database: Database) -> None:
 
 def test_search_pages_are_complete_without_duplicates(database: Database) -> None:
     tenant = add_tenant(database)
-    # Times that differ by less than a cursor can say, and times that do not differ at all.
+    # Times that differ by less than the precision of a cursor, and equal times.
     times = [NOW + step * 2.5e-7 for step in range(8)] + [NOW + 5] * 4
     made = [add_session(database, tenant, created_at=at) for at in times]
     wanted = [s.id for s in sorted(made, key=lambda s: (s.created_at, s.id), reverse=True)]

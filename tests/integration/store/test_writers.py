@@ -26,7 +26,7 @@ def _job_ids(database: Database) -> set[str]:
 
 
 def _check_whole(database: Database) -> None:
-    """No half of a transaction is there, and SQLite finds no damage."""
+    """Check that no partial transaction exists and SQLite reports no damage."""
     pairs = sa.select(sa.func.count()).select_from(
         schema.jobs.join(schema.steps, schema.steps.c.job_id == schema.jobs.c.id)
     )
@@ -40,7 +40,7 @@ def _check_whole(database: Database) -> None:
 def _read_all_events(
     writers: WriterPool, names: set[str]
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """What each writer had acknowledged, and why it stopped."""
+    """Return what each writer acknowledged, and why it stopped."""
     acknowledged: dict[str, list[str]] = {name: [] for name in names}
     reasons: dict[str, str] = {}
     while len(reasons) < len(names):
@@ -72,7 +72,7 @@ def test_concurrent_processes_insert_a_key_once(database: Database, url: str) ->
 
 
 def test_numbers_grow_in_commit_order(database: Database, url: str) -> None:
-    """Whoever reads on from the last number that it saw misses nothing."""
+    """A reader that continues from its last number misses nothing."""
     database.write(session_of)
     seen: list[JobRecord] = []
 

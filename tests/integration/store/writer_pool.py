@@ -32,7 +32,7 @@ IN_FLIGHT = 8
 
 @contextmanager
 def writer_pool(url: str, *, max_file_bytes: int | None = None) -> Iterator[WriterPool]:
-    """A nursery for writers to this store, which ends with the block."""
+    """Yield a pool of writers to this store, stopped at the end of the block."""
     command = [sys.executable, "-m", "tests.integration.store.writer_pool", url]
     if max_file_bytes is not None:
         command.append(str(max_file_bytes))
@@ -50,22 +50,22 @@ def writer_pool(url: str, *, max_file_bytes: int | None = None) -> Iterator[Writ
 
 
 class WriterPool:
-    """The parent's end of the pipes."""
+    """Controls the writer processes through pipes."""
 
     def __init__(self, orders: IO[str], news: IO[str]) -> None:
         self._commands = orders
         self._news = news
 
     def start(self, name: str, count: int) -> None:
-        """Have a writer of this name write so many jobs."""
+        """Start a writer of this name that writes a number of jobs."""
         print("start", name, count, file=self._commands, flush=True)
 
     def await_exit(self, name: str) -> None:
-        """Ask for the news that a killed writer is gone."""
+        """Request a message when a killed writer has ended."""
         print("bury", name, file=self._commands, flush=True)
 
     def read_event(self) -> tuple[str, str, str]:
-        """The next piece of news: what, of whom, and the rest."""
+        """Return the next message: its kind, the writer, and the rest."""
         line = self._news.readline()
         assert line, "the nursery has ended"
         what, name, *rest = line.split(maxsplit=2)
@@ -73,7 +73,7 @@ class WriterPool:
 
 
 def session_of(db: sa.Connection) -> SessionRecord:
-    """The session that all writers write to."""
+    """Return the session that all writers use."""
     tenant = keys.get_or_create_tenant(db, "writers", NOW)
     found = sessions.find(db, "session")
     if found is None:
@@ -93,7 +93,7 @@ def session_of(db: sa.Connection) -> SessionRecord:
 
 
 def _write(db: sa.Connection, session: SessionRecord, key: str, payload: bytes) -> JobRecord | None:
-    """A job and its step: both, or neither."""
+    """Write a job and its step in one transaction."""
     job = jobs.insert(db, new_job(session, key=key, payload=payload), NOW)
     if job is not None:
         steps.insert(db, make_step(session, job_id=job.id))
@@ -104,7 +104,7 @@ def _run_writer(url: str, name: str, count: int) -> None:
     database = Database(url)
     session = database.write(session_of)
     rng = random.Random(name)
-    # Writers whose names begin alike want the same keys.
+    # Writers with the same name prefix use the same keys.
     family = name.partition(".")[0]
     under_way: list[Future[JobRecord | None]] = []
 
@@ -142,7 +142,7 @@ def _fork_writer(url: str, name: str, count: int) -> int:
 
 
 def main(url: str, max_file_bytes: str | None = None) -> None:
-    """Obey the orders on standard input."""
+    """Execute the commands on standard input."""
     if max_file_bytes is not None:
         limit = int(max_file_bytes)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -21,7 +21,7 @@ from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 
 
 def ssh_public_key() -> str:
-    """A valid key whose secret half nobody has."""
+    """Return a valid public key without a known secret key."""
     kind, point = b"ssh-ed25519", b"\x58" + b"\x66" * 31
     blob = b"".join(struct.pack(">I", len(part)) + part for part in (kind, point))
     return f"ssh-ed25519 {base64.b64encode(blob).decode()} nobody@nowhere"

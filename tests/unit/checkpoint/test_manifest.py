@@ -36,7 +36,7 @@ def test_manifest_lists_every_file(directory: Path) -> None:
         }
     }
     assert manifest.total_bytes == 3
-    # Whoever may read the files may read the list of them.
+    # The manifest has the same permissions as the files.
     assert (directory / MANIFEST_NAME).stat().st_mode == (directory / "b.bin").stat().st_mode
     assert read_manifest(directory) == manifest
 

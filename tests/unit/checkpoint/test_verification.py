@@ -27,7 +27,7 @@ def stored(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The directories whose bytes are read."""
+    """Record the directories that are hashed."""
     found: list[Path] = []
 
     def check(directory: Path) -> Manifest:
@@ -39,7 +39,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def flip(path: Path) -> None:
-    """Change one bit, and leave size and time as they were: a fault of the disk."""
+    """Flip one bit and keep size and time, like a disk fault."""
     before = path.stat()
     content = bytearray(path.read_bytes())
     content[500] ^= 1

@@ -119,7 +119,7 @@ def test_returning_tenant_goes_first() -> None:
             order.append(taken.tenant_id)
             backlog.finish(taken)
             if taken.tenant_id == "loud":
-                # It comes back while the loud one is being served, as a client would.
+                # It returns while the busy tenant is being served.
                 backlog.add(job("quiet", "q", number), number)
     assert order == ["loud", "quiet"] * 3
 
@@ -246,7 +246,7 @@ def short_pass(tenant: str, run_id: str, position: int = 0) -> JobRecord:
 
 
 def step(backlog: FairQueue, done: dict[str, int]) -> list[JobRecord]:
-    """One turn of a worker: a long pass is computed in ten steps."""
+    """Run one batch like the worker: a long pass takes ten micro-batches."""
     turn = backlog.next_batch(0.0)
     for item in turn:
         done[item.id] = done.get(item.id, 0) + min(item.num_tokens, LIMITS.max_pass_tokens)
@@ -345,7 +345,7 @@ def test_cancelled_waiting_pass_keeps_its_position() -> None:
 
 def test_gap_timeout_starts_when_next_seq_id_is_seen() -> None:
     backlog = FairQueue(LIMITS)
-    # Its creation may be long ago, by a clock that was set since, or before a restart.
+    # Its creation time may be in the past, e.g. before a restart.
     backlog.add(job("a", "m", 1, created_at=-1e9), 0, now=100.0)
     assert backlog.next_batch(100.0 + LIMITS.gap_seconds - 0.1) == []
     assert len(backlog.next_batch(100.0 + LIMITS.gap_seconds)) == 1
@@ -369,7 +369,7 @@ def test_tenant_or_source_without_sample_starts_one_without_free_slot() -> None:
     backlog = backlog_of(*waiting)
     taken = backlog.next_samples(0, running, max_running=4)
     assert sorted(item.sampler_id or "" for item in taken) == ["three", "two"]
-    # There is an end to it, however many sources a tenant has.
+    # The number is limited, regardless of the number of sources.
     crowd = backlog_of(*(sample("a", f"source-{index}") for index in range(20)))
     assert len(crowd.next_samples(0, running, max_running=4)) == 2
     crowd.add(sample("b", "late"))

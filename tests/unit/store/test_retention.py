@@ -27,7 +27,7 @@ def test_take_within_limits_fills_the_limits(
         assert len(chosen) <= max_rows
         assert sum(sizes[: len(chosen)]) <= max_bytes
     if len(chosen) < len(rows):
-        # One more would have been too much, and nothing would never end.
+        # One more would exceed the limit, and an empty selection would loop for ever.
         assert chosen
         assert len(chosen) == max_rows or sum(sizes[: len(chosen) + 1]) > max_bytes
 

@@ -52,7 +52,7 @@ EVENT = {"bucket_start": "2026-01-02T03:00:00Z", "bucket_end": "2026-01-02T04:00
 
 
 def decode(message: Any, kind: Any) -> Any:
-    """As the transport does it."""
+    """Decode like the transport."""
     return msgspec.json.decode(msgspec.json.encode(message), type=kind, dec_hook=decode_hook)
 
 

@@ -37,6 +37,6 @@ for number in range(200):
 
 
 def test_new_type_is_built_by_many_threads_at_once() -> None:
-    """msgspec itself crashes here, so a process of its own is asked."""
+    """Run in a subprocess, because a failure crashes the interpreter."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

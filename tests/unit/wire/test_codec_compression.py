@@ -14,7 +14,7 @@ from tinkex.wire.proto import WireError
 
 
 def unsized(data: bytes) -> bytes:
-    """A frame that does not say how large its content is."""
+    """Return a frame without a declared content size."""
     return zstandard.ZstdCompressor(write_content_size=False).compress(data)
 
 

@@ -168,7 +168,7 @@ def test_timeouts_match_the_protocol() -> None:
         "delete_api_key": 30.0,
     }
     assert {name: limits[name] for name in appendix} == appendix
-    # Nothing waits longer than the protocol does, and jobs get what the user allows.
+    # Timeouts do not exceed the protocol's; jobs use the configured timeout.
     assert all(0.0 < seconds <= 60.0 for seconds in limits.values() if seconds is not None)
     assert {row.timeout_seconds for row in ROWS if row.result_type is not None} == {None}
 
