@@ -22,10 +22,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from tinkex.client.profiles import lock_for_update, replace_file
+from tinkex.client.profiles import lock_for_update
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.settings import Environment
+from tinkex.system.atomic import write_file_atomic
 
 logger = get_logger(__name__)
 
@@ -175,7 +176,7 @@ class CredentialStore:
 
     def _write(self, raw: dict[str, Any]) -> None:
         raw.setdefault("version", 1)
-        replace_file(self.path, msgspec.json.format(msgspec.json.encode(raw), indent=2))
+        write_file_atomic(self.path, msgspec.json.format(msgspec.json.encode(raw), indent=2))
 
     def _read_raw(self) -> dict[str, Any]:
         try:

@@ -1,15 +1,13 @@
-"""Profiles of the client's config.toml, and atomic writes to files that contain secrets."""
+"""Profiles of the client: the file config.toml in the home."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
@@ -22,20 +20,6 @@ def lock_for_update(path: Path) -> Iterator[None]:
     """Wait until no other process changes or creates a file, and keep others waiting meanwhile."""
     with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
         yield
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically; only its owner can read it."""
-    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 #: The settings of a profile and their types.

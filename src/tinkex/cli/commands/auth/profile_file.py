@@ -15,10 +15,11 @@ from typing import Any
 from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError
 from tinkex.client.config import normalise_url
-from tinkex.client.profiles import ProfilesFile, lock_for_update, read_profiles, replace_file
+from tinkex.client.profiles import ProfilesFile, lock_for_update, read_profiles
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
+from tinkex.system.atomic import write_file_atomic
 
 #: The profile that is made when none is named.
 DEFAULT_PROFILE_NAME = "default"
@@ -99,7 +100,7 @@ def _edit_profiles(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
         with lock_for_update(place):
             read_profiles(place)
             text = place.read_bytes().decode() if place.exists() else ""
-            yield text, lambda new: replace_file(place, new.encode())
+            yield text, lambda new: write_file_atomic(place, new.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     except ConfigError as error:
