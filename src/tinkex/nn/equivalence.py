@@ -17,7 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinkex.nn.forward_context import AttentionOptions, BoundAdapter, ForwardContext
+from tinkex.nn.forward_context import (
+    AttentionOptions,
+    BoundAdapter,
+    ForwardContext,
+    SavedLora,
+)
 from tinkex.nn.fused_layers import attention_candidates, mlp_candidates
 from tinkex.nn.lm_head import LMHead, find_lm_head
 from tinkex.nn.lora_layout import LoraTarget
@@ -66,11 +71,12 @@ class _RecordingLora:
     def is_trained(self, target_index: int) -> bool:
         return False
 
-    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> None:
+    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> SavedLora:
         self._row_counts[target_index, x_MK.shape[0]] += 1
+        return ()
 
     def backward(
-        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
+        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: SavedLora, dx_MK: Tensor | None
     ) -> None:
         raise AssertionError("equivalence checks have no gradient")
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from tinkex.nn.lora_layout import LoraPair
+
+#: What the backward of LoRA needs: x down^T of each adapter, None where it has no update.
+SavedLora: TypeAlias = Sequence[Tensor | None]
 
 
 class BoundAdapter(NamedTuple):
@@ -36,12 +39,12 @@ class LoraRows(Protocol):
         """Whether any row's adapter needs a gradient at this target."""
         ...
 
-    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> Sequence[Tensor | None] | None:
+    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> SavedLora:
         """Add the low-rank update to `y_MN` in place; returns what `backward` needs."""
         ...
 
     def backward(
-        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
+        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: SavedLora, dx_MK: Tensor | None
     ) -> None:
         """Accumulate the adapters' gradients and add the low-rank update to `dx_MK` in place."""
         ...

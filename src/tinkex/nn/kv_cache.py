@@ -115,11 +115,6 @@ class KVBlock:
             mine[slot, :, :size] = theirs[from_slot, :, :size]
             mine[slot, :, size:] = 0.0
 
-    def clear_slot(self, slot: int) -> None:
-        """Zero a slot."""
-        for mine in (*self.keys, *self.values):
-            mine[slot] = 0.0
-
     def _paired_with(
         self, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.forward_context import LoraRows
+from tinkex.nn.forward_context import LoraRows, SavedLora
 from tinkex.nn.ops.packed_matmul import PackedWeight, can_pack
 
 #: Row counts and weight size for which oneDNN measured 1.2 to 2 times as fast as MKL.
@@ -53,7 +53,7 @@ class LMHead:
 
     def logits(
         self, hidden_MD: Tensor, lora: LoraRows, out_MV: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, SavedLora]:
         """Return the logits, in `out_MV` or a new tensor, and what `backward` needs for LoRA."""
         logits_MV = self._base_logits(hidden_MD, out_MV)
         saved = lora.add(self.target_index, hidden_MD, logits_MV)
@@ -68,7 +68,7 @@ class LMHead:
         hidden_MD: Tensor,
         dlogits_MV: Tensor,
         logits_MV: Tensor | None,
-        saved: Any,
+        saved: SavedLora,
         lora: LoraRows,
     ) -> Tensor:
         """Return the hidden states' gradient and accumulate the gradients of the head's adapters.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.nn.forward_context import BoundAdapter
+from tinkex.nn.forward_context import BoundAdapter, SavedLora
 from tinkex.nn.lora_layout import LoraPair
 from tinkex.nn.ops.library import LoraPairStruct
 from tinkex.nn.ops.packed_matmul import PackedLoraPair, add_matmul, can_pack
@@ -143,15 +143,16 @@ class DecodeLora:
             indices[one.start : one.stop] = index
         return indices, [BoundAdapter(one.adapter.scale, one.adapter.weights) for one in self.spans]
 
-    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> None:
+    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> SavedLora:
         """Add each adapter's low-rank update to its rows in place."""
         for start, stop, adapter in self.spans:
             pair = adapter.pairs[target_index]
             if pair is not None:
                 pair.add(x_MK[start:stop], y_MN[start:stop])
+        return ()
 
     def backward(
-        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
+        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: SavedLora, dx_MK: Tensor | None
     ) -> None:
         """Raise: sampling has no gradients."""
         raise AssertionError("decode passes have no gradient")

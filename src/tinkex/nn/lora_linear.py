@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.forward_context import LoraRows, active_context, active_forward
+from tinkex.nn.forward_context import LoraRows, SavedLora, active_context, active_forward
 from tinkex.nn.ops.packed_matmul import PackedWeight, can_pack
 
 #: Row counts for which oneDNN is faster with a weight in its own layout.
@@ -166,13 +166,19 @@ class MergedLoraLinear:
         y: Tensor = _MergedLoraLinearFunction.apply(x, anchor, self, lora)  # type: ignore[no-untyped-call]
         return y
 
-    def forward(self, x_MK: Tensor, lora: LoraRows) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def forward(self, x_MK: Tensor, lora: LoraRows) -> tuple[Tensor, SavedLora]:
         """Return the outputs of all members and what `backward` needs for LoRA."""
         y_MN = self.frozen.forward(x_MK)
-        return y_MN, lora.add(self.target_index, x_MK, y_MN) or ()
+        return y_MN, lora.add(self.target_index, x_MK, y_MN)
 
     def backward(
-        self, lora: LoraRows, x_MK: Tensor, dy_MN: Tensor, saved: Any, *, needs_input_grad: bool
+        self,
+        lora: LoraRows,
+        x_MK: Tensor,
+        dy_MN: Tensor,
+        saved: SavedLora,
+        *,
+        needs_input_grad: bool,
     ) -> Tensor | None:
         """Accumulate the adapters' gradients; returns the input's gradient if needed."""
         dx_MK = self.frozen.backward(dy_MN) if needs_input_grad else None

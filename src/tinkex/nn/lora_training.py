@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.nn.forward_context import BoundAdapter
+from tinkex.nn.forward_context import BoundAdapter, SavedLora
 from tinkex.nn.lora_layout import LoraPair
 from tinkex.nn.ops.packed_matmul import MatmulBatch
 
@@ -53,15 +53,6 @@ class SegmentedLora:
             ]
         )
 
-    def select_saved(
-        self, saved: Sequence[Tensor | None], rows: npt.NDArray[np.int64]
-    ) -> list[Tensor | None]:
-        """Select the tensors saved by `add` for a subset of the rows, in ascending order."""
-        return [
-            None if h_mR is None else _select_saved_rows(one, h_mR, rows)
-            for one, h_mR in zip(self._segments, saved, strict=True)
-        ]
-
     def adapters_by_row(
         self, num_rows: int
     ) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
@@ -79,7 +70,7 @@ class SegmentedLora:
             one.gradient is not None and one.gradient[target_index] for one in self._segments
         )
 
-    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> list[Tensor | None]:
+    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> SavedLora:
         """Add each adapter's low-rank update to its rows; returns x down^T for `backward`."""
         downs, ups = MatmulBatch(), MatmulBatch()
         saved = [_queue_forward(s, target_index, x_MK, y_MN, downs, ups) for s in self._segments]
@@ -92,7 +83,7 @@ class SegmentedLora:
         target_index: int,
         x_MK: Tensor,
         dy_MN: Tensor,
-        saved: Sequence[Tensor | None],
+        saved: SavedLora,
         dx_MK: Tensor | None,
     ) -> None:
         """Accumulate each adapter's gradient, and the input's if `dx_MK` is given."""
@@ -102,11 +93,6 @@ class SegmentedLora:
                 _queue_backward(one, target_index, (x_MK, dy_MN, h_mR, dx_MK), ups, downs)
         ups.run()
         downs.run()
-
-
-def _select_saved_rows(one: LoraSegment, h_mR: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
-    own_rows = rows[(rows >= one.start) & (rows < one.stop)] - one.start
-    return h_mR.index_select(0, torch.from_numpy(own_rows).to(h_mR.device))
 
 
 def _pair_at(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tinkex.errors import ConfigError
-from tinkex.nn.forward_context import LoraRows, active_context
+from tinkex.nn.forward_context import LoraRows, SavedLora, active_context
 from tinkex.nn.lora_layout import LoraTarget, TargetKind
 from tinkex.nn.lora_training import LoraSegment, SegmentedLora
 
@@ -79,7 +79,7 @@ class ExpertWeights:
         )
         return y_SN
 
-    def forward(self, x_SK: Tensor, routing: Routing) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def forward(self, x_SK: Tensor, routing: Routing) -> tuple[Tensor, SavedLora]:
         """Return the outputs and what `backward` needs for LoRA."""
         y_SN = x_SK.new_empty(x_SK.shape[0], self._weight_EKN.shape[-1])
         for expert, rows in _expert_slices(routing.stops_E):
@@ -89,7 +89,13 @@ class ExpertWeights:
         return y_SN, routing.lora.add(self.target_index, x_SK, y_SN)
 
     def backward(
-        self, x_SK: Tensor, dy_SN: Tensor, saved: Any, routing: Routing, *, needs_input_grad: bool
+        self,
+        x_SK: Tensor,
+        dy_SN: Tensor,
+        saved: SavedLora,
+        routing: Routing,
+        *,
+        needs_input_grad: bool,
     ) -> Tensor | None:
         """Accumulate the adapters' gradients; returns the input's gradient if needed."""
         dx_SK = self._backward_input(dy_SN, routing) if needs_input_grad else None

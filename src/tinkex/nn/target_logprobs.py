@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tinkex.nn.forward_context import SavedLora
 from tinkex.nn.lm_head import LMHead
 from tinkex.nn.lora_training import SegmentedLora
 
@@ -38,7 +39,7 @@ class _ScoredRows(NamedTuple):
     lse_M1: Tensor | None
     """Logits minus log-probabilities; only with a softcap."""
     lora: SegmentedLora
-    lora_saved: Sequence[Tensor | None]
+    lora_saved: SavedLora
     """What the backward of the head's adapters needs: (m, R) of each segment."""
 
 

@@ -62,4 +62,4 @@ def test_decode_has_no_gradient() -> None:
     lora = DecodeLora(SPANS)
     assert not lora.is_trained(0)
     with pytest.raises(AssertionError, match="no gradient"):
-        lora.backward(0, torch.zeros(1, 6), torch.zeros(1, 12), None, None)
+        lora.backward(0, torch.zeros(1, 6), torch.zeros(1, 12), (), None)
