@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -27,6 +28,9 @@ HUB = tempfile.TemporaryDirectory(prefix="tinkex-tests-hub-")
 os.environ["HF_HOME"] = HUB.name
 for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
     os.environ.pop(_name, None)
+
+# Most tests set HOME to a new directory; without this, every process would compile the C kernels.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 # `ci` gives every run of a commit the same examples; `dev` and `nightly` search for new ones.
 settings.register_profile("dev", max_examples=25, deadline=None)
