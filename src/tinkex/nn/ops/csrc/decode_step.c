@@ -68,66 +68,66 @@ typedef struct {
     const long *blocks_of, *slots;
     const float *cos, *sin; /* (rows, head_width), sin signed */
     /* Activations. */
-    float *x, *normed, *wide, *attended, *inner, *low;
-    long low_width;
+    float *x, *normed, *wide, *attended, *inner, *lora_hidden;
+    long lora_width;
 } step_state;
 
 #define BARRIER _Pragma("omp barrier")
 
 /* --- parts of a layer, called by all threads -------------------------------------------------- */
 
-static const lora_pair *lora_pair_at(const adapter_span *one, long number)
+static const lora_pair *lora_pair_at(const adapter_span *span, long number)
 {
-    return one->pairs[number].down ? &one->pairs[number] : 0;
+    return span->pairs[number].down ? &span->pairs[number] : 0;
 }
 
 /* y = x w + b plus the LoRA update of each row's adapter. */
-static void apply_linear(const step_state *now, long number, const float *x, float *y)
+static void apply_linear(const step_state *step, long number, const float *x, float *y)
 {
-    const layer *of = &now->of->layers[number / LINEARS_PER_LAYER];
+    const layer *of = &step->of->layers[number / LINEARS_PER_LAYER];
     const linear *base = &of->linears[number % LINEARS_PER_LAYER];
-    packed_matmul_range(x, base->inputs, base->panels, base->bias, 0, y, base->outputs, now->rows,
+    packed_matmul_range(x, base->inputs, base->panels, base->bias, 0, y, base->outputs, step->rows,
                         base->inputs, base->outputs, thread_range(num_panels(base->outputs)));
     int is_adapted = 0;
-    for (long i = 0; i < now->num_spans; i++) {
-        const adapter_span *one = &now->spans[i];
-        const lora_pair *mine = lora_pair_at(one, number);
-        if (!mine)
+    for (long i = 0; i < step->num_spans; i++) {
+        const adapter_span *span = &step->spans[i];
+        const lora_pair *pair = lora_pair_at(span, number);
+        if (!pair)
             continue;
-        long width = mine->num * mine->rank;
+        long width = pair->num * pair->rank;
         is_adapted = 1;
-        packed_matmul_range(x + one->start * base->inputs, base->inputs, mine->down, 0, 0,
-                            now->low + one->start * now->low_width, now->low_width,
-                            one->stop - one->start, base->inputs, width,
+        packed_matmul_range(x + span->start * base->inputs, base->inputs, pair->down, 0, 0,
+                            step->lora_hidden + span->start * step->lora_width, step->lora_width,
+                            span->stop - span->start, base->inputs, width,
                             thread_range(num_panels(width)));
     }
     BARRIER
     if (!is_adapted)
         return;
-    for (long i = 0; i < now->num_spans; i++) {
-        const adapter_span *one = &now->spans[i];
-        const lora_pair *mine = lora_pair_at(one, number);
-        const float *low = now->low + one->start * now->low_width;
-        float *to = y + one->start * base->outputs;
-        for (long m = 0; mine && m < mine->num; m++) {
-            packed_matmul_range(low + m * mine->rank, now->low_width, mine->ups[m], to,
-                                base->outputs, to, base->outputs, one->stop - one->start,
-                                mine->rank, mine->outputs[m],
-                                thread_range(num_panels(mine->outputs[m])));
-            to += mine->outputs[m];
+    for (long i = 0; i < step->num_spans; i++) {
+        const adapter_span *span = &step->spans[i];
+        const lora_pair *pair = lora_pair_at(span, number);
+        const float *hidden = step->lora_hidden + span->start * step->lora_width;
+        float *to = y + span->start * base->outputs;
+        for (long m = 0; pair && m < pair->num; m++) {
+            packed_matmul_range(hidden + m * pair->rank, step->lora_width, pair->ups[m], to,
+                                base->outputs, to, base->outputs, span->stop - span->start,
+                                pair->rank, pair->outputs[m],
+                                thread_range(num_panels(pair->outputs[m])));
+            to += pair->outputs[m];
         }
     }
     BARRIER
 }
 
 /* Add `added` to the residual stream unless it is null, and write its norm to `to`. */
-static void add_rms_norm_rows(const step_state *now, const float *added, const norm_params *params,
+static void add_rms_norm_rows(const step_state *step, const float *added, const norm_params *params,
                               float *to)
 {
-    long width = now->of->width;
-    range mine = thread_range(now->rows);
+    long width = step->of->width;
+    range mine = thread_range(step->rows);
     for (long row = mine.first; row < mine.last; row++) {
-        float *x = now->x + row * width;
+        float *x = step->x + row * width;
         for (long i = 0; added && i < width; i++)
             x[i] += added[row * width + i];
         rms_norm_row(x, params->scale, params->eps_sum, width, to + row * width);
@@ -136,22 +136,22 @@ static void add_rms_norm_rows(const step_state *now, const float *added, const n
 }
 
 /* Rotate queries and keys, and append keys and values to the cache. */
-static void rotate_and_store_kv(const step_state *now, long number)
+static void rotate_and_store_kv(const step_state *step, long number)
 {
-    const model *of = now->of;
+    const model *of = step->of;
     const norm_params *params = &of->layers[number].qk_norm;
     long width = of->head_width, num_rotated = of->query_heads + of->kv_heads;
     long row_width = (num_rotated + of->kv_heads) * width;
-    range mine = thread_range(now->rows * num_rotated);
+    range mine = thread_range(step->rows * num_rotated);
     for (long at = mine.first; at < mine.last; at++) {
         long row = at / num_rotated, head = at % num_rotated;
-        float *x = now->wide + row * row_width + head * width;
+        float *x = step->wide + row * row_width + head * width;
         norm_params norm = {params->scale ? params->scale + head * width : 0, params->eps_sum};
-        rotary_head(x, &norm, now->cos + row * width, now->sin + row * width, width);
+        rotary_head(x, &norm, step->cos + row * width, step->sin + row * width, width);
         if (head < of->query_heads)
             continue;
-        const kv_block *cache = &now->blocks[now->blocks_of[row]];
-        long slot = now->slots[row];
+        const kv_block *cache = &step->blocks[step->blocks_of[row]];
+        long slot = step->slots[row];
         long offset = (slot * of->kv_heads + head - of->query_heads) * cache->capacity;
         offset = (offset + cache->lengths[slot]) * width;
         memcpy(cache->keys[number] + offset, x, width * sizeof(float));
@@ -160,17 +160,17 @@ static void rotate_and_store_kv(const step_state *now, long number)
     BARRIER
 }
 
-static void attend_layer(const step_state *now, long number)
+static void attend_layer(const step_state *step, long number)
 {
-    const model *of = now->of;
+    const model *of = step->of;
     const layer *this = &of->layers[number];
     long width = of->head_width, share = of->query_heads / of->kv_heads;
     long row_width = (of->query_heads + 2 * of->kv_heads) * width;
 #pragma omp for schedule(dynamic)
-    for (long at = 0; at < now->rows * of->query_heads; at++) {
+    for (long at = 0; at < step->rows * of->query_heads; at++) {
         long row = at / of->query_heads, head = at % of->query_heads;
-        const kv_block *cache = &now->blocks[now->blocks_of[row]];
-        long slot = now->slots[row], length = cache->lengths[slot] + 1;
+        const kv_block *cache = &step->blocks[step->blocks_of[row]];
+        long slot = step->slots[row], length = cache->lengths[slot] + 1;
         long first = this->window && length > this->window ? length - this->window : 0;
         long offset = ((slot * of->kv_heads + head / share) * cache->capacity + first) * width;
         kv_view view = {cache->keys[number] + offset,
@@ -179,48 +179,48 @@ static void attend_layer(const step_state *now, long number)
                         width,
                         width,
                         this->scale};
-        attend_one(&view, now->wide + row * row_width + head * width, now->attended + at * width);
+        attend_one(&view, step->wide + row * row_width + head * width, step->attended + at * width);
     }
 }
 
-static void swiglu_layer(const step_state *now)
+static void swiglu_layer(const step_state *step)
 {
-    long width = now->of->inner;
-    range mine = thread_range(now->rows);
+    long width = step->of->inner;
+    range mine = thread_range(step->rows);
     for (long row = mine.first; row < mine.last; row++)
-        swiglu_row(now->wide + row * 2 * width, width, now->inner + row * width);
+        swiglu_row(step->wide + row * 2 * width, width, step->inner + row * width);
     BARRIER
 }
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-static void run_layers(const step_state *now, float *out)
+static void run_layers(const step_state *step, float *out)
 {
-    const model *of = now->of;
+    const model *of = step->of;
     const float *added = 0;
     for (long i = 0; i < of->num_layers; i++) {
         const layer *this = &of->layers[i];
-        add_rms_norm_rows(now, added, &this->input_norm, now->normed);
-        apply_linear(now, i * LINEARS_PER_LAYER, now->normed, now->wide);
-        rotate_and_store_kv(now, i);
-        attend_layer(now, i);
-        apply_linear(now, i * LINEARS_PER_LAYER + 1, now->attended, now->wide);
-        add_rms_norm_rows(now, now->wide, &this->post_attention_norm, now->normed);
-        apply_linear(now, i * LINEARS_PER_LAYER + 2, now->normed, now->wide);
-        swiglu_layer(now);
-        apply_linear(now, i * LINEARS_PER_LAYER + 3, now->inner, now->wide);
-        added = now->wide;
+        add_rms_norm_rows(step, added, &this->input_norm, step->normed);
+        apply_linear(step, i * LINEARS_PER_LAYER, step->normed, step->wide);
+        rotate_and_store_kv(step, i);
+        attend_layer(step, i);
+        apply_linear(step, i * LINEARS_PER_LAYER + 1, step->attended, step->wide);
+        add_rms_norm_rows(step, step->wide, &this->post_attention_norm, step->normed);
+        apply_linear(step, i * LINEARS_PER_LAYER + 2, step->normed, step->wide);
+        swiglu_layer(step);
+        apply_linear(step, i * LINEARS_PER_LAYER + 3, step->inner, step->wide);
+        added = step->wide;
     }
-    add_rms_norm_rows(now, added, &of->final_norm, out);
+    add_rms_norm_rows(step, added, &of->final_norm, out);
 }
 
-static long low_width(const step_state *now)
+static long lora_width(const step_state *step)
 {
     long widest = 0;
-    for (long i = 0; i < now->num_spans; i++)
-        for (long m = 0; m < now->of->num_layers * LINEARS_PER_LAYER; m++) {
-            const lora_pair *mine = lora_pair_at(&now->spans[i], m);
-            long width = mine ? mine->num * mine->rank : 0;
+    for (long i = 0; i < step->num_spans; i++)
+        for (long m = 0; m < step->of->num_layers * LINEARS_PER_LAYER; m++) {
+            const lora_pair *pair = lora_pair_at(&step->spans[i], m);
+            long width = pair ? pair->num * pair->rank : 0;
             widest = width > widest ? width : widest;
         }
     return widest;
@@ -231,35 +231,37 @@ int decode_step(const model *of, const adapter_span *spans, long num_spans, cons
                 long rows, const long *tokens, const long *blocks_of, const long *slots,
                 const float *cos, const float *sin, float *out, int threads)
 {
-    step_state now = {.of = of,
-                .spans = spans,
-                .num_spans = num_spans,
-                .blocks = blocks,
-                .rows = rows,
-                .blocks_of = blocks_of,
-                .slots = slots,
-                .cos = cos,
-                .sin = sin};
+    step_state step = {
+        .of = of,
+        .spans = spans,
+        .num_spans = num_spans,
+        .blocks = blocks,
+        .rows = rows,
+        .blocks_of = blocks_of,
+        .slots = slots,
+        .cos = cos,
+        .sin = sin,
+    };
     long heads = of->query_heads * of->head_width;
     long wide = heads + 2 * of->kv_heads * of->head_width;
     wide = wide > 2 * of->inner ? wide : 2 * of->inner;
     wide = wide > of->width ? wide : of->width;
-    now.low_width = low_width(&now);
+    step.lora_width = lora_width(&step);
     float *memory =
-        malloc(rows * (2 * of->width + wide + heads + of->inner + now.low_width) * sizeof(float));
+        malloc(rows * (2 * of->width + wide + heads + of->inner + step.lora_width) * sizeof(float));
     if (!memory && rows)
         return 0;
-    now.x = memory;
-    now.normed = now.x + rows * of->width;
-    now.wide = now.normed + rows * of->width;
-    now.attended = now.wide + rows * wide;
-    now.inner = now.attended + rows * heads;
-    now.low = now.inner + rows * of->inner;
+    step.x = memory;
+    step.normed = step.x + rows * of->width;
+    step.wide = step.normed + rows * of->width;
+    step.attended = step.wide + rows * wide;
+    step.inner = step.attended + rows * heads;
+    step.lora_hidden = step.inner + rows * of->inner;
     for (long row = 0; row < rows; row++)
-        memcpy(now.x + row * of->width, of->embedding + tokens[row] * of->width,
+        memcpy(step.x + row * of->width, of->embedding + tokens[row] * of->width,
                of->width * sizeof(float));
 #pragma omp parallel num_threads(threads)
-    run_layers(&now, out);
+    run_layers(&step, out);
     free(memory);
     return 1;
 }

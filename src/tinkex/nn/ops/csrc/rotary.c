@@ -14,7 +14,7 @@ enum {
     MAX_HEAD_DIM = 512
 };
 
-/* --- inference: in place, full-width tables, sin negated for the first half -------------------- */
+/* --- inference: in place, full-width tables, sin negated for the first half ------------------- */
 
 void rotary_head(float *x, const norm_params *norm, const float *cos, const float *sin, long width)
 {
@@ -42,7 +42,7 @@ void rotary_rows(float *x, long row_stride, long rows, long heads, long width, c
     }
 }
 
-/* --- training: out of place, half-width tables ------------------------------------------------- */
+/* --- training: out of place, half-width tables ------------------------------------------------ */
 
 static void rotary_head_forward(const float *x, const norm_params *norm, const float *cos,
                                 const float *sin, long width, float *y)
