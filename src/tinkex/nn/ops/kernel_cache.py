@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from platformdirs import user_cache_path
 
 from tinkex.logs import get_logger
-from tinkex.system.atomic import write_file_atomic
+from tinkex.system.atomic import SCRATCH_PREFIX, write_file_atomic
 
 LOG = get_logger(__name__)
 
@@ -30,6 +30,8 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wl,-Bsymboli
 _TIMEOUT_SECONDS = 60
 #: How many libraries the cache holds: one per installed version, compiler and CPU in use.
 _MAX_CACHED = 4
+#: Older scratch files were left by processes that were killed.
+_MAX_SCRATCH_SECONDS = 3600
 
 
 def load_library(source_dir: Path) -> ctypes.CDLL | None:
@@ -126,7 +128,7 @@ def _compile(compiler: str, source_dir: Path, directory: Path | None, key: str) 
 
 
 def _store(directory: Path, key: str, content: bytes) -> None:
-    """Add a library to the cache; failing to is harmless."""
+    """Add a library to the cache and remove old files; failing to is harmless."""
     path = directory / f"{key}.so"
     try:
         # A process that reads one new and one old file sees a wrong digest and compiles.
@@ -136,6 +138,9 @@ def _store(directory: Path, key: str, content: bytes) -> None:
         for old in newest_first[_MAX_CACHED:]:
             old.unlink(missing_ok=True)
             old.with_suffix(".sha256").unlink(missing_ok=True)
+        for scratch in directory.glob(f"{SCRATCH_PREFIX}*"):
+            if _modified(scratch) < _modified(path) - _MAX_SCRATCH_SECONDS:
+                scratch.unlink(missing_ok=True)
     except OSError as error:
         LOG.info("cannot cache the kernels in %s: %s", directory, error)
 

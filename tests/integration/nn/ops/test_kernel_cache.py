@@ -166,14 +166,18 @@ def test_directory_of_another_user_is_refused(
     assert kernel_cache._cache_directory() is None
 
 
-def test_only_the_newest_libraries_stay(machine: Machine) -> None:
+def test_old_files_are_removed(machine: Machine) -> None:
     machine.cache.mkdir(mode=0o700, parents=True)
     for age in range(6):
         for suffix in (".so", ".sha256"):
             path = machine.cache / f"old{age}{suffix}"
             path.write_text("old")
             os.utime(path, (1000 - age, 1000 - age))
+    abandoned = machine.cache / ".partial-abandoned"
+    abandoned.write_text("half")
+    os.utime(abandoned, (1000, 1000))
     machine.load()
+    assert not abandoned.exists()
     left = sorted(path.stem for path in machine.cache.glob("*.so") if path.stem.startswith("old"))
     assert left == ["old0", "old1", "old2"]
     assert len(list(machine.cache.glob("*.sha256"))) == 4
