@@ -30,11 +30,11 @@ def choose_steps_to_keep(
     pinned: Iterable[int] = (),
 ) -> set[int]:
     """Return the steps to keep: the newest, every K-th, the best by metric, and pinned ones."""
-    known = sorted(set(steps))
+    existing = sorted(set(steps))
     if retention.keep_last <= 0:
-        return set(known)
-    kept = set(known[-retention.keep_last :])
+        return set(existing)
+    kept = set(existing[-retention.keep_last :])
     if retention.keep_every:
-        kept.update(step for step in known if step % retention.keep_every == 0)
-    kept.update(step for step in known if step == best)
-    return kept | set(known).intersection(pinned)
+        kept.update(step for step in existing if step % retention.keep_every == 0)
+    kept.update(step for step in existing if step == best)
+    return kept | set(existing).intersection(pinned)

@@ -86,9 +86,9 @@ class ActiveSamples:
             self._context.engine.cancel_sample(job_id)
 
     def _find_origin(self, job: JobRecord, request: types.SampleRequest) -> SampleOrigin:
-        known = self._origins.get(job.sampler_id or "")
-        if known is not None and _has_files(known.source):
-            return known
+        cached = self._origins.get(job.sampler_id or "")
+        if cached is not None and _has_files(cached.source):
+            return cached
         origin = self._context.database.read(lambda db: self._query_origin(db, job, request))
         if origin.source.directory is not None:
             self._context.verified_checkpoints.verify(origin.source.directory, origin.path)

@@ -76,12 +76,12 @@ class AdapterMemory:
     def _free_memory(self, num_bytes: int) -> None:
         """Evict models until `num_bytes` fit into the budget; raises if a write fails."""
         budget = self._context.engine.max_adapter_bytes
-        held = {resident.run.id: resident.memory_bytes for resident in self._resident_models}
-        if sum(held.values()) + num_bytes + self._snapshots.pending_bytes <= budget:
+        sizes = {resident.run.id: resident.memory_bytes for resident in self._resident_models}
+        if sum(sizes.values()) + num_bytes + self._snapshots.pending_bytes <= budget:
             return
         self._snapshots.wait()
         busy = {one.run.id for one in self._resident_models if self._is_busy(one.run)}
-        for run_id in choose_evictions(num_bytes, budget, held, busy):
+        for run_id in choose_evictions(num_bytes, budget, sizes, busy):
             if not self.evict(run_id):
                 raise ModelUnavailable(
                     "the server has no memory for this model: others cannot be written to disk; "

@@ -172,11 +172,11 @@ class Housekeeper:
         home = self._context.home
         if not home.checkpoints.is_dir():
             return
-        known = self._context.database.read(checkpoints.list_ids)
+        checkpoint_ids = self._context.database.read(checkpoints.list_ids)
         # File times use the wall clock, which may have jumped in either direction.
         before = min(clock.now(), clock.wall_now()) - ORPHAN_AGE_SECONDS
         for path in home.checkpoints.iterdir():
-            is_known = path.name in known and not path.name.startswith(SCRATCH_PREFIX)
+            is_known = path.name in checkpoint_ids and not path.name.startswith(SCRATCH_PREFIX)
             if not is_known and path.stat().st_mtime < before:
                 LOG.info("removing the orphaned directory %s", path.name)
                 remove_directory(path)

@@ -70,18 +70,20 @@ class JobQueue:
         `prepare` runs in the same transaction before a new job is stored; an exception in it
         rejects the job.
         """
-        named = replace(new_job, id=new_job.id or self._new_id(new_job.tenant_id))
+        job_to_store = replace(new_job, id=new_job.id or self._new_id(new_job.tenant_id))
 
         def work(db: Connection) -> tuple[JobRecord, bool]:
-            before = jobs.find_by_key(db, named.key) if named.key is not None else None
+            before = (
+                jobs.find_by_key(db, job_to_store.key) if job_to_store.key is not None else None
+            )
             if before is not None:
-                return _check_same_request(before, named), False
-            self._check_limits(db, named)
-            if not named.is_cancelled:
-                self._quotas.check_job(db, named)
+                return _check_same_request(before, job_to_store), False
+            self._check_limits(db, job_to_store)
+            if not job_to_store.is_cancelled:
+                self._quotas.check_job(db, job_to_store)
             if prepare is not None:
                 prepare(db)
-            job = jobs.insert(db, named, clock.now())
+            job = jobs.insert(db, job_to_store, clock.now())
             assert job is not None  # writers are serialized
             return job, True
 
@@ -128,9 +130,9 @@ class JobQueue:
 
     def find_with_result(self, tenant_id: str, request_id: str) -> jobs.JobWithResult:
         """Return a job of this tenant, with its result if it is finished."""
-        found = self._database.read(lambda db: jobs.find_with_result(db, request_id))
-        job = self._check_owner(found.job if found is not None else None, tenant_id, request_id)
-        return found if found is not None else jobs.JobWithResult(job, None)
+        outcome = self._database.read(lambda db: jobs.find_with_result(db, request_id))
+        job = self._check_owner(outcome.job if outcome is not None else None, tenant_id, request_id)
+        return outcome if outcome is not None else jobs.JobWithResult(job, None)
 
     def mark_fetched(self, job_ids: Sequence[str]) -> None:
         """Record that clients have received results, so that these expire sooner."""

@@ -67,26 +67,26 @@ class QuotaChecks:
         if not allowed.checkpoints and not allowed.stored_bytes:
             return
         stored = quotas.sum_stored(db, tenant_id, clock.now(), path)
-        most = allowed.checkpoints
-        if path is not None and most and stored.num_checkpoints >= most:
-            words = f"{stored.num_checkpoints:,} of {format_count(most, 'checkpoint')}"
-            raise _quota_exceeded(words, "checkpoints", _DELETE_CHECKPOINTS)
-        most = allowed.stored_bytes
-        if most and stored.num_bytes + max(1, num_bytes) > most:
-            words = f"{stored.num_bytes:,} of {format_count(most, 'byte')} of checkpoints"
+        limit = allowed.checkpoints
+        if path is not None and limit and stored.num_checkpoints >= limit:
+            usage = f"{stored.num_checkpoints:,} of {format_count(limit, 'checkpoint')}"
+            raise _quota_exceeded(usage, "checkpoints", _DELETE_CHECKPOINTS)
+        limit = allowed.stored_bytes
+        if limit and stored.num_bytes + max(1, num_bytes) > limit:
+            usage = f"{stored.num_bytes:,} of {format_count(limit, 'byte')} of checkpoints"
             more = f", and this one has {num_bytes:,}" if num_bytes else ""
-            raise _quota_exceeded(words + more, "stored_bytes", _DELETE_CHECKPOINTS)
+            raise _quota_exceeded(usage + more, "stored_bytes", _DELETE_CHECKPOINTS)
 
     def check_session(self, db: Connection, tenant_id: str, now: float) -> None:
         """Refuse a session that exceeds the quota of sessions per hour."""
-        most = quotas.get_quotas(db, tenant_id, self.defaults).sessions_per_hour
-        if not most:
+        limit = quotas.get_quotas(db, tenant_id, self.defaults).sessions_per_hour
+        if not limit:
             return
         used = quotas.count_sessions_this_hour(db, tenant_id, now)
-        if used >= most:
+        if used >= limit:
             seconds = HOUR_SECONDS - now % HOUR_SECONDS
             raise RateLimitError(
-                f"quota exceeded: {used:,} of {most:,} sessions of this hour are created (quota "
+                f"quota exceeded: {used:,} of {limit:,} sessions of this hour are created (quota "
                 f"'sessions_per_hour'); use one session for more work, try again in "
                 f"{seconds:.0f} s, {_ASK_OPERATOR}",
                 retry_after_seconds=seconds,

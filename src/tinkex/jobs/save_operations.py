@@ -96,8 +96,8 @@ def _write_checkpoint(
     """
     job, run = task.job, task.run
     # Unnamed sampler weights begin with a dot and are not counted.
-    counted = None if path.name.startswith(".") else path
-    context.check_checkpoint_quota(run, counted)
+    quota_path = None if path.name.startswith(".") else path
+    context.check_checkpoint_quota(run, quota_path)
     with new_directory(context.home.checkpoint_directory(job.id)) as directory:
         context.engine.save(run.id, directory, with_optimizer=with_optimizer)
         manifest = write_manifest(directory)
@@ -107,7 +107,7 @@ def _write_checkpoint(
             manifest = write_manifest(directory, SERVER_MANIFEST_NAME)
         size_bytes = manifest.total_bytes
         # Again, now that the size is known; a refusal discards the directory.
-        context.check_checkpoint_quota(run, counted, size_bytes)
+        context.check_checkpoint_quota(run, quota_path, size_bytes)
     context.verified_checkpoints.mark_verified(context.home.checkpoint_directory(job.id))
     return CheckpointRecord(
         id=job.id,

@@ -100,9 +100,9 @@ class WakeupSender:
         """Wake all processes of the role; thread-safe."""
         if not self._socket.fileno() >= 0:
             return
-        listed = list(messages)
-        for start in range(0, len(listed), MAX_MESSAGES_PER_DATAGRAM):
-            data = "\n".join(listed[start : start + MAX_MESSAGES_PER_DATAGRAM]).encode()
+        texts = list(messages)
+        for start in range(0, len(texts), MAX_MESSAGES_PER_DATAGRAM):
+            data = "\n".join(texts[start : start + MAX_MESSAGES_PER_DATAGRAM]).encode()
             for address in self._current_addresses():
                 self._send(data, address)
 

@@ -122,14 +122,14 @@ def set_public(db: sa.Connection, checkpoint_id: str, is_public: bool) -> bool:
 
 def set_expiry(db: sa.Connection, checkpoint_id: str, expires_at: float | None) -> None:
     """Set when a checkpoint expires; None means never."""
-    is_it = checkpoints.c.id == checkpoint_id
-    db.execute(sa.update(checkpoints).where(is_it).values(expires_at=expires_at))
+    condition = checkpoints.c.id == checkpoint_id
+    db.execute(sa.update(checkpoints).where(condition).values(expires_at=expires_at))
 
 
 def delete(db: sa.Connection, checkpoint_id: str, now: float) -> bool:
     """Mark a checkpoint as deleted; returns False if it already was."""
-    is_it = sa.and_(checkpoints.c.id == checkpoint_id, checkpoints.c.deleted_at.is_(None))
-    return bool(db.execute(sa.update(checkpoints).where(is_it).values(deleted_at=now)).rowcount)
+    condition = sa.and_(checkpoints.c.id == checkpoint_id, checkpoints.c.deleted_at.is_(None))
+    return bool(db.execute(sa.update(checkpoints).where(condition).values(deleted_at=now)).rowcount)
 
 
 def storage_by_project(

@@ -37,15 +37,15 @@ def acquire_lease(
     Returns the lease's state if another owner holds it. `expired` is the state that the caller has
     seen unchanged for the length of the lease. Call it inside a write transaction.
     """
-    held = db.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
-    if held is None:
+    row = db.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
+    if row is None:
         db.execute(sa.insert(leases).values(name=name, owner=owner, epoch=1, until=until))
         return 1
-    state = LeaseState(held.epoch, held.until)
-    if held.owner != owner and state.until != _RELEASED_UNTIL and state != expired:
+    state = LeaseState(row.epoch, row.until)
+    if row.owner != owner and state.until != _RELEASED_UNTIL and state != expired:
         return state
-    taken = {"owner": owner, "epoch": state.epoch + 1, "until": until}
-    db.execute(sa.update(leases).where(leases.c.name == name).values(taken))
+    values = {"owner": owner, "epoch": state.epoch + 1, "until": until}
+    db.execute(sa.update(leases).where(leases.c.name == name).values(values))
     return state.epoch + 1
 
 

@@ -65,9 +65,9 @@ def list_ids(db: sa.Connection, tenant_id: str, *, limit: int, offset: int) -> l
 
 def assign_project(db: sa.Connection, session_id: str, project_id: str) -> None:
     """Move a session and its checkpoints to a project."""
-    moved = {"project_id": project_id}
-    db.execute(sa.update(sessions).where(sessions.c.id == session_id).values(moved))
-    db.execute(sa.update(checkpoints).where(checkpoints.c.session_id == session_id).values(moved))
+    values = {"project_id": project_id}
+    db.execute(sa.update(sessions).where(sessions.c.id == session_id).values(values))
+    db.execute(sa.update(checkpoints).where(checkpoints.c.session_id == session_id).values(values))
 
 
 def expire_unseen(db: sa.Connection, *, unseen_since: float, now: float) -> int:

@@ -180,8 +180,8 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
             dropped |= dumped.keys() - set(include)
         if exclude_defaults:
             dropped |= self._default_names()
-        chosen = {name: value for name, value in dumped.items() if name not in dropped}
-        return _without_none(chosen) if exclude_none else chosen
+        selected = {name: value for name, value in dumped.items() if name not in dropped}
+        return _without_none(selected) if exclude_none else selected
 
     def _default_names(self) -> set[str]:
         names = {
@@ -193,8 +193,8 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
 
     def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
         """Return JSON text, on one line without `indent`; `options` are those of model_dump."""
-        chosen = self.model_dump(mode="json", **options) if options else self
-        data = msgspec.json.encode(chosen, enc_hook=encode_hook)
+        selected = self.model_dump(mode="json", **options) if options else self
+        data = msgspec.json.encode(selected, enc_hook=encode_hook)
         if indent is not None:
             data = msgspec.json.format(data, indent=indent)
         return data.decode()
