@@ -16,7 +16,7 @@ from tinkex.logs import get_logger
 from tinkex.store.database import Connection
 from tinkex.system.disk_errors import DISK_FULL_MESSAGE, is_disk_full
 from tinkex.types.base import Message
-from tinkex.wire.codec import decode_json
+from tinkex.wire.codec import convert_json, decode_json
 from tinkex.wire.proto import decode_forward_backward_request
 
 LOG = get_logger(__name__)
@@ -62,7 +62,7 @@ def decode_payload(payload: bytes, type_: type[T]) -> T:
     try:
         return decode_json(payload, type_)
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"the request cannot be read: {error}") from None
+        raise _invalid_payload(error) from None
 
 
 def decode_pass_payload(
@@ -72,12 +72,18 @@ def decode_pass_payload(
     if is_proto:
         request, _ = decode_forward_backward_request(payload)
         return request.forward_backward_input
-    if is_forward_only:
-        # Older clients use a separate endpoint with another field name.
+    try:
         body = msgspec.json.decode(payload)
-        if isinstance(body, dict) and "forward_input" in body:
-            return decode_payload(payload, types.ForwardRequest).forward_input
-    return decode_payload(payload, types.ForwardBackwardRequest).forward_backward_input
+        # Older clients use a separate endpoint with another field name.
+        if is_forward_only and isinstance(body, dict) and "forward_input" in body:
+            return convert_json(body, types.ForwardRequest).forward_input
+        return convert_json(body, types.ForwardBackwardRequest).forward_backward_input
+    except msgspec.DecodeError as error:
+        raise _invalid_payload(error) from None
+
+
+def _invalid_payload(error: msgspec.DecodeError) -> InvalidInput:
+    return InvalidInput(f"the request cannot be decoded: {error}")
 
 
 Effect: TypeAlias = Callable[[Connection], None]

@@ -34,6 +34,7 @@ from tinkex.wire.proto.json_compat import (
 from tinkex.wire.proto.protobuf import WireError
 
 __all__ = [
+    "convert_json",
     "decode_json",
     "encode_json",
     "forward_backward_output_from_json",
@@ -69,22 +70,29 @@ def encode_json(message: object) -> bytes:
 def decode_json(data: bytes, type_: type[T]) -> T:
     """Decode JSON as this type; raises msgspec.DecodeError (or its subclass ValidationError)."""
     kind: Any = type_
-    read = _JSON_READERS.get(kind)
+    if kind in _JSON_READERS:
+        return convert_json(msgspec.json.decode(data), type_)
     try:
-        value: T = _decoder(kind).decode(data) if read is None else read(msgspec.json.decode(data))
+        value: T = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
         if not _UNTYPED_CHUNK.search(str(error)):
             raise
-        value = _decode_untyped_chunks(data, kind, read)
+        body = add_chunk_types(msgspec.json.decode(data))
+        value = msgspec.convert(body, preload_type(kind), dec_hook=decode_hook)
     return value
 
 
-def _decode_untyped_chunks(data: bytes, kind: Any, read: Callable[[object], Any] | None) -> Any:
-    """Decode the JSON of SDKs up to 0.16.1, whose chunks have no tag."""
-    body = add_chunk_types(msgspec.json.decode(data))
-    if read is not None:
+def convert_json(body: object, type_: type[T]) -> T:
+    """Convert parsed JSON to a message that also has a protobuf form."""
+    kind: Any = type_
+    read: Callable[[object], T] = _JSON_READERS[kind]
+    try:
         return read(body)
-    return msgspec.convert(body, preload_type(kind), dec_hook=decode_hook)
+    except msgspec.ValidationError as error:
+        if not _UNTYPED_CHUNK.search(str(error)):
+            raise
+    # SDKs up to 0.16.1 send chunks without a tag.
+    return read(add_chunk_types(body))
 
 
 @cache
