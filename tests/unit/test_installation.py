@@ -83,8 +83,8 @@ def test_uv_tool_is_reinstalled_from_its_source(copy: Copy) -> None:
     (copy.root / "uv-receipt.toml").touch()
     assert install_command("text") == "uv tool install --force 'tinkex[text]'"
     copy.come_from("file:///tmp/tinkex.whl")
-    found = install_command("text")
-    assert found == "uv tool install --force 'tinkex[text] @ file:///tmp/tinkex.whl'"
+    command = install_command("text")
+    assert command == "uv tool install --force 'tinkex[text] @ file:///tmp/tinkex.whl'"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"url": 1, "dir_info": {"editable": true}}'])

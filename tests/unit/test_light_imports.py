@@ -44,12 +44,12 @@ def loaded() -> dict[str, set[str]]:
         )
         for name in MODULES
     }
-    found = {}
+    modules = {}
     for name, process in started.items():
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors.decode()
-        found[name] = set(json.loads(output))
-    return found
+        modules[name] = set(json.loads(output))
+    return modules
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -60,8 +60,8 @@ def test_import_is_light(module: str, loaded: dict[str, set[str]]) -> None:
 
 def test_bare_package_import_is_minimal(loaded: dict[str, set[str]]) -> None:
     assert loaded["tinkex"] & MIDDLING == set()
-    ours = {name for name in loaded["tinkex"] if name.startswith("tinkex.")}
-    assert ours == set()
+    own_modules = {name for name in loaded["tinkex"] if name.startswith("tinkex.")}
+    assert own_modules == set()
 
 
 def test_types_and_endpoints_need_no_http_library(loaded: dict[str, set[str]]) -> None:

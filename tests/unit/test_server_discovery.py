@@ -28,9 +28,9 @@ STATE = ServerState(pid=1, url="http://127.0.0.1:1", version="0", started_at=1.0
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    found = Home(tmp_path / "deep" / "home")
-    found.create()
-    return found
+    home = Home(tmp_path / "deep" / "home")
+    home.create()
+    return home
 
 
 def gone() -> int:

@@ -93,8 +93,8 @@ def test_tinkex_log_wins_and_invalid_level_is_refused() -> None:
     [(["1", "TRUE", "yes", "On"], True), (["0", "False", "no", "off", "", " "], False)],
 )
 def test_flags(texts: list[str], expected: bool) -> None:
-    found = {read_environment({"TINKEX_TELEMETRY": text}).telemetry for text in texts}
-    assert found == {expected}
+    values = {read_environment({"TINKEX_TELEMETRY": text}).telemetry for text in texts}
+    assert values == {expected}
 
 
 def test_invalid_flag_is_refused_with_its_value() -> None:
@@ -113,13 +113,13 @@ def test_home_is_absolute() -> None:
 
 
 def test_named_variables_are_read() -> None:
-    told = {"TINKEX_ONE": " 1 ", "TINKEX_TWO": " ", "TINKEX_OTHER": "3"}
-    assert read_variables(["TINKEX_ONE", "TINKEX_TWO", "TINKEX_NO"], told) == {"TINKEX_ONE": "1"}
+    environ = {"TINKEX_ONE": " 1 ", "TINKEX_TWO": " ", "TINKEX_OTHER": "3"}
+    assert read_variables(["TINKEX_ONE", "TINKEX_TWO", "TINKEX_NO"], environ) == {"TINKEX_ONE": "1"}
 
 
 def test_set_variables_override_child_defaults() -> None:
-    made = child_environment({"A": "default", "B": "default"}, {"B": "set", "C": "set"})
-    assert made == {"A": "default", "B": "set", "C": "set"}
+    environ = child_environment({"A": "default", "B": "default"}, {"B": "set", "C": "set"})
+    assert environ == {"A": "default", "B": "set", "C": "set"}
 
 
 def test_default_environment_is_os_environ(monkeypatch: pytest.MonkeyPatch) -> None:

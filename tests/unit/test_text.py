@@ -229,9 +229,9 @@ def test_concurrent_loads_run_once() -> None:
         return load_tokenizer("one", loader=loader)
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, range(8)))
+        tokenizers = list(pool.map(ask, range(8)))
     assert calls == ["one"]
-    assert all(tokenizer is found[0] for tokenizer in found)
+    assert all(tokenizer is tokenizers[0] for tokenizer in tokenizers)
 
 
 def test_slow_load_does_not_block_another_id() -> None:

@@ -43,9 +43,11 @@ class CountingEngine(FakeEngine):
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[WorkerHarness]:
     # Only evictions and the end of the worker write snapshots.
-    made = WorkerHarness(tmp_path, snapshots=SnapshotPolicy(max_changes=10_000, max_seconds=1e9))
-    yield made
-    made.close()
+    worker_harness = WorkerHarness(
+        tmp_path, snapshots=SnapshotPolicy(max_changes=10_000, max_seconds=1e9)
+    )
+    yield worker_harness
+    worker_harness.close()
 
 
 def models(harness: WorkerHarness, count: int) -> list[str]:
@@ -67,8 +69,8 @@ def test_evicted_models_train_bit_identically(harness: WorkerHarness) -> None:
     harness.stop()
     harness.start(CountingEngine(8))
     (alone,) = models(harness, 1)
-    kept = train(harness, alone, 1, 3)
-    assert all(found == kept for found in losses.values())
+    expected = train(harness, alone, 1, 3)
+    assert all(found == expected for found in losses.values())
 
 
 def test_untrained_model_is_not_written(harness: WorkerHarness) -> None:
@@ -84,8 +86,8 @@ def test_untrained_model_is_not_written(harness: WorkerHarness) -> None:
     assert list(harness.home.snapshots.iterdir()) == []
     harness.start(CountingEngine(8))
     (fresh,) = models(harness, 1)
-    kept = train(harness, fresh, 1, 2)
-    assert [train(harness, run_id, 2, 2) for run_id in many] == [kept] * 6
+    expected = train(harness, fresh, 1, 2)
+    assert [train(harness, run_id, 2, 2) for run_id in many] == [expected] * 6
 
 
 def test_models_of_one_batch_over_budget_run_in_sequence(harness: WorkerHarness) -> None:
@@ -94,8 +96,8 @@ def test_models_of_one_batch_over_budget_run_in_sequence(harness: WorkerHarness)
     passes = [harness.forward_backward(run_id, 1, TOKENS) for run_id in many]
     steps = [harness.optim_step(run_id, 2) for run_id in many]
     harness.start(engine)
-    found = [decode_forward_backward_output(harness.result(job)) for job in passes]
-    assert len({output.metrics["loss:sum"] for output in found}) == 1
+    outputs = [decode_forward_backward_output(harness.result(job)) for job in passes]
+    assert len({output.metrics["loss:sum"] for output in outputs}) == 1
     for job in steps:
         harness.result(job)
     assert engine.most == 2

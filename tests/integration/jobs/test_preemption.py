@@ -126,7 +126,7 @@ def test_same_tenants_other_model_runs_between_micro_batches(
 
 
 def test_preempted_pass_is_bit_identical(tmp_path: Path) -> None:
-    found = []
+    weights = []
     for name in ("calm", "busy"):
         (tmp_path / name).mkdir()
         harness = WorkerHarness(tmp_path / name)
@@ -143,10 +143,10 @@ def test_preempted_pass_is_bit_identical(tmp_path: Path) -> None:
                 harness.result(short)
                 assert not harness.queue.find(long.tenant_id, long.id).is_finished
             engine.permits.release(100)
-            found.append((harness.result(long), weights_after(harness, run_id, 2)))
+            weights.append((harness.result(long), weights_after(harness, run_id, 2)))
         finally:
             harness.close()
-    assert found[0] == found[1]
+    assert weights[0] == weights[1]
 
 
 def test_cancelled_pass_stops_at_next_micro_batch(
@@ -194,8 +194,8 @@ def test_worker_stop_requeues_pass_after_current_micro_batch(
     engine.permits.release()
     harness.stop()
     assert engine.num_steps == 1
-    found = harness.queue.find(long.tenant_id, long.id)
-    assert (found.state, found.attempts) == (JobState.QUEUED, 0)
+    job = harness.queue.find(long.tenant_id, long.id)
+    assert (job.state, job.attempts) == (JobState.QUEUED, 0)
     again = FakeEngine([BASE_MODEL], step_tokens=STEP_TOKENS)
     harness.start(again)
     uninterrupted_run = new_model(harness, "calm")

@@ -30,9 +30,9 @@ def test_checkpoint_over_quota_leaves_no_files(tmp_path: Path) -> None:
         harness.start()
         tenant = harness.tenant()
         run_id = harness.model(tenant, harness.session(tenant))
-        found = harness.outcome(harness.save(run_id, 1, "a")).job
-        assert found.category == "user"
-        assert "0 of 10 bytes of checkpoints, and this one has" in str(found.error)
+        job = harness.outcome(harness.save(run_id, 1, "a")).job
+        assert job.category == "user"
+        assert "0 of 10 bytes of checkpoints, and this one has" in str(job.error)
         assert list(harness.home.checkpoints.iterdir()) == []
     finally:
         harness.close()

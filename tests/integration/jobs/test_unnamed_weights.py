@@ -21,9 +21,9 @@ from tinkex.wire.codec import encode_json
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[WorkerHarness]:
-    made = WorkerHarness(tmp_path, housekeeping=HousekeepingPolicy(interval_seconds=0.02))
-    yield made
-    made.close()
+    worker_harness = WorkerHarness(tmp_path, housekeeping=HousekeepingPolicy(interval_seconds=0.02))
+    yield worker_harness
+    worker_harness.close()
 
 
 def save_unnamed(harness: WorkerHarness, run_id: str, seq: int) -> str:
@@ -55,11 +55,11 @@ def test_newest_unnamed_weights_are_kept(harness: WorkerHarness) -> None:
     harness.start()
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
-    made = [save_unnamed(harness, run_id, seq) for seq in range(1, 9)]
+    saved = [save_unnamed(harness, run_id, seq) for seq in range(1, 9)]
     assert kept(harness) == 3
-    for sampler_id in made[-3:]:
+    for sampler_id in saved[-3:]:
         harness.result(harness.sample(sampler_id, 1))
-    error = harness.outcome(harness.sample(made[0], 1)).job.error
+    error = harness.outcome(harness.sample(saved[0], 1)).job.error
     assert error is not None
     assert "were deleted: a model keeps the 3 unnamed sampler weights" in error
     assert "save them under a name" in error

@@ -175,15 +175,15 @@ def test_save_on_full_disk_fails_and_leaves_no_files(
 def test_user_error_fails_only_its_job(harness: WorkerHarness) -> None:
     harness.start()
     alice, bob = harness.tenant("alice"), harness.tenant("bob")
-    mine = harness.model(alice, harness.session(alice))
-    theirs = harness.model(bob, harness.session(bob))
-    wrong = harness.forward_backward(mine, 1, [1, 2, 10**6])
-    right = harness.forward_backward(theirs, 1, TOKENS)
+    alices_model = harness.model(alice, harness.session(alice))
+    bobs_model = harness.model(bob, harness.session(bob))
+    wrong = harness.forward_backward(alices_model, 1, [1, 2, 10**6])
+    right = harness.forward_backward(bobs_model, 1, TOKENS)
     failed = harness.outcome(wrong).job
     assert failed.category == "user"
     assert "1000000" in (failed.error or "")
     assert harness.result(right)
-    assert harness.run(mine).applied == 1
+    assert harness.run(alices_model).applied == 1
 
 
 def test_failed_create_model_fails_following_operations(harness: WorkerHarness) -> None:
@@ -229,10 +229,10 @@ def test_corrupt_checkpoint_is_neither_loaded_nor_sampled(
     request = types.SaveWeightsForSamplerRequest(
         model_id=first, seq_id=4, sampling_session_seq_id=7
     )
-    drawn = harness.op(first, 4, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
-    sampler_id = msgspec.json.decode(harness.result(drawn))["sampling_session_id"]
+    sampler_job = harness.op(first, 4, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    sampler_id = msgspec.json.decode(harness.result(sampler_job))["sampling_session_id"]
     flip_last_bit(harness.home.checkpoint_directory(saved.id) / "optimizer.safetensors")
-    flip_last_bit(harness.home.checkpoint_directory(drawn.id) / "adapter_model.safetensors")
+    flip_last_bit(harness.home.checkpoint_directory(sampler_job.id) / "adapter_model.safetensors")
 
     second = harness.model(tenant, session, 1)
     loading = harness.outcome(harness.load(second, 1, saved.id, path)).job
@@ -301,24 +301,24 @@ def test_same_seed_gives_same_sample(harness: WorkerHarness) -> None:
     harness.start()
     tenant = harness.tenant()
     sampler_id = harness.sampler(tenant, harness.session(tenant))
-    drawn = [
+    samples = [
         decode_sample_response(harness.result(harness.sample(sampler_id, number, seed=11)))
         for number in range(3)
     ]
-    assert drawn[0].sequences[0].tokens == drawn[1].sequences[0].tokens
-    assert drawn[1].sequences[0].tokens == drawn[2].sequences[0].tokens
+    assert samples[0].sequences[0].tokens == samples[1].sequences[0].tokens
+    assert samples[1].sequences[0].tokens == samples[2].sequences[0].tokens
 
 
 def test_cancelled_sample_finishes_immediately(harness: WorkerHarness) -> None:
     harness.start(FakeEngine([BASE_MODEL], seconds_per_op=0.05))
     tenant = harness.tenant()
     sampler_id = harness.sampler(tenant, harness.session(tenant))
-    drawn = [harness.sample(sampler_id, number) for number in range(12)]
-    assert harness.queue.cancel(tenant, drawn[-1].id).result() is True
-    assert "cancelled" in (harness.outcome(drawn[-1]).job.error or "")
-    for job in drawn[:-1]:
+    samples = [harness.sample(sampler_id, number) for number in range(12)]
+    assert harness.queue.cancel(tenant, samples[-1].id).result() is True
+    assert "cancelled" in (harness.outcome(samples[-1]).job.error or "")
+    for job in samples[:-1]:
         harness.result(job)
-    assert harness.queue.cancel(tenant, drawn[0].id).result() is False
+    assert harness.queue.cancel(tenant, samples[0].id).result() is False
 
 
 def test_usage_is_recorded(harness: WorkerHarness) -> None:

@@ -64,9 +64,9 @@ def thread_errors(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[FaultyWorkerHarness]:
-    made = FaultyWorkerHarness(tmp_path, snapshots=NEVER)
-    yield made
-    made.close()
+    worker_harness = FaultyWorkerHarness(tmp_path, snapshots=NEVER)
+    yield worker_harness
+    worker_harness.close()
 
 
 def fail_once(work: Callable[..., Any], should_fail: Callable[..., bool]) -> Callable[..., Any]:
@@ -94,17 +94,17 @@ def test_work_after_failed_commit_is_not_persisted(
     harness: FaultyWorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = harness.create_model_with_tenant()
-    made = [harness.optim_step(run_id, place) for place in range(1, 20)]
-    is_fifth = lambda db, entries, now: entries[0].job.id == made[4].id  # noqa: E731
+    steps = [harness.optim_step(run_id, place) for place in range(1, 20)]
+    is_fifth = lambda db, entries, now: entries[0].job.id == steps[4].id  # noqa: E731
     store_results = fail_once(result_log._store_results, is_fifth)
     monkeypatch.setattr(result_log, "_store_results", store_results)
     harness.start()
     harness.wait_for_crash()
     assert harness.run(run_id).applied == 5  # the making and four steps
     harness.start()
-    for job in made:
+    for job in steps:
         harness.result(job)
-    assert num_steps(harness, run_id) == len(made)
+    assert num_steps(harness, run_id) == len(steps)
 
 
 def test_snapshot_is_never_newer_than_committed_state(
@@ -279,8 +279,8 @@ def test_unload_removes_snapshot_and_payloads(tmp_path: Path) -> None:
         harness.result(harness.op(run_id, 5, JobKind.UNLOAD_MODEL, b"{}"))
         _until(lambda: not any(harness.home.snapshots.iterdir()))
         harness.stop()
-        kept = sa.select(sa.func.count()).where(job_table.c.payload.is_not(None))
-        assert count(harness.database, kept) == 0
+        with_payload = sa.select(sa.func.count()).where(job_table.c.payload.is_not(None))
+        assert count(harness.database, with_payload) == 0
         assert harness.run(run_id).snapshot is None
     finally:
         harness.close()

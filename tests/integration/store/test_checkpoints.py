@@ -28,11 +28,11 @@ def _run(database: Database, tenant: str = "alice") -> RunRecord:
 
 
 def _doomed(database: Database, now: float, limit: int = 100) -> set[str]:
-    found = database.write(
+    deletable = database.write(
         lambda db: checkpoints.collect_deletable(db, now, limit, ephemeral_seconds=60.0)
     )
-    assert len(found) == len(set(found))
-    return set(found)
+    assert len(deletable) == len(set(deletable))
+    return set(deletable)
 
 
 def test_checkpoint_is_found_by_path_and_id(database: Database) -> None:
@@ -82,12 +82,12 @@ def test_expired_checkpoint_frees_its_path(database: Database) -> None:
 
 def test_lists_are_newest_first_and_omit_hidden_checkpoints(database: Database) -> None:
     run, other = _run(database), _run(database, "bob")
-    made = [add_checkpoint(database, run, str(i), created_at=NOW + i) for i in range(4)]
+    saved = [add_checkpoint(database, run, str(i), created_at=NOW + i) for i in range(4)]
     add_checkpoint(database, run, "ephemeral", is_ephemeral=True)
     add_checkpoint(database, run, "expired", expires_at=NOW - 1)
     add_checkpoint(database, run, "deleted", deleted_at=NOW)
     add_checkpoint(database, other, "of bob")
-    newest_first = made[::-1]
+    newest_first = saved[::-1]
     assert database.read(lambda db: checkpoints.list_by_run(db, run.id, NOW)) == newest_first
     page, total = database.read(
         lambda db: checkpoints.list_page(db, run.tenant_id, limit=2, offset=1, now=NOW)
@@ -116,9 +116,9 @@ def test_publishing_twice_changes_nothing(database: Database) -> None:
     saved = add_checkpoint(database, _run(database), "one")
     assert database.write(lambda db: checkpoints.set_public(db, saved.id, True))
     assert not database.write(lambda db: checkpoints.set_public(db, saved.id, True))
-    found = database.read(lambda db: checkpoints.find_by_id(db, saved.id, NOW))
-    assert found is not None
-    assert found.is_public
+    checkpoint = database.read(lambda db: checkpoints.find_by_id(db, saved.id, NOW))
+    assert checkpoint is not None
+    assert checkpoint.is_public
     assert database.write(lambda db: checkpoints.set_public(db, saved.id, False))
 
 
@@ -171,7 +171,7 @@ def _unnamed(
     """Add unnamed sampler weights, oldest first, each with a sampling session."""
     session = database.read(lambda db: sessions.find(db, run.session_id))
     assert session is not None
-    found = []
+    deletable = []
     for number in range(count):
         saved = add_checkpoint(
             database,
@@ -181,8 +181,8 @@ def _unnamed(
             is_ephemeral=True,
             created_at=NOW + number,
         )
-        found.append((saved, add_sampler(database, session, checkpoint_id=saved.id)))
-    return found
+        deletable.append((saved, add_sampler(database, session, checkpoint_id=saved.id)))
+    return deletable
 
 
 def _left(database: Database, made: list[tuple[CheckpointRecord, SamplerRecord]]) -> list[int]:
@@ -198,26 +198,26 @@ def test_most_recently_used_unnamed_weights_are_kept(database: Database) -> None
     run = _run(database)
     named = add_checkpoint(database, run, "named", segment="sampler_weights")
     other = _unnamed(database, _run(database, "bob"), 4)
-    made = _unnamed(database, run, 6)
-    database.write(lambda db: samplers.touch(db, made[1][1].id, NOW + 50))
+    unnamed = _unnamed(database, run, 6)
+    database.write(lambda db: samplers.touch(db, unnamed[1][1].id, NOW + 50))
     assert database.write(lambda db: checkpoints.delete_surplus_unnamed(db, run.id, 3, NOW)) == 3
-    assert _left(database, made) == [1, 4, 5]
+    assert _left(database, unnamed) == [1, 4, 5]
     assert _left(database, other) == [0, 1, 2, 3]
     assert database.read(lambda db: checkpoints.find_by_id(db, named.id, NOW)) == named
-    assert _doomed(database, NOW) == {made[number][0].id for number in (0, 2, 3)}
+    assert _doomed(database, NOW) == {unnamed[number][0].id for number in (0, 2, 3)}
 
 
 def test_unnamed_weights_with_pending_samples_are_kept(database: Database) -> None:
     run = _run(database)
-    made = _unnamed(database, run, 5)
+    unnamed = _unnamed(database, run, 5)
     session = database.read(lambda db: sessions.find(db, run.session_id))
     assert session is not None
-    job = add_job(database, session, sampler_id=made[0][1].id)
+    job = add_job(database, session, sampler_id=unnamed[0][1].id)
     database.write(lambda db: checkpoints.delete_surplus_unnamed(db, run.id, 2, NOW))
-    assert _left(database, made) == [0, 3, 4]
+    assert _left(database, unnamed) == [0, 3, 4]
     # Even after the end of the session they stay while a sample is pending.
     database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW))
-    gone = {made[number][0].id for number in (1, 2, 3, 4)}
-    assert _doomed(database, NOW + 61) == gone
+    deleted = {unnamed[number][0].id for number in (1, 2, 3, 4)}
+    assert _doomed(database, NOW + 61) == deleted
     finish_job(database, job)
-    assert _doomed(database, NOW + 61) == gone | {made[0][0].id}
+    assert _doomed(database, NOW + 61) == deleted | {unnamed[0][0].id}

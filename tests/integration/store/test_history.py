@@ -12,12 +12,12 @@ from tinkex.store.records import AuditRecord
 
 def test_newest_steps_are_returned_in_order(database: Database) -> None:
     session = add_session(database, add_tenant(database))
-    made = [make_step(session, run_id="r", metrics={"loss": float(i)}) for i in range(5)]
-    for step in made:
+    inserted = [make_step(session, run_id="r", metrics={"loss": float(i)}) for i in range(5)]
+    for step in inserted:
         database.write(lambda db, step=step: steps.insert(db, step))
     database.write(lambda db: steps.insert(db, make_step(session, run_id="other")))
     numbered = database.read(lambda db: steps.list_by_run(db, "r", limit=3))
-    assert [step for _, step in numbered] == made[2:]
+    assert [step for _, step in numbered] == inserted[2:]
     after = numbered[0][0]
     assert (
         database.read(lambda db: steps.list_by_run(db, "r", limit=9, after_no=after))
@@ -61,12 +61,12 @@ def test_usage_is_summed_per_hour(database: Database) -> None:
     _use(database, "training", 3_000_000_000, start + hour - 1)
     _use(database, "training", 7, start + hour)
     _use(database, "sample", 1, start, run_id=None)
-    found = database.read(lambda db: accounting.list_usage(db, "t", start, start + hour))
-    assert [(row.kind, row.run_id, row.amount) for row in found] == [
+    usage = database.read(lambda db: accounting.list_usage(db, "t", start, start + hour))
+    assert [(row.kind, row.run_id, row.amount) for row in usage] == [
         ("sample", "", 1),
         ("training", "r", 3_000_000_005),
     ]
-    assert {row.hour for row in found} == {start // hour}
+    assert {row.hour for row in usage} == {start // hour}
     assert (
         len(database.read(lambda db: accounting.list_usage(db, "t", start, start + hour + 1))) == 3
     )

@@ -30,15 +30,15 @@ def run(database: Database, session: SessionRecord) -> RunRecord:
 
 
 def _find(database: Database, job: JobRecord) -> JobRecord:
-    found = database.read(lambda db: jobs.find(db, job.id))
-    assert found is not None
-    return found
+    stored = database.read(lambda db: jobs.find(db, job.id))
+    assert stored is not None
+    return stored
 
 
 def _run_now(database: Database, run: RunRecord) -> RunRecord:
-    found = database.read(lambda db: runs.find(db, run.id))
-    assert found is not None
-    return found
+    stored = database.read(lambda db: runs.find(db, run.id))
+    assert stored is not None
+    return stored
 
 
 def test_idempotency_key_creates_one_job(database: Database, session: SessionRecord) -> None:
@@ -128,23 +128,23 @@ def test_first_fetch_of_finished_job_is_recorded(
 def test_changes_are_listed_for_replay_until_snapshot(
     database: Database, run: RunRecord, session: SessionRecord
 ) -> None:
-    made = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(3)]
-    finish_job(database, made[0], applied=1)
-    finish_job(database, made[1])
-    finish_job(database, made[2], applied=2)
+    added = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(3)]
+    finish_job(database, added[0], applied=1)
+    finish_job(database, added[1])
+    finish_job(database, added[2], applied=2)
     now = _run_now(database, run)
     assert (now.applied, now.next_seq) == (2, 3)
 
     def replayed(after: int, limit: int = 9) -> list[tuple[str, bytes]]:
-        found = database.read(lambda db: jobs.list_changes_after(db, run.id, after, limit=limit))
-        return [(job.id, payload) for job, payload in found]
+        changes = database.read(lambda db: jobs.list_changes_after(db, run.id, after, limit=limit))
+        return [(job.id, payload) for job, payload in changes]
 
-    assert replayed(0) == [(made[0].id, b"\x00"), (made[2].id, b"\x02")]
-    assert replayed(0, limit=1) == [(made[0].id, b"\x00")]
+    assert replayed(0) == [(added[0].id, b"\x00"), (added[2].id, b"\x02")]
+    assert replayed(0, limit=1) == [(added[0].id, b"\x00")]
     database.write(lambda db: runs.set_snapshot(db, run.id, "somewhere", 1))
     now = _run_now(database, run)
     assert (now.snapshot, now.snapshot_applied) == ("somewhere", 1)
-    assert replayed(1) == [(made[2].id, b"\x02")]
+    assert replayed(1) == [(added[2].id, b"\x02")]
 
 
 def test_older_snapshot_does_not_replace_newer_one(database: Database, run: RunRecord) -> None:
@@ -165,13 +165,13 @@ def test_completions_are_returned_once_per_client(
 ) -> None:
     sampler = add_sampler(database, session)
     clone = jobs.CLONE_STRIDE
-    made = [
+    added = [
         add_job(database, session, sampler_id=sampler.id, position=place)
         for place in (0, 1, clone, clone + 1)
     ]
-    finish_job(database, made[1], result=b"12345")
-    finish_job(database, made[2], result=None, error="no", category="user")
-    finish_job(database, made[0], result=b"")
+    finish_job(database, added[1], result=b"12345")
+    finish_job(database, added[2], result=None, error="no", category="user")
+    finish_job(database, added[0], result=b"")
 
     def since(
         clone: int, cursor: int, limit: int = 10
@@ -181,13 +181,13 @@ def test_completions_are_returned_once_per_client(
         )
 
     first, cursor = since(0, 0, limit=1)
-    assert first == [(made[1].id, 5)]
+    assert first == [(added[1].id, 5)]
     second, end = since(0, cursor)
-    assert second == [(made[0].id, 0)]
+    assert second == [(added[0].id, 0)]
     assert since(0, end) == ([], end)
-    assert since(1, 0)[0] == [(made[2].id, None)]
-    database.write(lambda db: samplers.delete_completions(db, sampler.id, [made[1].id]))
-    assert since(0, 0)[0] == [(made[0].id, 0)]
+    assert since(1, 0)[0] == [(added[2].id, None)]
+    database.write(lambda db: samplers.delete_completions(db, sampler.id, [added[1].id]))
+    assert since(0, 0)[0] == [(added[0].id, 0)]
 
 
 def test_idle_runs_have_ended_sessions(

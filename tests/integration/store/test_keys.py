@@ -82,13 +82,13 @@ def test_key_events_are_audited(database: Database) -> None:
     tenant = database.write(lambda db: keys.get_or_create_tenant(db, "alice", NOW))
     secret = keys.generate_key()
     for _ in range(2):
-        made = database.write(
+        key = database.write(
             lambda db: keys.insert_key(db, tenant.id, secret, name="laptop", now=NOW)
         )
     for _ in range(2):
-        database.write(lambda db: keys.revoke(db, made.id, NOW + 1))
-    found = database.read(
+        database.write(lambda db: keys.revoke(db, key.id, NOW + 1))
+    events = database.read(
         lambda db: accounting.list_audit(db, tenant.id, since=0.0, until=NOW + 9, events=None)
     )
-    assert [entry.event for entry in found] == ["api_key_revoked", "api_key_created"]
-    assert secret not in str(found)
+    assert [entry.event for entry in events] == ["api_key_revoked", "api_key_created"]
+    assert secret not in str(events)

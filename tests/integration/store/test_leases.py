@@ -86,8 +86,10 @@ def test_process_registration_and_removal(database: Database) -> None:
     )
 
     def alive(role: str, since: float) -> list[str]:
-        found = database.read(lambda db: coordination.list_alive_processes(db, role, since=since))
-        return [process.id for process in found]
+        processes = database.read(
+            lambda db: coordination.list_alive_processes(db, role, since=since)
+        )
+        return [process.id for process in processes]
 
     for process in (new, old, old):
         database.write(lambda db, process=process: coordination.register_process(db, process))

@@ -117,10 +117,10 @@ def test_concurrent_migrations_run_once(
 ) -> None:
     databases = [open_database() for _ in range(6)]
     versions: list[int] = []
-    together = threading.Barrier(len(databases))
+    barrier = threading.Barrier(len(databases))
 
     def run(database: Database) -> None:
-        together.wait()
+        barrier.wait()
         versions.append(migrate(database))
 
     threads = [threading.Thread(target=run, args=(database,)) for database in databases]

@@ -65,33 +65,33 @@ def test_fetched_results_expire_sooner_than_unfetched_ones(
 
 
 def test_number_of_fetched_results_is_limited(database: Database, session: SessionRecord) -> None:
-    made = [add_job(database, session) for _ in range(6)]
-    for place, job in enumerate(made):
+    added = [add_job(database, session) for _ in range(6)]
+    for place, job in enumerate(added):
         finish_job(database, job)
         _fetch(database, job, now=NOW + place // 3)
     swept = _sweep(database, NOW + 2, max_fetched=2)
     assert swept.num_jobs == 4
-    assert _remaining(database) == {made[4].id, made[5].id}
+    assert _remaining(database) == {added[4].id, added[5].id}
 
 
 def test_change_without_snapshot_keeps_its_payload(
     database: Database, session: SessionRecord
 ) -> None:
     run = add_run(database, session)
-    made = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(4)]
-    for place, job in enumerate(made[:3], start=1):
+    added = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(4)]
+    for place, job in enumerate(added[:3], start=1):
         finish_job(database, job, applied=place)
-    finish_job(database, made[3])
-    _fetch(database, made[0], made[3])
+    finish_job(database, added[3])
+    _fetch(database, added[0], added[3])
     database.write(lambda db: runs.set_snapshot(db, run.id, "somewhere", 1))
     swept = _sweep(database, NOW + 10 * DAY)
     assert (swept.num_jobs, swept.num_results) == (2, 2)
     changes = database.read(lambda db: jobs.list_changes_after(db, run.id, 1, limit=9))
     assert [(job.id, payload) for job, payload in changes] == [
-        (made[1].id, b"\x01"),
-        (made[2].id, b"\x02"),
+        (added[1].id, b"\x01"),
+        (added[2].id, b"\x02"),
     ]
-    outcome = database.read(lambda db: jobs.find_with_result(db, made[1].id))
+    outcome = database.read(lambda db: jobs.find_with_result(db, added[1].id))
     assert outcome is not None
     assert outcome.result is None
     assert _sweep(database, NOW + 10 * DAY) == SweepResult()
@@ -120,10 +120,10 @@ def test_completions_expire_and_are_deleted_with_their_jobs(
     database: Database, session: SessionRecord
 ) -> None:
     sampler = add_sampler(database, session)
-    made = [add_job(database, session, sampler_id=sampler.id, position=i) for i in range(2)]
-    for job in made:
+    added = [add_job(database, session, sampler_id=sampler.id, position=i) for i in range(2)]
+    for job in added:
         finish_job(database, job)
-    _fetch(database, made[0])
+    _fetch(database, added[0])
     _sweep(database, NOW + 600)
     assert count(database, schema.completions) == 1
     assert _sweep(database, NOW + DAY, unfetched_seconds=9 * DAY).num_completions == 1
@@ -258,6 +258,6 @@ def test_run_records_highest_deleted_seq_id(database: Database, session: Session
         finish_job(database, job)
     _fetch(database, *done[:2])
     assert _sweep(database, NOW + 600).num_jobs == 2
-    found = database.read(lambda db: runs.find(db, run.id))
-    assert found is not None
-    assert found.forgotten_seq == 2
+    stored = database.read(lambda db: runs.find(db, run.id))
+    assert stored is not None
+    assert stored.forgotten_seq == 2

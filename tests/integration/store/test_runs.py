@@ -24,29 +24,29 @@ def test_run_round_trip(database: Database) -> None:
     run = add_run(database, session, spec={"rank": 8, "seed": None}, user_metadata={"a": "b"})
     assert database.read(lambda db: runs.find(db, run.id)) == run
     database.write(lambda db: runs.touch(db, run.id, NOW + 5))
-    found = database.read(lambda db: runs.find(db, run.id))
-    assert found is not None
-    assert found.used_at == NOW + 5
-    assert database.read(lambda db: runs.list_by_session(db, session.id)) == [found]
+    stored = database.read(lambda db: runs.find(db, run.id))
+    assert stored is not None
+    assert stored.used_at == NOW + 5
+    assert database.read(lambda db: runs.list_by_session(db, session.id)) == [stored]
 
 
 def test_pages_are_newest_first_with_total(database: Database) -> None:
     alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
-    mine = add_session(database, alice, project_id="p")
-    made = [add_run(database, mine, created_at=NOW + i) for i in range(3)]
-    theirs = add_run(database, add_session(database, bob), created_at=NOW + 9)
+    own_session = add_session(database, alice, project_id="p")
+    own_runs = [add_run(database, own_session, created_at=NOW + i) for i in range(3)]
+    other_run = add_run(database, add_session(database, bob), created_at=NOW + 9)
     page = database.read(lambda db: runs.list_page(db, alice.id, limit=2, offset=0))
-    assert page == ([made[2], made[1]], 3)
+    assert page == ([own_runs[2], own_runs[1]], 3)
     in_project = database.read(
         lambda db: runs.list_page(db, alice.id, limit=9, offset=0, project_id="other")
     )
     assert in_project == ([], 0)
 
-    add_checkpoint(database, theirs, "one", is_public=True)
+    add_checkpoint(database, other_run, "one", is_public=True)
     seen, total = database.read(
         lambda db: runs.list_page(db, alice.id, limit=1, offset=0, with_public=True)
     )
-    assert (seen, total) == ([theirs], 4)
+    assert (seen, total) == ([other_run], 4)
 
 
 def test_sampler_is_inserted_once_and_counts_clones(database: Database) -> None:
@@ -100,9 +100,9 @@ def test_model_with_open_jobs_is_not_unloaded(database: Database) -> None:
         database.write(
             lambda db: runs.unload_unused(db, finished_before=NOW + 1, expired_before=NOW)
         )
-        found = database.read(lambda db: runs.find(db, run.id))
-        assert found is not None
-        return found.state
+        stored = database.read(lambda db: runs.find(db, run.id))
+        assert stored is not None
+        return stored.state
 
     assert state() == RunState.READY
     finish_job(database, job)
@@ -127,5 +127,5 @@ def test_unloaded_runs_lose_snapshot_and_payloads(database: Database) -> None:
     assert database.write(runs.clear_unloaded) == []
     assert database.read(runs.list_snapshots) == {f"of-{stays.id}"}
     for run, payloads in ((left, [None]), (stays, [b"data"])):
-        found = database.read(lambda db, run=run: jobs.list_changes_after(db, run.id, 1, limit=9))
-        assert [payload for _, payload in found] == payloads
+        changes = database.read(lambda db, run=run: jobs.list_changes_after(db, run.id, 1, limit=9))
+        assert [payload for _, payload in changes] == payloads

@@ -17,9 +17,9 @@ URN = "urn:alice"
 
 
 def _find(database: Database, session: SessionRecord) -> SessionRecord:
-    found = database.read(lambda db: sessions.find(db, session.id))
-    assert found is not None
-    return found
+    stored = database.read(lambda db: sessions.find(db, session.id))
+    assert stored is not None
+    return stored
 
 
 def _search(database: Database, tenant: TenantRecord, **fields: Any) -> sessions.SessionSearchPage:
@@ -61,17 +61,17 @@ def test_first_finish_reason_is_kept(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     database.write(lambda db: sessions.finish(db, session.id, "errored", "boom", NOW + 1))
     database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW + 2))
-    found = _find(database, session)
-    ended = (found.finish_reason, found.finish_detail, found.finished_at)
+    stored = _find(database, session)
+    ended = (stored.finish_reason, stored.finish_detail, stored.finished_at)
     assert ended == ("errored", "boom", NOW + 1)
 
 
 def test_pages_are_newest_first_and_of_one_tenant(database: Database) -> None:
     alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
     add_session(database, bob)
-    made = [add_session(database, alice, created_at=NOW + i).id for i in range(5)]
+    ids = [add_session(database, alice, created_at=NOW + i).id for i in range(5)]
     page = database.read(lambda db: sessions.list_ids(db, alice.id, limit=3, offset=1))
-    assert page == [made[3], made[2], made[1]]
+    assert page == [ids[3], ids[2], ids[1]]
 
 
 def test_assign_project_moves_session_and_checkpoints(database: Database) -> None:
@@ -87,12 +87,12 @@ def test_assign_project_moves_session_and_checkpoints(database: Database) -> Non
 # --- the search ------------------------------------------------------------------------------
 def test_search_returns_only_own_sessions(database: Database) -> None:
     alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
-    mine = add_session(database, alice)
+    own = add_session(database, alice)
     add_session(database, bob)
     for owner, found in (
-        (types.OwnSearchOwner(), [mine.id]),
-        (types.AccessibleSearchOwner(), [mine.id]),
-        (types.UserSearchOwner(owner_urns=["urn:x", URN]), [mine.id]),
+        (types.OwnSearchOwner(), [own.id]),
+        (types.AccessibleSearchOwner(), [own.id]),
+        (types.UserSearchOwner(owner_urns=["urn:x", URN]), [own.id]),
         (types.UserSearchOwner(owner_urns=["urn:x"]), []),
     ):
         assert _ids(_search(database, alice, owner=owner)) == found
@@ -100,8 +100,8 @@ def test_search_returns_only_own_sessions(database: Database) -> None:
 
 def test_search_by_projects(database: Database) -> None:
     tenant = add_tenant(database)
-    made = {name: add_session(database, tenant, project_id=name).id for name in "abc"}
-    assert set(_ids(_search(database, tenant, project_ids=["a", "c"]))) == {made["a"], made["c"]}
+    ids = {name: add_session(database, tenant, project_id=name).id for name in "abc"}
+    assert set(_ids(_search(database, tenant, project_ids=["a", "c"]))) == {ids["a"], ids["c"]}
     assert _ids(_search(database, tenant, project_ids=[])) == []
 
 
@@ -165,14 +165,14 @@ def test_search_pages_are_complete_without_duplicates(database: Database) -> Non
     tenant = add_tenant(database)
     # Times that differ by less than the precision of a cursor, and equal times.
     times = [NOW + step * 2.5e-7 for step in range(8)] + [NOW + 5] * 4
-    made = [add_session(database, tenant, created_at=at) for at in times]
-    wanted = [s.id for s in sorted(made, key=lambda s: (s.created_at, s.id), reverse=True)]
+    inserted = [add_session(database, tenant, created_at=at) for at in times]
+    wanted = [s.id for s in sorted(inserted, key=lambda s: (s.created_at, s.id), reverse=True)]
     seen: list[str] = []
     cursor = None
-    for _ in range(len(made)):
-        found = _search(database, tenant, limit=3, cursor=cursor)
-        seen += _ids(found)
-        if (cursor := found.next_cursor) is None:
+    for _ in range(len(inserted)):
+        page = _search(database, tenant, limit=3, cursor=cursor)
+        seen += _ids(page)
+        if (cursor := page.next_cursor) is None:
             break
     assert seen == wanted
 
@@ -188,9 +188,9 @@ def test_search_counts_remaining_checkpoints(database: Database) -> None:
     add_checkpoint(database, run, "b", size_bytes=5_000_000_000)
     add_checkpoint(database, run, "c", is_ephemeral=True)
     add_checkpoint(database, run, "d", deleted_at=NOW)
-    found = _search(database, tenant).sessions
-    assert [facts[1:] for facts in found] == [(2, 5_000_000_010), (0, 0)]
-    assert found[1].session.id == empty.id
+    results = _search(database, tenant).sessions
+    assert [facts[1:] for facts in results] == [(2, 5_000_000_010), (0, 0)]
+    assert results[1].session.id == empty.id
 
 
 def test_search_uses_two_queries_per_page(database: Database) -> None:

@@ -7,11 +7,11 @@ from tinkex.store.records import NewJob, ProcessRecord
 
 
 def test_empty_store_reports_only_its_size(database: Database) -> None:
-    found = database.read(lambda db: stats.collect_stats(db, alive_since=NOW))
+    totals = database.read(lambda db: stats.collect_stats(db, alive_since=NOW))
 
-    assert (found.num_waiting, found.num_running, found.oldest_waiting_at) == (0, 0, None)
-    assert (found.num_sessions, found.num_workers) == (0, 0)
-    assert found.store_bytes > 0
+    assert (totals.num_waiting, totals.num_running, totals.oldest_waiting_at) == (0, 0, None)
+    assert (totals.num_sessions, totals.num_workers) == (0, 0)
+    assert totals.store_bytes > 0
 
 
 def test_stats_count_pending_running_and_sessions(database: Database) -> None:
@@ -38,8 +38,8 @@ def test_stats_count_pending_running_and_sessions(database: Database) -> None:
             coordination.register_process(db, entry)
 
     database.write(fill)
-    found = database.read(lambda db: stats.collect_stats(db, alive_since=NOW - 30.0))
+    totals = database.read(lambda db: stats.collect_stats(db, alive_since=NOW - 30.0))
 
-    assert (found.num_waiting, found.num_running) == (3, 1)
-    assert found.oldest_waiting_at == NOW + 1
-    assert (found.num_sessions, found.num_workers) == (1, 1)
+    assert (totals.num_waiting, totals.num_running) == (3, 1)
+    assert totals.oldest_waiting_at == NOW + 1
+    assert (totals.num_sessions, totals.num_workers) == (1, 1)

@@ -40,8 +40,8 @@ def test_longest_waiting_jobs_come_first(database: Database) -> None:
 
     database.write(work)
 
-    found = database.read(lambda db: stats.open_jobs_by_kind(db, session.tenant_id))
-    assert [(line.kind, line.oldest_at) for line in found] == [
+    open_jobs = database.read(lambda db: stats.open_jobs_by_kind(db, session.tenant_id))
+    assert [(line.kind, line.oldest_at) for line in open_jobs] == [
         ("optim_step", NOW - 9.0),
         ("asample", NOW - 5.0),
     ]

@@ -33,8 +33,8 @@ def _check_whole(database: Database) -> None:
     num_pairs = database.read(lambda db: db.scalar(pairs))
     assert num_pairs == count(database, schema.jobs) == count(database, schema.steps)
     if database.is_sqlite:
-        found = database.read(lambda db: db.exec_driver_sql("PRAGMA integrity_check").scalar())
-        assert found == "ok"
+        report = database.read(lambda db: db.exec_driver_sql("PRAGMA integrity_check").scalar())
+        assert report == "ok"
 
 
 def _read_all_events(

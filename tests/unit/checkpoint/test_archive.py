@@ -43,13 +43,13 @@ def joined(chunks: Iterator[bytes]) -> bytes:
 
 def test_archive_is_a_tar_of_all_files_and_the_manifest(directory: Path) -> None:
     plan = plan_archive(directory)
-    whole = joined(plan.read())
-    assert len(whole) == plan.size
-    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+    archive = joined(plan.read())
+    assert len(archive) == plan.size
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         members = tar.getmembers()
-        found = {member.name: tar.extractfile(member).read() for member in members}  # type: ignore[union-attr]
-    assert found == {**CONTENT, MANIFEST_NAME: (directory / MANIFEST_NAME).read_bytes()}
-    assert [member.name for member in members] == sorted(found)
+        contents = {member.name: tar.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+    assert contents == {**CONTENT, MANIFEST_NAME: (directory / MANIFEST_NAME).read_bytes()}
+    assert [member.name for member in members] == sorted(contents)
     assert {(member.mtime, member.uid, member.gid, member.mode) for member in members} == {
         (0, 0, 0, 0o644)
     }
@@ -59,10 +59,10 @@ def test_archive_is_a_tar_of_all_files_and_the_manifest(directory: Path) -> None
 @given(data=st.data())
 def test_any_range_is_a_slice_of_the_archive(directory: Path, data: st.DataObject) -> None:
     plan = plan_archive(directory)
-    whole = joined(plan.read())
+    archive = joined(plan.read())
     start = data.draw(st.integers(0, plan.size))
     stop = data.draw(st.integers(start, plan.size))
-    assert joined(plan.read(start, stop)) == whole[start:stop]
+    assert joined(plan.read(start, stop)) == archive[start:stop]
 
 
 @settings(deadline=None)
@@ -79,9 +79,9 @@ def test_archive_round_trip(
     middle = int(plan.size * cut)
     halves = joined(plan.read(0, middle)) + joined(plan.read(middle))
     with tarfile.open(fileobj=io.BytesIO(halves)) as tar:
-        found = {name: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
-    del found[MANIFEST_NAME]
-    assert found == content
+        contents = {name: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
+    del contents[MANIFEST_NAME]
+    assert contents == content
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 5), (6, 5), (0, 10**9)])

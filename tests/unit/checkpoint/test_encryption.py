@@ -36,8 +36,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
 def test_each_recipient_can_decrypt_every_file(directory: Path) -> None:
@@ -162,8 +162,8 @@ def test_identity_file_of_age_keygen_is_read(tmp_path: Path) -> None:
     one, two = (pyrage.x25519.Identity.generate() for _ in range(2))
     path = tmp_path / "key.txt"
     path.write_text(f"# created: today\n# public key: {one.to_public()}\n{one}\n\n{two}\n")
-    found = [str(identity) for identity in read_identities(path)]
-    assert found == [str(one), str(two)]
+    identities = [str(identity) for identity in read_identities(path)]
+    assert identities == [str(one), str(two)]
 
 
 @pytest.mark.parametrize(

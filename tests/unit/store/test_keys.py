@@ -9,9 +9,9 @@ from tinkex.store import keys
 
 
 def test_keys_are_long_random_and_safe_in_urls() -> None:
-    made = {keys.generate_key() for _ in range(100)}
-    assert len(made) == 100
-    assert all(re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", secret) for secret in made)
+    generated = {keys.generate_key() for _ in range(100)}
+    assert len(generated) == 100
+    assert all(re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", secret) for secret in generated)
 
 
 def test_stored_digest_is_sha256() -> None:

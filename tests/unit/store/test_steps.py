@@ -14,11 +14,11 @@ from tinkex.store.steps import _as_json, _from_json
 @given(st.dictionaries(st.text(), st.floats()))
 def test_metrics_round_trip_through_strict_json(metrics: dict[str, float]) -> None:
     stored = json.dumps(_as_json(metrics), allow_nan=False)
-    found = _from_json(json.loads(stored))
-    assert found is not None
-    assert found.keys() == metrics.keys()
+    decoded = _from_json(json.loads(stored))
+    assert decoded is not None
+    assert decoded.keys() == metrics.keys()
     for name, value in metrics.items():
-        assert found[name] == value or (math.isnan(found[name]) and math.isnan(value))
+        assert decoded[name] == value or (math.isnan(decoded[name]) and math.isnan(value))
 
 
 def test_missing_metrics_stay_none() -> None:

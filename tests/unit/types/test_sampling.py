@@ -48,8 +48,8 @@ def test_invalid_sampling_params_are_refused(field: str, value: Any, message: st
 
 @pytest.mark.parametrize("stop", [None, "", "\n", [], ["a", "b"], [1, 2], ("a",)])
 def test_every_form_of_stop_is_accepted(stop: Any) -> None:
-    kept = SamplingParams(stop=stop).stop
-    assert kept == (list(stop) if isinstance(stop, tuple) else stop)
+    stored = SamplingParams(stop=stop).stop
+    assert stored == (list(stop) if isinstance(stop, tuple) else stop)
 
 
 def test_sampling_params_accept_boundary_values() -> None:

@@ -249,16 +249,16 @@ CASES: list[tuple[Callable[[], bytes], Callable[[bytes], Any]]] = [
 def test_every_prefix_decodes_or_raises_wire_error(
     make: Callable[[], bytes], decode: Callable[[bytes], Any]
 ) -> None:
-    whole = make()
+    message = make()
     num_refused = 0
-    for end in range(len(whole)):
+    for end in range(len(message)):
         try:
-            decode(whole[:end])
+            decode(message[:end])
         except (WireError, InvalidInput):
             num_refused += 1
     # Only a cut between two fields of the outermost message can pass.
-    assert num_refused > len(whole) - 20
-    decode(whole)
+    assert num_refused > len(message) - 20
+    decode(message)
 
 
 @pytest.mark.parametrize(("make", "decode"), CASES)
@@ -266,9 +266,9 @@ def test_flipped_bytes_decode_or_raise_wire_error(
     make: Callable[[], bytes], decode: Callable[[bytes], Any]
 ) -> None:
     rng = random.Random(5)
-    whole = make()
+    message = make()
     for _ in range(800):
-        damaged = bytearray(whole)
+        damaged = bytearray(message)
         for _ in range(rng.randint(1, 4)):
             damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, 0x0A, 0x12))
         try:

@@ -117,11 +117,13 @@ def test_other_number_types_are_converted() -> None:
 
 
 def test_prompt_alternatives_are_two_tensors() -> None:
-    drawn = PromptAltTokens(
+    alternatives = PromptAltTokens(
         TensorData([1, 2], "int64", [2, 1]), TensorData([0.5, 0.25], "float32", [2, 1])
     )
-    response = SampleResponse([], prompt_alt_tokens=drawn)
-    assert decode_sample_response(encode_sample_response(response)).prompt_alt_tokens == drawn
+    response = SampleResponse([], prompt_alt_tokens=alternatives)
+    assert (
+        decode_sample_response(encode_sample_response(response)).prompt_alt_tokens == alternatives
+    )
 
 
 @pytest.mark.parametrize(

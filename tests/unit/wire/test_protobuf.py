@@ -94,12 +94,12 @@ def test_all_wire_types_are_read_in_any_order() -> None:
     writer.double(make_tag(2, FIXED64), 1.5)
     writer.number(make_tag(1, VARINT), 300)
     data = writer.to_bytes() + bytes([make_tag(4, FIXED32)]) + b"\x01\x02\x03\x04"
-    found = fields(data)
-    assert [field[0] for field in found] == [26, 17, 8, 37]
-    assert found[0][2] == b"abc"
-    assert to_double(memoryview(found[1][2])) == 1.5
-    assert found[2][1] == 300
-    assert found[3][2] == b"\x01\x02\x03\x04"
+    decoded = fields(data)
+    assert [field[0] for field in decoded] == [26, 17, 8, 37]
+    assert decoded[0][2] == b"abc"
+    assert to_double(memoryview(decoded[1][2])) == 1.5
+    assert decoded[2][1] == 300
+    assert decoded[3][2] == b"\x01\x02\x03\x04"
 
 
 def test_groups_are_skipped() -> None:
