@@ -303,7 +303,7 @@ def test_a_running_server_serves_what_is_added_and_ends_what_is_removed(
     assert "'mine' cannot be trained here; available: tinkex/tiny" in refused.stderr
     assert "`tinkex model add mine`" in refused.stderr
     added = python("-m", "tinkex", "model", "add", "mine", str(folder))
-    assert "serves it now" in added.stderr
+    assert "now serves it" in added.stderr
     with subprocess.Popen(
         [sys.executable, "-c", ASK],
         env=surrounded,
@@ -314,7 +314,7 @@ def test_a_running_server_serves_what_is_added_and_ends_what_is_removed(
         assert training.stdout is not None
         assert training.stdout.readline() == "created\n"
         removed = python("-m", "tinkex", "model", "remove", "mine")
-        assert "offers it no more" in removed.stderr
+        assert "no longer serves it" in removed.stderr
         assert "cannot be trained here" in python("-c", ASK).stderr
         # What began on it goes on.
         out, _ = training.communicate("\n", timeout=TIMEOUT_SECONDS)

@@ -120,7 +120,7 @@ def test_faq_covers_every_error_category() -> None:
     page = (CLI / "faq.md").read_text(encoding="utf-8")
     titles = [title.partition("{")[0].strip() for _, title, _ in ERROR_TITLES]
     assert len(titles) >= 12
-    kinds = {"The work failed", "API error"}  # these continue with the server's message
+    kinds = {"The operation failed", "API error"}  # these continue with the server's message
     assert [title for title in titles if title not in kinds and f"`{title}" not in page] == []
 
 

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The `tinkex` command-line interface."""

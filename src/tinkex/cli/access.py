@@ -1,4 +1,4 @@
-"""Which server and which key a command would use; nothing is asked and nothing is started."""
+"""Find the server and API key that a command would use, without sending a request."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ if TYPE_CHECKING:
     from tinkex.client.config import Config
     from tinkex.client.credentials import Credential
 
-#: A key that is shorter is hidden as a whole.
+#: Shorter keys are masked completely.
 _MIN_MASKED_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAccess:
-    """A server, and what opens it."""
+    """A server and the credential for it."""
 
     config: Config
     base_url: str | None
-    """None if it is this machine's own server, and that does not run."""
+    """None if the local server is used and is not running."""
     key: str | None = field(default=None, repr=False)
-    """None if there is none, or a command prints it."""
+    """None if no key is configured, or if a credential command prints it."""
     source: str | None = None
-    """Where the key comes from, in words for people; None if there is none."""
+    """Human-readable origin of the key; None without a key."""
     home: Path | None = None
-    """The home of this machine's own server, if that is meant."""
+    """Home directory of the local server, if that server is used."""
 
     @property
     def has_credential(self) -> bool:
-        """Whether there is a key, or a command that prints one."""
+        """Whether a key or a credential command is configured."""
         return self.source is not None
 
     @property
     def masked_key(self) -> str | None:
-        """The key as people may see it."""
+        """The key with its middle hidden."""
         return mask_key(self.key) if self.key else None
 
 
 def find_access(context: Context, **settings: Any) -> ServerAccess:
-    """What the options, the environment, the profiles and the stored keys say together."""
+    """Resolve server and key from options, environment, profiles and stored keys."""
     from tinkex.cli.client import build_config
 
     config = build_config(context, **settings)
-    found = find_config_credential(config)
-    if found is None and config.local_home is not None:
+    credential = find_config_credential(config)
+    if credential is None and config.local_home is not None:
         return _find_local_access(config, config.local_home)
-    if found is None:
+    if credential is None:
         return ServerAccess(config=config, base_url=config.base_url)
     return ServerAccess(
-        config=config, base_url=config.base_url, key=found.value, source=found.source
+        config=config, base_url=config.base_url, key=credential.value, source=credential.source
     )
 
 
 def find_config_credential(config: Config) -> Credential | None:
-    """The credential that a client with these settings sends."""
+    """Return the credential that a client with this config would send."""
     from tinkex.client.credentials import find_credential
 
-    is_of_variable = config.api_key == config.environment.api_key and not config.key_source
-    explicit = None if is_of_variable else config.api_key
+    is_from_variable = config.api_key == config.environment.api_key and not config.key_source
+    explicit = None if is_from_variable else config.api_key
     return find_credential(explicit, config.environment, config.key_source)
 
 
 def has_no_records(context: Context) -> bool:
-    """Whether a command would start the server of this machine in a home that has never had one.
+    """Whether the command would start a local server whose home has no data yet.
 
-    There is nothing to list then, and no reason to start it.
+    List commands then print an empty list instead of starting the server.
     """
     from tinkex.cli.client import build_config
     from tinkex.home import Home
@@ -83,7 +83,7 @@ def has_no_records(context: Context) -> bool:
     ):
         return False
     home = Home(config.local_home)
-    # With settings of its own the server may keep its records elsewhere.
+    # A configured server may store its data elsewhere.
     has_settings = home.config_file.exists() or bool(read_variables(["TINKEX_STORE"]))
     return not home.store_file.exists() and not has_settings and find_lock_holder(home) is None
 
@@ -105,5 +105,5 @@ def _find_local_access(config: Config, root: Path) -> ServerAccess:
 
 
 def mask_key(key: str) -> str:
-    """A key of which only the ends are told."""
+    """Hide all of a key except its ends."""
     return f"{key[:4]}...{key[-4:]}" if len(key) >= _MIN_MASKED_CHARS else "***"

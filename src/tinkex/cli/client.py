@@ -1,4 +1,4 @@
-"""The one place where commands get their clients."""
+"""Create the API clients that commands use."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
     from tinkex.client.service import ServiceClient
 
-#: A person waits: a server that is not there, or says nothing, must be named within five seconds.
+#: Interactive use: an unreachable or silent server must be reported within five seconds.
 INTERACTIVE_TIMEOUTS: dict[str, Any] = {
     "connect_timeout_seconds": 3.0,
     "first_contact_seconds": 2.0,
     "first_answer_seconds": 4.5,
 }
-#: Questions that are asked once can be asked again by hand.
+#: The user can repeat a single request by hand.
 _FEW_RETRIES: dict[str, Any] = {"max_retries": 3, "outage_seconds": 4.0}
 
 
 def build_config(context: Context, **settings: Any) -> Config:
-    """The client's settings: those given here, the global options, then what Config finds."""
+    """Build the client config from `settings`, the global options and Config's own sources."""
     with _explain_import_error():
         from tinkex.client.config import Config
 
@@ -46,9 +46,9 @@ def build_config(context: Context, **settings: Any) -> Config:
 def service_client(
     context: Context, *, needs_worker: bool = True, **settings: Any
 ) -> Iterator[ServiceClient]:
-    """A service client, closed at the end whatever happens; the server is told how it ended.
+    """Open a service client; on exit, close it and report to the server how the session ended.
 
-    A local server that is started for a client without need of the worker starts that on demand.
+    With `needs_worker=False`, a local server started for this client starts its worker on demand.
     """
     config = build_config(context, **settings)
     make = context.make_service or partial(_create_service, needs_worker=needs_worker)
@@ -60,14 +60,14 @@ def service_client(
 def rest_client(
     context: Context, *, needs_worker: bool = False, **settings: Any
 ) -> Iterator[RestClient]:
-    """A client that looks at and manages what is on the server; it opens no session."""
+    """Open a client that lists and manages server resources without opening a session."""
     with service_client(context, needs_worker=needs_worker, **_FEW_RETRIES | settings) as client:
         yield client.rest_client()
 
 
 @contextlib.contextmanager
 def admin_client(context: Context, **settings: Any) -> Iterator[AdminClient]:
-    """A client for usage, storage and the audit log."""
+    """Open a client for usage, storage and the audit log."""
     with rest_client(context, **settings) as client:
         from tinkex.client.admin import AdminClient
 
@@ -84,7 +84,7 @@ def _create_service(config: Config, *, needs_worker: bool) -> ServiceClient:
 
 @contextlib.contextmanager
 def _explain_import_error() -> Iterator[None]:
-    """Say in a sentence that the client's own libraries are not there."""
+    """Turn a failed import of the client into a CliError with an install command."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How a command fails: one sentence, what to do next, and an exit code."""
+"""CLI errors: message, hint and exit code for every kind of failure."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 _FIX_HINT = "Correct the input; the same command will fail again."
-_RETRY_HINT = "This may pass: run the same command again."
+_RETRY_HINT = "This may be temporary: run the same command again."
 
-#: What to call an answer that was a no, and what to do; the first class that fits counts.
+#: Title and hint for each error class; the first matching class is used.
 ERROR_TITLES: tuple[tuple[type[TinkexError], str, str], ...] = (
     (
         sdk.NotFoundError,
         "Resource not found",
-        "`tinkex run list` and `tinkex checkpoint list` show what there is.",
+        "`tinkex run list` and `tinkex checkpoint list` list the available ones.",
     ),
     (sdk.AuthenticationError, "Authentication failed", ""),
     (sdk.BillingError, "Billing issue", "Set up billing for this account."),
     (
         sdk.PermissionDeniedError,
         "Permission denied",
-        "Ask its owner, or use the key of its owner.",
+        "Ask the owner for access, or use the owner's key.",
     ),
     (sdk.BadRequestError, "Invalid request", _FIX_HINT),
     (sdk.UnprocessableEntityError, "Invalid data provided", _FIX_HINT),
-    (sdk.RateLimitError, "Rate limit exceeded", "Wait a little, or do less at once."),
-    (sdk.InternalServerError, "Internal server error", "This is the server's fault."),
+    (sdk.RateLimitError, "Rate limit exceeded", "Wait a moment, or send fewer requests at once."),
+    (sdk.InternalServerError, "Internal server error", "The error is on the server's side."),
     (sdk.APITimeoutError, "Request timeout", "--timeout 2m waits longer."),
     (
         sdk.APIConnectionError,
         "Connection failed",
-        "Is the server running? `tinkex serve` starts one on this machine; --base-url names "
+        "Is the server running? `tinkex serve` starts one on this machine; --base-url selects "
         "another.",
     ),
     (sdk.APIStatusError, "API error (status {status})", ""),
     (sdk.APIError, "API error", ""),
-    (sdk.RequestFailedError, "The work failed", ""),
+    (sdk.RequestFailedError, "The operation failed", ""),
 )
-#: How a setting of the SDK is written on a command line.
+#: Command-line flags for the SDK settings that messages mention.
 _FLAG_NAMES = (
     ("api_key=...", "--api-key"),
     ("base_url=...", "--base-url"),
@@ -59,7 +59,7 @@ _FLAG_NAMES = (
 
 
 class CliError(TinkexError):
-    """A command cannot do what was asked."""
+    """A command failed because of its input or the state of the server."""
 
     category = sdk.RequestErrorCategory.User
     verdict = sdk.FailureClass(is_user_error=True, is_retryable=False)
@@ -79,7 +79,7 @@ class CliError(TinkexError):
 
 
 class Interrupted(CliError):
-    """Ctrl-C ended a command that can say what is left of its work."""
+    """Ctrl-C stopped a command; the message states what remains of its work."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint, exit_code=INTERRUPTED)
@@ -87,7 +87,7 @@ class Interrupted(CliError):
 
 @contextlib.contextmanager
 def on_interrupt(message: str, hint: str | None = None) -> Iterator[None]:
-    """Say what Ctrl-C left behind, and what to type to resume."""
+    """Turn Ctrl-C into an Interrupted error with this message and hint."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -95,7 +95,7 @@ def on_interrupt(message: str, hint: str | None = None) -> Iterator[None]:
 
 
 class ErrorReport(NamedTuple):
-    """What went wrong, in words."""
+    """An error in the form that is printed."""
 
     message: str
     type: str
@@ -104,24 +104,24 @@ class ErrorReport(NamedTuple):
     status: int | None = None
     category: str | None = None
     usage: str | None = None
-    """How the command is called, if that was the mistake."""
+    """Usage line of the command, for usage errors."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The failure for programs; what is not known is left out."""
-        found = {"message": self.message, "hint": self.hint, "type": self.type}
+        """The error as JSON data; unknown fields are omitted."""
+        fields = {"message": self.message, "hint": self.hint, "type": self.type}
         more = {"status": self.status, "category": self.category}
-        return {"error": found | {key: value for key, value in more.items() if value is not None}}
+        return {"error": fields | {key: value for key, value in more.items() if value is not None}}
 
     def to_text(self) -> str:
-        """The failure for people."""
-        # Ctrl-C is a decision of the person, not an error; so is SIGTERM.
+        """The error as text."""
+        # Ctrl-C and SIGTERM are user decisions, not errors.
         is_error = self.exit_code not in {INTERRUPTED, TERMINATED}
         lines = [self.usage, f"Error: {self.message}" if is_error else self.message, self.hint]
         return "\n".join(line for line in lines if line)
 
 
 def describe_error(error: BaseException) -> ErrorReport:
-    """What to say about an error; knows every kind there is."""
+    """Describe any exception as an ErrorReport."""
     if isinstance(error, click.ClickException):
         return _describe_click_error(error)
     if isinstance(error, TinkexError):
@@ -134,7 +134,7 @@ def describe_error(error: BaseException) -> ErrorReport:
         return _describe_own_error(unusable_file_error(error))
     return ErrorReport(
         message=f"Unexpected error: {type(error).__name__}: {error}".rstrip(": "),
-        hint="This is a mistake of tinkex; --verbose shows where it happened.",
+        hint="This is a bug in tinkex; --verbose prints the traceback.",
         type=type(error).__name__,
     )
 
@@ -144,9 +144,9 @@ def _describe_click_error(error: click.ClickException) -> ErrorReport:
     usage = hint = None
     if isinstance(error, click.UsageError) and error.ctx is not None:
         usage = error.ctx.get_usage()
-        hint = f"`{error.ctx.command_path} --help` says more."
+        hint = f"`{error.ctx.command_path} --help` lists all options."
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        # Its own message is the whole help.
+        # The message of this error is the complete help text.
         usage, message, hint = f"{message}\n", "Missing command.", None
     return ErrorReport(
         message=message,
@@ -162,7 +162,7 @@ def _describe_own_error(error: TinkexError) -> ErrorReport:
     message, hint = error.message, error.hint
     mappings = ERROR_TITLES
     if isinstance(error, sdk.APIError) and error.is_web_page and not error.retryable:
-        # What a status of some other web server means says nothing here.
+        # The status comes from another web server and has no meaning in this API.
         message, mappings = _detail(error), ()
     for kind, title, advice in mappings:
         if isinstance(error, kind):
@@ -188,15 +188,15 @@ def _detail(error: TinkexError) -> str:
 
 
 def _advice(error: TinkexError, advice: str) -> str:
-    """What to do: what is known of this kind, and whether trying again helps."""
+    """Return the hint for an error, and whether a retry may help."""
     if isinstance(error, sdk.AuthenticationError):
         source = error.hint or "No key was sent."
         if "--api-key" in _with_flag_names(source):
-            return f"{source} `tinkex auth login` stores one."
+            return f"{source} Or store one with `tinkex auth login`."
         return f"{source} Pass another with --api-key, or run `tinkex auth login`."
     if error.is_user_error:
         return advice or _FIX_HINT
-    # The library's verdict, not the status, says whether it is worth another try.
+    # The SDK decides whether a retry is useful, not the status code.
     again = _RETRY_HINT if error.retryable or isinstance(error, sdk.APIError) else ""
     return f"{advice or error.hint or ''} {again}".strip()
 
@@ -208,7 +208,7 @@ def _with_flag_names(text: str) -> str:
 
 
 def print_error(error: BaseException, context: Context) -> ErrorReport:
-    """Write a failure to stderr, in the format that was asked for."""
+    """Print an error to stderr in the context's format."""
     failure = describe_error(error)
     if context.verbose and not isinstance(error, click.ClickException):
         import traceback
@@ -219,7 +219,7 @@ def print_error(error: BaseException, context: Context) -> ErrorReport:
 
         click.echo(json.dumps(failure.to_dict(), indent=2), err=True)
     else:
-        # What a server says must not move the cursor.
+        # Server messages must not contain terminal control characters.
         lines = failure.to_text().split("\n")
         text = "\n".join(escape_line(line) for line in lines)
         click.echo(wrap_text(text, context.stderr), err=True)
@@ -235,17 +235,17 @@ def _disk_full_error(error: BaseException) -> ConfigError:
 
 
 def unusable_file_error(error: OSError) -> ConfigError:
-    """What to say when a file or directory is not what a command needs."""
-    hint = "Make it readable and writable for this user, or name another."
+    """Describe a file or directory that cannot be opened."""
+    hint = "Make it readable and writable for this user, or choose another."
     if isinstance(error, FileNotFoundError):
-        hint = "Check how it is written, or name another."
+        hint = "Check the spelling, or choose another."
     if isinstance(error, IsADirectoryError):
-        hint = "Name a file, not a directory."
+        hint = "Give a file, not a directory."
     return ConfigError(f"{error.filename} cannot be used: {error.strerror}", hint=hint)
 
 
 def missing_extra_error(error: ModuleNotFoundError, extra: str) -> ConfigError:
-    """What to say when a part of this package is used whose libraries are not installed."""
+    """Describe a missing library and the command that installs its extra."""
     from tinkex.installation import install_command
 
     return ConfigError(
@@ -255,7 +255,7 @@ def missing_extra_error(error: ModuleNotFoundError, extra: str) -> ConfigError:
 
 
 def check_server_libraries(*extras: str) -> None:
-    """Name everything that a server on this machine lacks, and the one command that adds it."""
+    """Raise ConfigError if libraries for a local server are missing."""
     from tinkex.installation import install_command, missing_libraries
 
     if missing := missing_libraries(*extras):

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people write them."""
+"""Format numbers, times, sizes and table layouts for people."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from tinkex.cli.context import Screen
 
 UNKNOWN = "N/A"
-#: Words of keys that are not written with one capital.
+#: Words of keys that are not capitalized in the usual way.
 _SPELLINGS = {"id": "ID", "url": "URL", "pid": "PID", "lora": "LoRA"}
 _SPELLINGS |= {name: name for name in ("float32", "bfloat16")}
 _TIME_UNITS = (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60))
-#: A time further away than this is told by its date.
+#: Times further away than this are shown as a date.
 _RELATIVE_SECONDS = 30 * 86400
 
 
 def format_size(num_bytes: float | None) -> str:
-    """A number of bytes: 512 B, 1.5 kB, 184 MB."""
+    """Format a number of bytes: 512 B, 1.5 kB, 184 MB."""
     if num_bytes is None or not math.isfinite(num_bytes) or num_bytes < 0:
         return UNKNOWN
     return format_bytes(num_bytes)
 
 
 def format_timestamp(when: datetime | str | None, now: datetime | None = None) -> str:
-    """A time from now: 2 hours ago, in 3 days; a date if it is more than a month away."""
+    """Format a time relative to now: 2 hours ago, in 3 days; a date if over a month away."""
     if when is None or when == "":
         return UNKNOWN
     try:
@@ -47,7 +47,7 @@ def format_timestamp(when: datetime | str | None, now: datetime | None = None) -
 
 def _format_relative(seconds: float) -> str:
     if seconds <= -60:
-        # What ends in a day is not said to end in 23 hours a moment later.
+        # Round up, so that a TTL of one day does not show as 23 hours a moment later.
         seconds = math.floor(seconds / 60) * 60
     for name, length in _TIME_UNITS:
         count = int(abs(seconds) // length)
@@ -58,7 +58,7 @@ def _format_relative(seconds: float) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A length of time: 29ms, 0.4s, 12s, 3m 05s, 2h 10m, 4d 02h."""
+    """Format a duration: 29ms, 0.4s, 12s, 3m 05s, 2h 10m, 4d 02h."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return UNKNOWN
     if seconds < 10:
@@ -74,17 +74,17 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_bool(value: bool) -> str:
-    """Yes or No."""
+    """Format a bool as Yes or No."""
     return "Yes" if value else "No"
 
 
 def format_optional(value: Any, formatter: Callable[[Any], str] = str) -> str:
-    """A value that may be missing."""
+    """Format a value that may be None."""
     return UNKNOWN if value is None else formatter(value)
 
 
 def truncate_cells(text: str, max_cells: int) -> str:
-    """A text in at most so many cells of a terminal; an ellipsis stands for what is cut."""
+    """Shorten a text to `max_cells` terminal cells, with an ellipsis at the cut."""
     if text.isascii() and len(text) <= max_cells:
         return text
     from rich.text import Text
@@ -95,37 +95,38 @@ def truncate_cells(text: str, max_cells: int) -> str:
 
 
 def property_label(key: str) -> str:
-    """A key of JSON as tables spell it: started_at is Started At, url is URL."""
+    """Convert a JSON key to a table label: started_at to Started At, url to URL."""
     words = key.replace("_", " ").split(" ")
     return " ".join(_SPELLINGS.get(word) or word[:1].upper() + word[1:] for word in words)
 
 
 def escape_line(text: object) -> str:
-    """A text on one line, without anything that could move a cursor or change a colour."""
-    return "".join(letter if letter.isprintable() else _escape_char(letter) for letter in str(text))
+    """Put a text on one line and escape control characters."""
+    return "".join(char if char.isprintable() else _escape_char(char) for char in str(text))
 
 
 def wrap_text(text: str, screen: Screen) -> str:
-    """Lines no longer than a person's terminal is wide; a terminal itself would break words."""
+    """Wrap lines between words to the width of a terminal."""
     if not screen.is_terminal or screen.width is None:
         return text
     import textwrap
 
-    cut = textwrap.TextWrapper(
+    wrapper = textwrap.TextWrapper(
         width=screen.width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
     return "\n".join(
-        "\n".join(cut.wrap(line)) if len(line) > screen.width else line for line in text.split("\n")
+        "\n".join(wrapper.wrap(line)) if len(line) > screen.width else line
+        for line in text.split("\n")
     )
 
 
-def _escape_char(letter: str) -> str:
-    return " " if letter in "\n\r\t" else f"\\x{ord(letter):02x}"
+def _escape_char(char: str) -> str:
+    return " " if char in "\n\r\t" else f"\\x{ord(char):02x}"
 
 
-#: A border and a space on either side of each column, and the last border.
+#: Width of a column's border and padding, and of the last border.
 _COLUMN_BORDER, _LAST_BORDER = 3, 1
-#: A cell that is not longer than this is never broken.
+#: Cells up to this width are never wrapped.
 UNBROKEN_CELL_WIDTH = 18
 
 
@@ -134,40 +135,40 @@ class Column(NamedTuple):
 
     heading: str
     rank: int = 0
-    """0 is always shown; of the others the highest goes first when the screen is narrow."""
+    """0: always shown. On a narrow screen, columns with the highest rank are dropped first."""
     is_number: bool = False
-    """Numbers are aligned at their last digit."""
+    """Whether the column is right-aligned."""
 
 
 class ListLayout(NamedTuple):
-    """How a list is shown."""
+    """Layout of a list on a screen."""
 
     visible_columns: tuple[int, ...]
-    """The columns that are shown, by number."""
+    """Indices of the columns that are shown."""
     is_table: bool
-    """Whether there is room for a table; else each item is a block of lines."""
+    """Whether a table fits; otherwise each item is printed as a block of lines."""
 
 
 def min_column_width(width: int) -> int:
-    """How narrow a column may get: long ids and paths may be broken once."""
+    """Return the minimum width of a column: long ids and paths may be wrapped once."""
     return width if width <= UNBROKEN_CELL_WIDTH else max(UNBROKEN_CELL_WIDTH, -(-width // 2))
 
 
 def table_width(widths: Sequence[int]) -> int:
-    """How wide a table with columns of these widths is."""
+    """Return the width of a table with columns of these widths."""
     return sum(width + _COLUMN_BORDER for width in widths) + _LAST_BORDER
 
 
 def fit_columns(
     widths: Sequence[int], ranks: Sequence[int], screen_width: int | None
 ) -> ListLayout:
-    """Drop columns by rank until the rest fits; if nothing helps, show all of them as blocks."""
-    kept = list(range(len(widths)))
+    """Drop columns by rank until the table fits; if it never does, use blocks."""
+    visible = list(range(len(widths)))
     while screen_width is not None:
-        if table_width([min_column_width(widths[i]) for i in kept]) <= screen_width:
+        if table_width([min_column_width(widths[i]) for i in visible]) <= screen_width:
             break
-        worst = max(kept, key=lambda i: (ranks[i], i))
-        if ranks[worst] == 0 or len(kept) == 1:
+        worst = max(visible, key=lambda i: (ranks[i], i))
+        if ranks[worst] == 0 or len(visible) == 1:
             return ListLayout(tuple(range(len(widths))), is_table=False)
-        kept.remove(worst)
-    return ListLayout(tuple(kept), is_table=True)
+        visible.remove(worst)
+    return ListLayout(tuple(visible), is_table=True)

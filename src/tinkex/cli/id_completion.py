@@ -1,4 +1,4 @@
-"""Shell completion of ids: asks the server that is in use, gives up soon, and prints no errors."""
+"""Shell completion of ids from the configured server, with a short deadline and no errors."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ if TYPE_CHECKING:
 
     from tinkex.client.rest import RestClient
 
-#: A shell blocks while it waits for completions.
+#: The shell blocks while it waits for completions.
 DEADLINE_SECONDS = 1.5
 MAX_ITEMS = 50
-#: A value and what it is, as shells that show descriptions print it.
+#: A value and its description, for shells that show descriptions.
 IdCandidate = tuple[str, str]
 IdSearch = Callable[["RestClient", str], Sequence[IdCandidate]]
 
 
 class IdType(click.ParamType[str]):
-    """An id or a path that a shell can complete; the value itself is kept as it is typed."""
+    """A run, session or checkpoint id with shell completion; the value is not changed."""
 
     def __init__(self, name: str, search: IdSearch) -> None:
         self.name = name
         self._search = search
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The value as it is; commands resolve it with the server at hand."""
+        """Return the value unchanged; commands resolve it on the server."""
         return str(value)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """What the server knows that begins so; nothing if it does not answer in time."""
+        """Return the server's ids with this prefix; empty if it does not answer in time."""
         from click.shell_completion import CompletionItem
 
-        found = within_deadline(lambda: _search_server(get_context(ctx), self._search, incomplete))
-        return [CompletionItem(value, help=about) for value, about in found[:MAX_ITEMS]]
+        candidates = within_deadline(
+            lambda: _search_server(get_context(ctx), self._search, incomplete)
+        )
+        return [CompletionItem(value, help=about) for value, about in candidates[:MAX_ITEMS]]
 
 
 def within_deadline(
     search: Callable[[], Sequence[IdCandidate]], seconds: float = DEADLINE_SECONDS
 ) -> Sequence[IdCandidate]:
-    """The answer, or nothing if it fails or takes too long."""
+    """Run a search in a thread; return an empty result if it fails or takes too long."""
     answers: list[Sequence[IdCandidate]] = []
 
     def work() -> None:
@@ -78,27 +80,27 @@ def _search_server(context: Context, search: IdSearch, incomplete: str) -> Seque
 
 
 def search_runs(client: RestClient, incomplete: str) -> list[IdCandidate]:
-    """Runs whose id begins so."""
-    asked = (
+    """Return runs whose id starts with `incomplete`."""
+    future = (
         client.find_training_runs(incomplete, MAX_ITEMS)
         if incomplete
         else client.list_training_runs(MAX_ITEMS)
     )
     return [
         (run.training_run_id, run.name or run.base_model)
-        for run in asked.result().training_runs
+        for run in future.result().training_runs
         if run.training_run_id.startswith(incomplete)
     ]
 
 
 def search_sessions(client: RestClient, incomplete: str) -> list[IdCandidate]:
-    """Sessions whose id begins so."""
-    found = client.list_sessions(1000).result().sessions
-    return [(session_id, "") for session_id in found if session_id.startswith(incomplete)]
+    """Return sessions whose id starts with `incomplete`."""
+    session_ids = client.list_sessions(1000).result().sessions
+    return [(session_id, "") for session_id in session_ids if session_id.startswith(incomplete)]
 
 
 def search_checkpoints(client: RestClient, incomplete: str) -> list[IdCandidate]:
-    """Checkpoints whose path begins so."""
+    """Return checkpoints whose path starts with `incomplete`."""
     page = client.list_user_checkpoints(1000).result()
     return [
         (saved.tinker_path, saved.checkpoint_type)
@@ -107,9 +109,9 @@ def search_checkpoints(client: RestClient, incomplete: str) -> list[IdCandidate]
     ]
 
 
-#: What the help says about arguments of these types.
-RUN_SUMMARY = "The run: its id, the beginning of it, its name, or latest."
-SESSION_SUMMARY = "The session: its id, the beginning of it, or latest."
+#: Help texts of arguments of these types.
+RUN_SUMMARY = "The run: its id, a prefix of it, its name, or latest."
+SESSION_SUMMARY = "The session: its id, a prefix of it, or latest."
 RUN = IdType("run", search_runs)
 SESSION = IdType("session", search_sessions)
 CHECKPOINT = IdType("checkpoint", search_checkpoints)

@@ -1,4 +1,4 @@
-"""Groups of commands, each imported when it is used; help needs none of them."""
+"""Command groups that import a command only when it runs; help needs no imports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class LazyCommand(NamedTuple):
-    """Where a command lives, and its line in the help."""
+    """Import path and help summary of a command."""
 
     import_path: str
-    """Its module and name, as `package.module:name`."""
+    """Module and attribute, as `package.module:name`."""
     summary: str
 
 
 class LazyGroup(Group):
-    """A group whose commands are known by name until one is called."""
+    """A group whose commands are imported on first use."""
 
     def __init__(self, *args: Any, entries: Mapping[str, LazyCommand] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -31,15 +31,15 @@ class LazyGroup(Group):
 
     @property
     def entries(self) -> dict[str, LazyCommand]:
-        """What is known without an import."""
+        """The commands that can be listed without importing them."""
         return dict(self._entries)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of the alphabet."""
+        """Return all command names, sorted."""
         return sorted({*super().list_commands(ctx), *self._entries})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by name, imported now if it was not."""
+        """Return a command by name, importing it if needed."""
         entry = self._entries.get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
@@ -50,28 +50,28 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of a word; a misspelt one is told with what it may have meant."""
+        """Resolve a command; for an unknown name, suggest similar ones."""
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
-            # The group's own version knows nothing of commands that are not imported yet.
+            # click suggests only commands that are already imported.
             names = self.list_commands(ctx)
             raise click.NoSuchCommand(error.command_name, possibilities=names, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, from their summaries alone."""
+        """Write the list of commands from their summaries, without imports."""
         rows = [(name, self._command_summary(ctx, name)) for name in self.list_commands(ctx)]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """What a word may become: commands by their summaries alone, then options."""
+        """Complete commands from their summaries, without imports, then options."""
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         commands = [CompletionItem(name, help=self._command_summary(ctx, name)) for name in names]
-        # Not the group's own version: it would import every command.
+        # click's Group version would import every command.
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def _command_summary(self, ctx: click.Context, name: str) -> str:
@@ -83,9 +83,9 @@ class LazyGroup(Group):
 
 
 class DefaultGroup(LazyGroup):
-    """A group that means one of its commands when options come before any command's name.
+    """A group that runs a default command when options precede any command name.
 
-    `run --prompt x` is `run sample --prompt x`; `run --help` is still about the group.
+    `run --prompt x` means `run sample --prompt x`; `run --help` prints the group's help.
     """
 
     def __init__(self, *args: Any, default_command: str, **kwargs: Any):
@@ -93,7 +93,7 @@ class DefaultGroup(LazyGroup):
         self.default_command = default_command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options of the command that is meant without a name, then the commands."""
+        """Write the options of the default command, then the commands."""
         command = self.get_command(ctx, self.default_command)
         assert command is not None  # it is one of the entries
         own = [param for param in command.params if not isinstance(param, GlobalOption)]
@@ -103,33 +103,33 @@ class DefaultGroup(LazyGroup):
         super().format_commands(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the command's name where it was left out."""
+        """Insert the default command's name if it was omitted."""
         own = {*ctx.help_option_names, *self.list_commands(ctx)}
-        place = first_argument_index(args)
-        if place is not None and args[place] not in own and args[place].startswith("-"):
-            args = [*args[:place], self.default_command, *args[place:]]
+        index = first_argument_index(args)
+        if index is not None and args[index] not in own and args[index].startswith("-"):
+            args = [*args[:index], self.default_command, *args[index:]]
         return super().parse_args(ctx, args)
 
 
 def first_argument_index(
     args: Sequence[str], flags: Mapping[str, bool] | None = None
 ) -> int | None:
-    """Where the first word is that is no global option; None if there is none.
+    """Return the index of the first word that is not a global option, or None.
 
-    `flags` are the global options and whether each takes a value.
+    `flags` maps each global flag to whether it takes a value.
     """
     known = global_flags() if flags is None else flags
-    place = 0
-    while place < len(args):
-        name, has_value = _match_global_option(args[place], known)
+    index = 0
+    while index < len(args):
+        name, has_value = _match_global_option(args[index], known)
         if name is None:
-            return place
-        place += 2 if known[name] and not has_value else 1
+            return index
+        index += 2 if known[name] and not has_value else 1
     return None
 
 
 def _match_global_option(word: str, flags: Collection[str]) -> tuple[str | None, bool]:
-    """The global option a word stands for, and whether its value is part of the word."""
+    """Return the global option that a word matches, and whether the word contains its value."""
     if word in flags:
         return word, False
     long, equals, _ = word.partition("=")

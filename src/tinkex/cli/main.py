@@ -1,4 +1,4 @@
-"""The `tinkex` command."""
+"""Entry point of the `tinkex` command."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from tinkex.cli.options import scan_output_flags
 
 COMMANDS = {
     "auth": LazyCommand(
-        "tinkex.cli.commands.auth:auth", "Store keys of servers, and see which one is used."
+        "tinkex.cli.commands.auth:auth", "Store API keys and show which one is used."
     ),
     "billing": LazyCommand(
         "tinkex.cli.commands.usage:billing",
-        "Show usage under the names of the official command line.",
+        "Show usage; same commands as the official CLI.",
     ),
     "chat": LazyCommand(
-        "tinkex.cli.commands.chat.command:chat", "Talk with a model or a checkpoint."
+        "tinkex.cli.commands.chat.command:chat", "Chat with a model or a checkpoint."
     ),
     "checkpoint": LazyCommand(
         "tinkex.cli.commands.checkpoint:checkpoint", "Save, list and manage checkpoints."
     ),
     "completion": LazyCommand(
-        "tinkex.cli.commands.completion:completion", "Print a script for the completion of a shell."
+        "tinkex.cli.commands.completion:completion", "Print a shell completion script."
     ),
     "config": LazyCommand(
-        "tinkex.cli.commands.config:config", "Show settings, and where they come from."
+        "tinkex.cli.commands.config:config", "Show the settings and their origin."
     ),
     "doctor": LazyCommand(
-        "tinkex.cli.commands.doctor:doctor", "Check this installation, and say what to do."
+        "tinkex.cli.commands.doctor:doctor", "Check this installation and suggest fixes."
     ),
     "key": LazyCommand(
-        "tinkex.cli.commands.key:key", "Make, list and revoke keys of a server, and set quotas."
+        "tinkex.cli.commands.key:key", "Create, list and revoke API keys of a server; set quotas."
     ),
     "model": LazyCommand("tinkex.cli.commands.model:model", "Add, list and remove base models."),
     "pipeline": LazyCommand(
-        "tinkex.cli.commands.pipeline:pipeline", "Train a model from nothing, stage by stage."
+        "tinkex.cli.commands.pipeline:pipeline", "Train a model from scratch, stage by stage."
     ),
     "run": LazyCommand("tinkex.cli.commands.run:run", "List training runs and sample from them."),
     "sample": LazyCommand(
@@ -51,31 +51,31 @@ COMMANDS = {
     "serve": LazyCommand("tinkex.cli.commands.serve:serve", "Run a server on this machine."),
     "session": LazyCommand(
         "tinkex.cli.commands.session:session",
-        "List sessions, end them and export their timelines.",
+        "List sessions, finish them and export their traces.",
     ),
-    "train": LazyCommand("tinkex.cli.commands.train:train", "Fine-tune a model with a JSONL file."),
+    "train": LazyCommand("tinkex.cli.commands.train:train", "Fine-tune a model on a JSONL file."),
     "usage": LazyCommand(
-        "tinkex.cli.commands.usage:usage", "Show tokens trained and sampled, and storage."
+        "tinkex.cli.commands.usage:usage", "Show token usage and checkpoint storage."
     ),
     "version": LazyCommand("tinkex.cli.commands.version:version", "Print the version of tinkex."),
 }
 
 
 class CliResult(NamedTuple):
-    """How a command line ended."""
+    """Exit code and error of a command line."""
 
     exit_code: int
     error: BaseException | None = None
 
 
 class RootGroup(LazyGroup):
-    """The command itself: whatever happens below ends in an Outcome."""
+    """The root command; exits the process with the code of the CliResult."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`--version` is another name of the command `version`."""
-        place = first_argument_index(args)
-        if place is not None and args[place] == "--version":
-            args = [*args[:place], "version", *args[place + 1 :]]
+        """Treat `--version` as the command `version`."""
+        index = first_argument_index(args)
+        if index is not None and args[index] == "--version":
+            args = [*args[:index], "version", *args[index + 1 :]]
         return super().parse_args(ctx, args)
 
     def main(
@@ -86,15 +86,15 @@ class RootGroup(LazyGroup):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command line and end the process; the only place that does."""
+        """Run a command line and exit the process; nothing else in the CLI exits."""
         words = sys.argv[1:] if args is None else list(args)
         if not standalone_mode:
             return super().main(words, prog_name, complete_var, standalone_mode, **extra)
         self._main_shell_completion(extra, prog_name or "tinkex", complete_var)
-        outcome = run(words, extra.get("obj"))
-        if isinstance(outcome.error, BrokenPipeError):
+        result = run(words, extra.get("obj"))
+        if isinstance(result.error, BrokenPipeError):
             _redirect_stdout_to_devnull()
-        sys.exit(outcome.exit_code)
+        sys.exit(result.exit_code)
 
 
 @click.group(
@@ -105,27 +105,27 @@ class RootGroup(LazyGroup):
 )
 @click.option("--version", is_flag=True, expose_value=False, help="Print the version and exit.")
 def main() -> None:
-    """The command without a subcommand shows help."""
+    """Without a subcommand, print the help."""
 
 
 def run(argv: Sequence[str], context: Context | None = None) -> CliResult:
-    """Run a command line; prints to stdout and stderr and never ends the process."""
-    asked = scan_output_flags(argv)
+    """Run a command line in this process: print its output and return its exit code."""
+    output_flags = scan_output_flags(argv)
     try:
-        with _log_output((context or Context())._replace(**asked)):
+        with _log_output((context or Context())._replace(**output_flags)):
             code = _invoke(argv, context)
             sys.stdout.flush()
         return CliResult(code)
     except BrokenPipeError as error:
-        # The reader has seen enough, as `head` does.
+        # The reader closed the pipe, as `head` does.
         return CliResult(1, error)
     except SystemExit as error:
         return CliResult(error.code if isinstance(error.code, int) else int(bool(error.code)))
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort of a command
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error is reported
         from tinkex.cli.errors import print_error
 
-        failure = print_error(error, (context or Context.detect())._replace(**asked))
-        return CliResult(failure.exit_code, error)
+        report = print_error(error, (context or Context.detect())._replace(**output_flags))
+        return CliResult(report.exit_code, error)
 
 
 def _invoke(argv: Sequence[str], context: Context | None) -> int:
@@ -139,7 +139,7 @@ def _invoke(argv: Sequence[str], context: Context | None) -> int:
 
 @contextlib.contextmanager
 def _log_output(context: Context) -> Iterator[None]:
-    """Show the library's log if asked, and none of it beside JSON."""
+    """Print the library's log with --verbose; with JSON output, suppress it."""
     if not context.verbose and not context.is_json:
         yield
         return
@@ -159,6 +159,6 @@ def _log_output(context: Context) -> Iterator[None]:
 
 
 def _redirect_stdout_to_devnull() -> None:
-    """Let Python's last flush go nowhere; it would complain about the pipe once more."""
+    """Discard Python's final flush, which would fail on the broken pipe again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,7 @@
-"""The options that every command takes, before its name or behind it; the later one wins."""
+"""Global options and the Command and Group classes that accept them at any position.
+
+If a global option is given more than once, the last one wins.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import Any
 
 import click
 
-#: Where the global options that were given are kept while a command line is read.
+#: Key in click's `ctx.meta` for the global options that were given.
 GIVEN_OPTIONS_KEY = "tinkex.cli.given"
 _GLOBAL_OPTIONS = "Global options"
-#: Longer than any summary: click cuts what exceeds its limit.
+#: Longer than any summary, so that click does not truncate them.
 _MAX_SUMMARY_CHARS = 10_000
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _UNIT_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -20,38 +23,38 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
 
 
 class Duration(click.ParamType[float]):
-    """A time such as 30s, 500ms or 2m, read as seconds; a bare number is in milliseconds."""
+    """A duration such as 30s, 500ms or 2m, in seconds; a bare number is in milliseconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The seconds."""
+        """Parse the duration into seconds."""
         if isinstance(value, int | float):
             return float(value)
-        found = _DURATION.fullmatch(str(value).strip())
-        seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
+        match = _DURATION.fullmatch(str(value).strip())
+        seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
         if not 0.0 < seconds < 1e9:
-            self.fail(f"{value!r} is no time; write it as 30s, 500ms or 2m", param, ctx)
+            self.fail(f"{value!r} is not a duration; write it as 30s, 500ms or 2m", param, ctx)
         return seconds
 
 
 class Argument(click.Argument):
-    """An argument that the help explains: `@click.argument("path", cls=Argument, summary=...)`."""
+    """An argument with a help text: `@click.argument("path", cls=Argument, summary=...)`."""
 
     def __init__(self, *args: Any, summary: str, **kwargs: Any) -> None:
         self.summary = summary
         super().__init__(*args, **kwargs)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """Its name, and what it is."""
+        """Return the name and the help text."""
         return self.make_metavar(ctx), self.summary
 
 
 class GlobalOption(click.Option):
-    """An option that lands in the Context instead of a command's parameters."""
+    """An option that is stored in the Context instead of passed to the command."""
 
     def __init__(self, flags: Sequence[str], field: str, value: Any = None, **kwargs: Any) -> None:
-        """A flag without a value stands for `value`."""
+        """Create the option; `value` is stored when it is a flag."""
         self.field = field
         self.value = value
         self.flags = tuple(flags)
@@ -64,7 +67,7 @@ class GlobalOption(click.Option):
         )
 
     def without_flags(self, taken: set[str]) -> GlobalOption | None:
-        """The option for a command that uses some of its flags itself; None if none is left."""
+        """Return the option without the flags a command uses itself, or None if none remain."""
         left = [flag for flag in self.flags if flag not in taken]
         if len(left) == len(self.flags):
             return self
@@ -81,46 +84,51 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
 
 @cache
 def global_options() -> tuple[GlobalOption, ...]:
-    """All global options, in the order of the help."""
+    """Return all global options, in the order of the help."""
     formats = click.Choice(["table", "json"])
     return (
-        GlobalOption(["-f", "--format"], "format", type=formats, help="How to print the result."),
-        GlobalOption(["--json"], "format", "json", is_flag=True, help="The same as -f json."),
         GlobalOption(
-            ["-v", "--verbose"], "verbose", True, is_flag=True, help="Say more when it fails."
+            ["-f", "--format"], "format", type=formats, help="Output format of the result."
         ),
-        GlobalOption(["--api-key"], "api_key", metavar="KEY", help="The key to send."),
-        GlobalOption(["--base-url"], "base_url", metavar="URL", help="The server to speak to."),
+        GlobalOption(["--json"], "format", "json", is_flag=True, help="Same as -f json."),
         GlobalOption(
-            ["--profile"], "profile", metavar="NAME", help="Server and key of the home's config."
+            ["-v", "--verbose"], "verbose", True, is_flag=True, help="Print the log and tracebacks."
+        ),
+        GlobalOption(["--api-key"], "api_key", metavar="KEY", help="API key to send."),
+        GlobalOption(["--base-url"], "base_url", metavar="URL", help="Server to use."),
+        GlobalOption(
+            ["--profile"],
+            "profile",
+            metavar="NAME",
+            help="Profile in config.toml with server and key.",
         ),
         GlobalOption(
             ["--timeout"],
             "timeout_seconds",
             type=Duration(),
             metavar="TIME",
-            help="How long to wait for one answer: 30s, 2m; a bare number is milliseconds.",
+            help="Timeout of one request: 30s, 2m; a bare number is milliseconds.",
         ),
     )
 
 
 def global_flags() -> Mapping[str, bool]:
-    """Every flag of a global option, and whether it takes a value."""
+    """Map every global flag to whether it takes a value."""
     return {flag: not option.is_flag for option in global_options() for flag in option.flags}
 
 
 class _GlobalOptionsMixin(click.Command):
-    """Reads the global options beside a command's own; an own option of the same name wins."""
+    """Adds the global options to a command; the command's own options take precedence."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's own, then the global ones."""
+        """Return the command's own parameters, then the global options."""
         own = super().get_params(ctx)
         taken = {flag for param in own for flag in (*param.opts, *param.secondary_opts)}
         left = (option.without_flags(taken) for option in global_options())
         return [*own, *(option for option in left if option is not None)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Arguments, the command's own options, its commands if any, then the global options."""
+        """Write arguments, own options, subcommands if any, then the global options."""
         sections: dict[str, list[tuple[str, str]]] = {
             _ARGUMENTS: [],
             _OPTIONS: [],
@@ -128,7 +136,7 @@ class _GlobalOptionsMixin(click.Command):
         }
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
-            # An argument that explains nothing is in the usage line already.
+            # An argument without a help text appears only in the usage line.
             if row is not None and (row[1] or not isinstance(param, click.Argument)):
                 sections[_help_section(param)].append(row)
         for heading in (_ARGUMENTS, _OPTIONS):
@@ -153,27 +161,27 @@ def _write_help_rows(
 
 
 def command_summary(command: click.Command) -> str:
-    """The first sentence of a command's help, uncut."""
+    """Return the first sentence of a command's help, not truncated."""
     return command.get_short_help_str(limit=_MAX_SUMMARY_CHARS)
 
 
 class Command(_GlobalOptionsMixin):
-    """A command of ours."""
+    """A command with global options."""
 
 
 class Group(_GlobalOptionsMixin, click.Group):
-    """A group of ours; its commands are ours too."""
+    """A group with global options; so are its commands."""
 
     command_class = Command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options and commands; click's own version would list the commands twice."""
+        """Write options and commands; click's version would list the commands twice."""
         _GlobalOptionsMixin.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands; click's own version would cut long summaries."""
-        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, command_summary(command)) for name, command in found if command is not None]
+        """Write the list of commands; click's version would truncate long summaries."""
+        named = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, command_summary(command)) for name, command in named if command is not None]
         _write_help_rows(formatter, "Commands", rows)
 
 
@@ -181,24 +189,24 @@ Group.group_class = Group
 
 
 def scan_output_flags(argv: Sequence[str]) -> dict[str, Any]:
-    """Format and verbosity as the words say, also when the command line cannot be read."""
-    found: dict[str, Any] = {}
+    """Read format and verbosity from the arguments, even if they cannot be parsed."""
+    flags: dict[str, Any] = {}
     formats = {"table", "json"}
     words = list(argv[: argv.index("--")] if "--" in argv else argv)
     for word, after in zip(words, [*words, ""][1:], strict=True):
         if word == "--json":
-            found["format"] = "json"
+            flags["format"] = "json"
         elif word in {"-v", "--verbose"}:
-            found["verbose"] = True
+            flags["verbose"] = True
         elif word in {"-f", "--format"} and after in formats:
-            found["format"] = after
+            flags["format"] = after
         elif (value := word.removeprefix("--format=").removeprefix("-f")) in formats - {word}:
-            found["format"] = value
-    return found
+            flags["format"] = value
+    return flags
 
 
 class ColumnNames(click.ParamType[tuple[str, ...]]):
-    """Names of columns with commas between them."""
+    """Comma-separated column names."""
 
     name = "columns"
 
@@ -206,7 +214,7 @@ class ColumnNames(click.ParamType[tuple[str, ...]]):
         self._summaries = summaries
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The names, each one known."""
+        """Parse the names; fail on an unknown one."""
         if isinstance(value, tuple):
             return value
         names = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
@@ -214,30 +222,30 @@ class ColumnNames(click.ParamType[tuple[str, ...]]):
         if unknown or not names:
             known = ", ".join(self._summaries)
             self.fail(
-                f"{', '.join(unknown) or value!r} is no column; there is: {known}", param, ctx
+                f"{', '.join(unknown) or value!r} is not a column; available: {known}", param, ctx
             )
         return names
 
 
 def columns_option(summaries: Mapping[str, str]) -> Callable[..., Any]:
-    """`-c`: which columns a table shows; `summaries` names all that there are."""
+    """Create `--columns`; `summaries` maps all column names to their help."""
     known = "; ".join(f"{name}: {text}" for name, text in summaries.items())
     return click.option(
         "-c",
         "--columns",
         type=ColumnNames(summaries),
         metavar="NAMES",
-        help=f"The columns of the table, with commas between them. {known}.",
+        help=f"Columns of the table, comma-separated. {known}.",
     )
 
 
 def limit_option(default: int | None = 20, help: str = "") -> Callable[..., Any]:
-    """`--limit`: how many items a list has at most."""
+    """Create `--limit`, the maximum number of list items."""
     return click.option(
         "--limit",
         type=click.IntRange(min=0),
         default=default,
         show_default=default is not None,
         metavar="N",
-        help=help or "How many to show at most; 0 shows all.",
+        help=help or "Maximum number of items to show; 0 shows all.",
     )

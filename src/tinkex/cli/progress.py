@@ -1,4 +1,4 @@
-"""How far a command is: bars for a person, lines for everybody, all on stderr."""
+"""Progress on stderr: bars and spinners on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-#: Where the context of a command keeps the line about what it waits for.
+#: Key in click's `ctx.meta` for the active spinner.
 _SPINNER_KEY = "tinkex.waiting"
 
 
 def print_status(text: str) -> None:
-    """Say one line about what is being done; a program that reads JSON hears of errors alone."""
+    """Print a status line to stderr; with JSON output, print nothing."""
     context = _current_context()
     if context.is_json:
         return
     ctx = click.get_current_context(silent=True)
-    shown: StatusSpinner | None = None if ctx is None else ctx.meta.get(_SPINNER_KEY)
-    with contextlib.nullcontext() if shown is None else shown.paused():
+    active: StatusSpinner | None = None if ctx is None else ctx.meta.get(_SPINNER_KEY)
+    with contextlib.nullcontext() if active is None else active.paused():
         click.echo(wrap_text(text, context.stderr), err=True)
 
 
@@ -36,14 +36,14 @@ def _current_context() -> Context:
 
 
 class StatusSpinner:
-    """What a command waits for: one line that changes on a terminal, plain lines elsewhere."""
+    """The current wait state: one changing line on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._context = _current_context()
         self._progress: Progress | None = None
 
     def show(self, text: str) -> None:
-        """Wait for something else from now on."""
+        """Show a new text."""
         if self._context.is_json or not self._context.stderr.is_terminal:
             print_status(text)
             return
@@ -53,12 +53,12 @@ class StatusSpinner:
         self._progress = make_spinner(self._context.stderr)
         self._progress.add_task(text, total=None)
         self._progress.start()
-        # Lines that are printed meanwhile must not run into this one.
+        # print_status() pauses the spinner while it prints.
         if (ctx := click.get_current_context(silent=True)) is not None:
             ctx.meta[_SPINNER_KEY] = self
 
     def print_line(self, text: str) -> None:
-        """Print a line; one that ends in dots is what the command waits for next."""
+        """Print a line; a text that ends in `...` becomes the new spinner text."""
         if text.endswith("..."):
             self.show(text)
             return
@@ -84,15 +84,15 @@ class StatusSpinner:
 
 @contextlib.contextmanager
 def spinner(text: str = "") -> Iterator[StatusSpinner]:
-    """A line about what is waited for, which disappears from a terminal at the end."""
-    with contextlib.closing(StatusSpinner()) as shown:
+    """Show a spinner, and remove it from the terminal at the end."""
+    with contextlib.closing(StatusSpinner()) as status:
         if text:
-            shown.show(text)
-        yield shown
+            status.show(text)
+        yield status
 
 
 class ProgressBar:
-    """One bar; without a terminal it counts and shows nothing."""
+    """One progress bar; without a terminal it only counts."""
 
     def __init__(self, progress: Progress | None = None, task: TaskID | None = None) -> None:
         self._progress = progress
@@ -100,13 +100,13 @@ class ProgressBar:
         self.done = 0
 
     def update(self, done: int, total: int | None = None) -> None:
-        """So much is done, of so much if that is known better now."""
+        """Set the completed amount, and the total if it is known."""
         self.done = done
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total)
 
     def advance(self, by: int = 1) -> None:
-        """So much more is done."""
+        """Add to the completed amount."""
         self.update(self.done + by)
 
 
@@ -117,7 +117,7 @@ def progress_bar(
     total: int | None = None,
     unit: Literal["items", "bytes"] = "items",
 ) -> Iterator[ProgressBar]:
-    """A bar with count, rate and time left; nothing if nobody looks or programs read."""
+    """Show a bar with count, rate and time left; hidden without a terminal or with JSON."""
     if context.is_json or not context.stderr.is_terminal:
         yield ProgressBar()
         return
@@ -131,14 +131,14 @@ def progress_bar(
 def paged_progress_bar(
     context: Context, label: str, unit: Literal["items", "bytes"] = "items"
 ) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told how far a list is; a bar appears if one page was not all."""
+    """Yield a progress callback for a paged list; the bar appears from the second page on."""
     with contextlib.ExitStack() as stack:
-        shown: list[ProgressBar] = []
+        bars: list[ProgressBar] = []
 
-        def told(done: int, total: int) -> None:
-            if not shown and done < total:
-                shown.append(stack.enter_context(progress_bar(context, label, total, unit)))
-            if shown:
-                shown[0].update(done, total)
+        def on_progress(done: int, total: int) -> None:
+            if not bars and done < total:
+                bars.append(stack.enter_context(progress_bar(context, label, total, unit)))
+            if bars:
+                bars[0].update(done, total)
 
-        yield told
+        yield on_progress

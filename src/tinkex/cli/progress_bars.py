@@ -1,4 +1,4 @@
-"""Bars as rich draws them: label, bar, count, percent, rate and time left."""
+"""Build rich progress bars and spinners for stderr."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from tinkex.progress_bar import make_step_progress, make_terminal_console
 
 
 class RateColumn(ProgressColumn):
-    """How many items come in a second."""
+    """Items per second."""
 
     def render(self, task: Task) -> Text:
-        """The rate, once it is known."""
+        """Render the rate once it is known."""
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:,.1f}/s")
 
 
 def make_training_bar(screen: Screen) -> Progress:
-    """The bar of training steps on stderr."""
+    """Create a progress bar for training steps."""
     return make_step_progress(_console(screen))
 
 
 def make_spinner(screen: Screen) -> Progress:
-    """One line on stderr that shows what is waited for, and for how long."""
+    """Create a spinner line with text and elapsed time."""
     return Progress(
         SpinnerColumn(),
-        # A narrow terminal breaks the text between words; by default it would be cut.
+        # Wrap the text on a narrow terminal; the default is to truncate it.
         TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
         TimeElapsedColumn(),
         console=_console(screen),
@@ -54,7 +54,7 @@ def make_spinner(screen: Screen) -> Progress:
 
 
 def make_progress_bars(screen: Screen, unit: Literal["items", "bytes"]) -> Progress:
-    """Bars on stderr, which go away when they are done."""
+    """Create progress bars that disappear when they are complete."""
     counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TaskProgressColumn(), RateColumn())
     if unit == "bytes":
         counts = (DownloadColumn(), TransferSpeedColumn())

@@ -1,4 +1,4 @@
-"""Questions to a person; no answer means no."""
+"""Confirmation prompts, and checks of output paths before any work is done."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tinkex.cli.output import PropertiesOutput
 
 
 def confirm(question: str, about: str = "") -> bool:
-    """Ask on stderr, with what it is about; only y or yes is a yes, and a closed stdin is a no."""
+    """Ask a yes/no question on stderr after printing `about`; only y or yes confirms."""
     if about:
         click.echo(about, err=True)
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     answer = _read_line()
     if not _is_stdin_terminal() or not answer.endswith("\n"):
-        # Only what a person types ends the line of the question by itself.
+        # Only Enter on a terminal ends the prompt's line.
         click.echo("", err=True)
     if answer.strip().lower() in {"y", "yes"}:
         return True
@@ -36,7 +36,7 @@ def _read_line() -> str:
     try:
         return sys.stdin.readline()
     except (ValueError, OSError, EOFError):
-        # A stdin that is closed or cannot be read gives no answer.
+        # stdin is closed or cannot be read.
         return ""
 
 
@@ -44,38 +44,40 @@ def _is_stdin_terminal() -> bool:
     try:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:
-        # A closed file is nobody's terminal.
+        # The file is closed.
         return False
 
 
 def yes_option() -> Callable[..., Any]:
-    """`-y`: ask nothing."""
-    return click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
+    """Create `--yes`, which skips the confirmation."""
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def exit_cancelled(context: Context, data: Mapping[str, Any]) -> NoReturn:
-    """End a command whose question was answered with no: nothing was done."""
+    """Exit a command whose confirmation was declined."""
     if context.is_json:
         PropertiesOutput({**data, "cancelled": True}).print("json")
     click.get_current_context().exit(FAILED)
 
 
 def resolve_output_file(path: Path) -> Path:
-    """Where to write, links followed; refused here if that cannot work, before any work."""
+    """Resolve the path of an output file; raise CliError if it cannot be written."""
     final = path.resolve()
     if final.exists() and not final.is_file():
-        raise CliError(f"--output must be a file, and {path} is none", "Name another.")
-    _check_writable(path, final.parent, "Name another --output.")
+        raise CliError(
+            f"--output must be a file, but {path} is not one", "Choose another --output."
+        )
+    _check_writable(path, final.parent, "Choose another --output.")
     return final
 
 
 def check_run_directory(path: Path) -> None:
-    """Refuse a directory that cannot be made or written, before any work is done for it."""
-    _check_writable(path, path.absolute(), "Name another with --run-dir.")
+    """Raise CliError if a run directory cannot be created or written."""
+    _check_writable(path, path.absolute(), "Choose another with --run-dir.")
 
 
 def _check_writable(path: Path, directory: Path, hint: str) -> None:
-    """Refuse a directory that cannot be written, nor made below one that can."""
+    """Raise CliError if a directory cannot be written, nor created in an existing parent."""
     nearest = next(parent for parent in (directory, *directory.parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise CliError(

@@ -1,4 +1,4 @@
-"""Questions to a server that the clients have no method for; the same road, the same retries."""
+"""Requests for which the clients have no method, and fetching of paged lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def call_endpoint(
     message: object = None,
     ids: Mapping[str, str] | None = None,
 ) -> T:
-    """Call an endpoint and wait for the answer."""
+    """Call an endpoint and wait for the response."""
     holder = client.holder
 
     async def call() -> T:
@@ -30,7 +30,7 @@ def call_endpoint(
 
 
 def fetch_api_key_info(client: RestClient) -> ApiKeyReply | None:
-    """Whose the key is; None if the server knows no names of keys."""
+    """Return the owner of the API key; None if the server does not report it."""
     from tinkex.errors import APIStatusError
     from tinkex.wire.endpoints import API_KEY
 
@@ -47,11 +47,11 @@ class Listing(NamedTuple, Generic[T]):
 
     items: Sequence[T]
     total: int
-    """How many there are in all."""
+    """Total number of items on the server."""
 
     @property
     def num_hidden(self) -> int:
-        """How many there are besides."""
+        """Number of items not in this listing."""
         return max(0, self.total - len(self.items))
 
 
@@ -61,16 +61,16 @@ def fetch_pages(
     page_size: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Listing[T]:
-    """The first `limit` items, 0 for all; `ask` takes limit and offset of one page."""
+    """Return the first `limit` items (0: all); `fetch_page` takes a page's limit and offset."""
     items: list[T] = []
-    whole, wanted = 0, limit or page_size
+    total, wanted = 0, limit or page_size
     while len(items) < wanted:
         page = fetch_page(min(page_size, wanted - len(items)), len(items))
         if not page.items:
-            # The list has become shorter meanwhile, or the server miscounted.
+            # The list became shorter in the meantime, or the server's total is wrong.
             return Listing(items, len(items))
         items.extend(page.items)
-        whole = max(page.total, len(items))
-        wanted = min(limit, whole) if limit else whole
+        total = max(page.total, len(items))
+        wanted = min(limit, total) if limit else total
         on_progress(len(items), wanted)
-    return Listing(items, whole)
+    return Listing(items, total)

@@ -1,4 +1,4 @@
-"""Short forms of ids: a unique prefix, `latest`, or a run's name."""
+"""Resolve short forms of ids: a unique prefix, `latest`, or a run's name."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 CheckpointSegment = Literal["weights", "sampler_weights"]
-#: What servers of the protocol call a session and a run; anything else may be a short form.
+#: Full session and run ids; anything else may be a short form.
 _SESSION_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _RUN_ID = re.compile(_SESSION_ID.pattern + r":train:\d+")
-#: What a short form may consist of.
+#: Characters allowed in a short form.
 _SHORT_FORM = re.compile(r"[\w.:@~+= -]{1,120}")
-#: Pages that are searched for a prefix if the server cannot search.
+#: Limits for the search of a prefix on servers without search.
 _MAX_PAGES, _RUNS_PER_PAGE, _SESSIONS_PER_PAGE = 10, 100, 1000
 _MAX_CANDIDATES = 5
 
 
 def resolve_run(client: RestClient, text: str) -> str:
-    """The id of a run from its id, a prefix of it, its name, or `latest`.
+    """Resolve a run id from an id, a prefix, a name, or `latest`.
 
-    A prefix may leave out the middle: 1a2b:train:0 is the first run of the session 1a2b... What
-    matches nothing is returned as it is, for the server to refuse.
+    A prefix may omit the middle: 1a2b:train:0 is the first run of session 1a2b... A text without
+    a match is returned unchanged, so that the server reports the error.
     """
     if _RUN_ID.fullmatch(text) or not _SHORT_FORM.fullmatch(text):
         return text
     if text == LATEST:
         return get_latest_run(client).training_run_id
-    found = list(_iter_candidate_runs(client, text))
-    by_id = [run for run in found if _has_prefix(run.training_run_id, text)]
-    matches = by_id or [run for run in found if run.name == text]
+    candidates = list(_iter_candidate_runs(client, text))
+    by_id = [run for run in candidates if _has_prefix(run.training_run_id, text)]
+    matches = by_id or [run for run in candidates if run.name == text]
     if len(matches) > 1:
         listed = [_describe_run(run) for run in matches]
         raise _ambiguous_id_error("run", text, listed)
@@ -47,24 +47,24 @@ def resolve_run(client: RestClient, text: str) -> str:
 
 
 def resolve_session(client: RestClient, text: str) -> str:
-    """The id of a session from its id, a prefix of it, or `latest`."""
+    """Resolve a session id from an id, a prefix, or `latest`."""
     if _SESSION_ID.fullmatch(text) or not _SHORT_FORM.fullmatch(text):
         return text
     if text == LATEST:
         newest = client.list_sessions(limit=1).result().sessions
         if not newest:
-            raise CliError("There are no sessions yet", "A client opens one when it connects.")
+            raise CliError("No sessions exist yet", "A client opens one when it connects.")
         return newest[0]
-    matches = [found for found in _iter_session_ids(client) if found.startswith(text)]
+    matches = [name for name in _iter_session_ids(client) if name.startswith(text)]
     if len(matches) > 1:
         raise _ambiguous_id_error("session", text, matches)
     return matches[0] if matches else text
 
 
 def resolve_path(client: RestClient, text: str, segment: CheckpointSegment | None = None) -> str:
-    """A checkpoint's path from one whose run is shortened, or `latest`: the newest checkpoint.
+    """Resolve a checkpoint path whose run id is shortened, or `latest`, the newest checkpoint.
 
-    `segment` says which kind of checkpoint `latest` stands for; None is any.
+    `segment` is the kind of checkpoint that `latest` selects; None selects any.
     """
     if text == LATEST:
         return _get_latest_checkpoint(client, segment).tinker_path
@@ -81,9 +81,9 @@ def expand_path(
     *,
     needs_worker: bool = False,
 ) -> str:
-    """The same as resolve_path(); asks the server only if something is shortened.
+    """Like resolve_path(), but contacts the server only if the path is shortened.
 
-    A command that trains or samples next needs the worker: a local server then starts it at once.
+    With `needs_worker`, a local server that is started for this also starts its worker.
     """
     if text != LATEST and not text.startswith(SCHEME):
         return text
@@ -94,23 +94,23 @@ def expand_path(
 
 
 def get_latest_run(client: RestClient) -> TrainingRun:
-    """The newest run of this key."""
+    """Return the newest run of this key."""
     newest = client.list_training_runs(limit=1).result().training_runs
     if not newest:
-        raise CliError(
-            "There are no training runs yet", "`tinkex train sft DATA.jsonl` starts one."
-        )
+        raise CliError("No training runs exist yet", "`tinkex train sft DATA.jsonl` starts one.")
     return newest[0]
 
 
 def _get_latest_checkpoint(client: RestClient, segment: CheckpointSegment | None) -> Checkpoint:
-    """The newest checkpoint of the newest run that has one."""
+    """Return the newest checkpoint, of one kind if `segment` is given."""
     page = client.list_user_checkpoints(limit=_RUNS_PER_PAGE).result()
     for saved in page.checkpoints:
         if segment is None or saved.checkpoint_id.startswith(f"{segment}/"):
             return saved
     kind = {"weights": "training ", "sampler_weights": "sampler "}.get(segment or "", "")
-    raise CliError(f"There are no {kind}checkpoints yet", "`tinkex checkpoint list` shows yours.")
+    raise CliError(
+        f"No {kind}checkpoints exist yet", "`tinkex checkpoint list` lists your checkpoints."
+    )
 
 
 def _has_prefix(run_id: str, text: str) -> bool:
@@ -121,7 +121,7 @@ def _has_prefix(run_id: str, text: str) -> bool:
 
 
 def _iter_candidate_runs(client: RestClient, text: str) -> Iterator[TrainingRun]:
-    """Runs whose id or name may be meant; a server that cannot search lists its newest ones."""
+    """Yield runs that may match; a server without search returns its newest runs."""
     search = text.partition(":")[0] or text
     for number in range(_MAX_PAGES):
         offset = number * _RUNS_PER_PAGE
@@ -150,5 +150,5 @@ def _ambiguous_id_error(what: str, text: str, matches: Sequence[str]) -> CliErro
     rest = f"\n  and {more:,} more" if more > 0 else ""
     return CliError(
         f"{text!r} matches {len(matches):,} {what}s:\n{shown}{rest}",
-        "Give more letters of the id.",
+        "Give a longer prefix of the id.",
     )

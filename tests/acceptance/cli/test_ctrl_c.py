@@ -89,7 +89,7 @@ def test_a_training_is_saved_and_its_session_is_over(flags: tuple[str, ...], use
     if flags:
         assert json.loads(out)["state_path"] == saved[0]["tinker_path"]
     else:
-        assert "the same command goes on there" in err
+        assert "the same command resumes it" in err
 
 
 def has_steps(user: User) -> bool:
@@ -111,7 +111,7 @@ def test_a_sample_that_is_waited_for_leaves_no_session(flags: tuple[str, ...], u
             out, err = interrupt(process)
     assert out == ""
     assert (
-        '"type": "Interrupted"' if flags else "\nInterrupted: no sample was kept.\n"
+        '"type": "Interrupted"' if flags else "\nInterrupted: no samples were received.\n"
     ) in f"\n{err}"
     assert "Error" not in err
     assert user.active_sessions() == []

@@ -45,10 +45,10 @@ def test_commands_report_missing_server(at_home: Path) -> None:
     assert as_json.returncode == 1
     assert json.loads(as_json.stdout) == {"status": "stopped", "home": str(at_home)}
     stop = run_tinkex("serve", "stop")
-    assert (stop.returncode, stop.stderr) == (1, f"no server runs in {at_home}\n")
+    assert (stop.returncode, stop.stderr) == (1, f"no server is running in {at_home}\n")
     logs = run_tinkex("serve", "logs")
     assert logs.returncode == 1
-    assert f"no log file of a server is in {at_home}" in logs.stderr
+    assert f"no server log in {at_home}" in logs.stderr
     # The status command does not create a home.
     assert not at_home.exists()
 
@@ -121,7 +121,7 @@ def test_key_commands_work_without_server(at_home: Path) -> None:
     assert run_tinkex("key", "revoke", "1").returncode == 0
     again = run_tinkex("key", "revoke", "1")
     assert again.returncode == 1
-    assert "there is no key 1 that opens anything" in again.stderr
+    assert "no active key has the id 1" in again.stderr
     table = run_tinkex("key", "list").stdout
     assert secret[:8] in table
     # The key is shown only once.

@@ -80,7 +80,7 @@ def test_model_flags_override_models_of_home(
     url = serve_process.ready()
     assert served(url, serve_process.key) == {"mine": 512, "both": 32, "new": 32} | TINY_SERVED
     removed = run_tinkex("model", "remove", "mine", "--home", str(home))
-    assert "offers it no more" in removed.stderr
+    assert "no longer serves it" in removed.stderr
 
     with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
         training = service.create_lora_training_client("both", rank=2)

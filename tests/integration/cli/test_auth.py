@@ -60,7 +60,7 @@ def test_a_wrong_key_is_not_stored(guarded: StubServer, tinkex: RunCli, file: Pa
     words = ("auth", "login", "--base-url", guarded.url, "--api-key", "tml-wrong", "--json")
     refused = tinkex(*words)
     assert (refused.exit_code, file.exists()) == (1, False)
-    assert refused.failure["message"] == f"{guarded.url} refuses this key, so it was not stored"
+    assert refused.failure["message"] == f"{guarded.url} rejected this key, so it was not stored"
 
 
 def test_a_server_that_is_not_there_stores_nothing(tinkex: RunCli, file: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_server_that_knows_no_names_of_keys(guarded: StubServer, tinkex: RunCl
     found = login(tinkex, guarded)
     assert (found["email"], found["profile"]) == (None, "default")
     refused = tinkex("auth", "login", "--base-url", guarded.url, "--api-key", "tml-x", "--json")
-    assert "refuses this key" in refused.failure["message"]
+    assert "rejected this key" in refused.failure["message"]
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
@@ -223,7 +223,7 @@ def test_logging_out_goes_back_to_the_server_of_this_machine(
     login(tinkex, guarded)
     assert tinkex("auth", "status", "--json").json["base_url"] == guarded.url
     result = tinkex("auth", "logout")
-    assert "Commands use the server of this machine again." in result.err + result.out
+    assert "Commands use the local server again." in result.err + result.out
     assert Config.new().local_home == file.parent
     # The profile remembers its server for the next login.
     again = tinkex("auth", "login", "--api-key", KEY, "--json").json
@@ -276,7 +276,7 @@ def test_status_of_a_bad_key_no_server_and_nothing_at_all(
     for words, text in (
         (("--base-url", guarded.url, "--api-key", "tml-no"), "from --api-key"),
         (("--base-url", "http://127.0.0.1:9", "--api-key", KEY), "Connection failed"),
-        ((), "No server runs here"),
+        ((), "The local server is not running"),
     ):
         result = tinkex("auth", "status", *words)
         assert (result.exit_code, text in result.out) == (1, True), result

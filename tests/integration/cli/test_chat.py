@@ -111,7 +111,7 @@ def test_a_person_may_try_again_after_a_failure(
     result = tinkex("chat", *SHORT, context=person)
     assert result.exit_code == 0
     assert "Error: Invalid request" in result.err
-    assert "There is no /nope; /help lists what there is." in result.err
+    assert "Unknown command /nope; /help lists the commands." in result.err
     assert prompts(server)[-1] == "User: two\n\nAssistant:"
 
 
@@ -121,7 +121,7 @@ def test_a_conversation_that_does_not_fit_is_said(
     say(monkeypatch, "x" * 100_000)
     result = tinkex("chat", *SHORT, context=context)
     assert result.exit_code == 1
-    assert "the model reads at most" in result.err
+    assert "but the model's context length is" in result.err
     assert "/reset" in result.err
 
 

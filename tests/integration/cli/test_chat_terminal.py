@@ -125,7 +125,7 @@ def last_message(server: StubServer, folder: Path) -> str:
 def test_a_person_talks_stops_an_answer_and_leaves(
     server: StubServer, terminal: Terminal, tmp_path: Path
 ) -> None:
-    terminal.wait_for("Talking with tinkex/bigram; /help says what can be typed.")
+    terminal.wait_for("Chatting with tinkex/bigram; /help lists the commands.")
     terminal.wait_for("> ")
 
     terminal.type("/help\n")

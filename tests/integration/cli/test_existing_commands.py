@@ -93,8 +93,8 @@ def test_the_log_of_a_server_as_json(tinkex: RunCli, home: Path) -> None:
 
 def test_serve_keeps_its_own_api_key(tinkex: RunCli) -> None:
     shown = tinkex("serve", "--help").out
-    assert "A key that opens the server" in shown
-    assert "The key to send" not in shown
+    assert "API key that clients must send" in shown
+    assert "API key to send" not in shown
 
 
 def test_quotas_of_a_tenant(tinkex: RunCli) -> None:
@@ -116,9 +116,9 @@ def test_quotas_of_a_tenant(tinkex: RunCli) -> None:
     }
     shown = tinkex("key", "quota", "--tenant", "alice").out
     assert "unlimited" in shown
-    assert "as the server's settings say" in shown
+    assert "server default" in shown
     reset = tinkex("-f", "json", "key", "quota", "--tenant", "alice", "--reset").json
     assert set(reset["quotas"].values()) == {None}
     unknown = tinkex("key", "quota", "--tenant", "nobody")
     assert unknown.exit_code != 0
-    assert "no tenant is called 'nobody'" in unknown.err
+    assert "no tenant is named 'nobody'" in unknown.err

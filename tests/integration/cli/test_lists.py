@@ -38,7 +38,7 @@ def test_columns_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
     assert "weights/0001" in shown
     refused = tinkex("run", "list", "-c", "id,colour")
     assert (refused.exit_code, refused.out) == (2, "")
-    assert "'colour' is no column; there is: id, name, status" in refused.err
+    assert "'colour' is not a column; available: id, name, status" in refused.err
 
 
 def test_long_lists_come_in_pages_of_a_hundred(

@@ -103,7 +103,7 @@ def test_curves_that_do_not_exist_are_refused(
     monkeypatch.setenv("TF_DIR", value.format(dir=made.root))
     result = tinkex("pipeline", "tensorboard", "--json")
     assert result.exit_code == 1
-    assert result.failure["message"].startswith("There are no curves to show: ")
+    assert result.failure["message"].startswith("No curves to show: ")
 
 
 def test_without_tensorboard_the_command_names_what_installs_it(

@@ -142,7 +142,7 @@ def test_a_server_that_says_nothing(
     seeded.server.inject("client_config", Fault(delay_seconds=2.0), times=None)
     monkeypatch.setattr(runner, "CHECK_SECONDS", 0.3)
     found = diagnosis(tinkex("doctor", "--json").out)
-    assert "no answer within" in found["server"]["message"]
+    assert "no response within" in found["server"]["message"]
 
 
 @pytest.mark.usefixtures("light")
@@ -183,7 +183,7 @@ def test_models_of_a_server(serve: Serve, tinkex: RunCli) -> None:
     assert "32,768" in shown
     missing = tinkex("model", "list", "nosuch", *where, "--json")
     assert missing.exit_code == 1
-    assert missing.failure["message"] == f"no model of {server.url} has 'nosuch' in its name"
+    assert missing.failure["message"] == f"no model on {server.url} has 'nosuch' in its name"
 
 
 def test_models_of_a_home_if_it_is_named(

@@ -40,7 +40,7 @@ def test_a_summary_by_model(busy: SeededServer, tinkex: RunCli) -> None:
 
 def test_nothing_was_used(seeded: SeededServer, tinkex: RunCli) -> None:
     span = ("2020-01-01", "2020-01-02")
-    assert tinkex("usage", "tokens", *span).out == "No usage in this span\n"
+    assert tinkex("usage", "tokens", *span).out == "No usage in this period\n"
     assert tinkex("usage", "tokens", *span, "--json").json == {
         "data": [],
         "sessions": {},

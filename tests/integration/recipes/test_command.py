@@ -137,7 +137,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(
         assert not result["is_complete"]
         assert (result["total"], result["state_path"][:9]) == (400, "tinker://")
         return
-    assert "the same command goes on there" in shown.err
+    assert "the same command resumes it" in shown.err
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert (
         trainer.train("sft", "--epochs", "200", "--accept-changes", "--steps", "1").exit_code == 0

@@ -195,9 +195,9 @@ def test_the_model_sees_all_that_was_said() -> None:
 def test_orders() -> None:
     talk = Conversation()
     talk.add("hi", "hello")
-    assert talk.run_slash_command("/system  be kind ") == "The system message is set."
+    assert talk.run_slash_command("/system  be kind ") == "System message set."
     assert talk.system == "be kind"
-    assert talk.run_slash_command("/system") == "There is no system message."
+    assert talk.run_slash_command("/system") == "System message removed."
     assert talk.run_slash_command("/reset") is not None
     assert talk.with_user_message("x") == [{"role": "user", "content": "x"}]
     assert "/save FILE" in (talk.run_slash_command("/help") or "")
@@ -218,7 +218,7 @@ def test_saving_adds_rows_that_training_reads(tmp_path: Path) -> None:
 
     path = tmp_path / "talks.jsonl"
     talk = Conversation("be brief")
-    assert talk.run_slash_command(f"/save {path}") == "There is nothing to save."
+    assert talk.run_slash_command(f"/save {path}") == "Nothing to save yet."
     talk.add("hi", "hellö")
     assert talk.run_slash_command(f"/save {path}") == f"Saved 2 messages to {path}"
     assert talk.run_slash_command(f"/save {path}") == f"Saved 2 messages to {path}"
@@ -226,5 +226,5 @@ def test_saving_adds_rows_that_training_reads(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
     assert [message["role"] for message in rows[0]["messages"]] == ["system", "user", "assistant"]
     assert ChatRow(tuple(rows[0]["messages"]))
-    assert talk.run_slash_command("/save") == "Where to? /save FILE"
+    assert talk.run_slash_command("/save") == "Usage: /save FILE"
     assert "cannot be written" in (talk.run_slash_command(f"/save {tmp_path}/talks.jsonl/x") or "")

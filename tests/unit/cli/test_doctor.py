@@ -64,7 +64,7 @@ def test_colours_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b[33mwarn" in capsys.readouterr().out
     report.print(screen=Screen())
     assert capsys.readouterr().out == "warn  fine  so so\nReady, with 1 warning.\n"
-    assert DoctorReport([("fine", CheckResult("ok", ""))]).title() == "All is well."
+    assert DoctorReport([("fine", CheckResult("ok", ""))]).title() == "All checks passed."
 
 
 # --- this machine -----------------------------------------------------------------------------

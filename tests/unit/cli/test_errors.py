@@ -130,7 +130,7 @@ def test_a_file_is_named_and_a_mistake_is_ours() -> None:
         "/x cannot be used: Permission denied"
     )
     directory = IsADirectoryError(21, "Is a directory", "/x")
-    assert describe_error(directory).hint == "Name a file, not a directory."
+    assert describe_error(directory).hint == "Give a file, not a directory."
     assert describe_error(OSError(5, "I/O")).message.startswith("Unexpected error: OSError: ")
     assert describe_error(ZeroDivisionError()).message == "Unexpected error: ZeroDivisionError"
 

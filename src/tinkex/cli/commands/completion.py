@@ -1,4 +1,4 @@
-"""`tinkex completion`: the script that teaches a shell the words of this command."""
+"""`tinkex completion`: print a shell completion script."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import PropertiesOutput, show
 
 SHELLS = ("bash", "zsh", "fish")
-#: Set by the script when it asks for words.
+#: Set by the script when it asks for completions.
 COMPLETE_VARIABLE = "_TINKEX_COMPLETE"
 
 
 @click.command(cls=Command)
-@click.argument("shell", type=click.Choice(SHELLS), cls=Argument, summary="The shell that you use.")
+@click.argument("shell", type=click.Choice(SHELLS), cls=Argument, summary="Your shell.")
 @pass_context
 def completion(context: Context, shell: str) -> None:
-    """Print a script for the completion of a shell.
+    """Print a shell completion script.
 
-    It completes commands and options when you press the Tab key. Write it once to where the shell
-    looks for it, and start the shell again:
+    The script completes commands, options and ids when you press Tab. Write it to the directory
+    from which your shell loads completions, then restart the shell:
 
     \b
       tinkex completion bash > ~/.local/share/bash-completion/completions/tinkex
       tinkex completion zsh  > ~/.zfunc/_tinkex
       tinkex completion fish > ~/.config/fish/completions/tinkex.fish
 
-    Make the directory first if it is not there. zsh needs `fpath+=~/.zfunc` in front of `compinit`
+    Create the directory first if it does not exist. zsh needs `fpath+=~/.zfunc` before `compinit`
     in ~/.zshrc; bash needs the package bash-completion, or `source FILE` in ~/.bashrc.
     """
     script = completion_script(shell)
@@ -38,12 +38,14 @@ def completion(context: Context, shell: str) -> None:
 
 
 def completion_script(shell: str) -> str:
-    """The script."""
+    """Return the completion script of a shell."""
     from click.shell_completion import ShellComplete, get_completion_class
 
     from tinkex.cli.main import main
 
-    found = get_completion_class(shell)
-    assert found is not None
-    # Not the bash class's own version, which starts a bash to look at its version.
-    return ShellComplete.source(found(main, {}, "tinkex", COMPLETE_VARIABLE)).strip() + "\n"
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    # The source() of the bash class would start bash to check its version.
+    return (
+        ShellComplete.source(completion_class(main, {}, "tinkex", COMPLETE_VARIABLE)).strip() + "\n"
+    )

@@ -1,4 +1,4 @@
-"""`tinkex config`: which settings are used, and where they come from."""
+"""`tinkex config`: show the settings and their origin."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tinkex.cli.output import Column, PropertiesOutput, TableOutput, show
 
 @click.group(cls=Group)
 def config() -> None:
-    """Show settings, and where they come from."""
+    """Show the settings and their origin."""
 
 
 @config.command("show")
 @pass_context
 def show_settings(context: Context) -> None:
-    """List every setting, its value and where it comes from; keys are hidden.
+    """List every setting with its value and origin; keys are masked.
 
-    An option goes before a profile that was named with --profile, that before a variable, that
-    before the default profile, and that before what tinkex does by itself.
+    Order of precedence: command-line option, profile given with --profile, environment variable,
+    default profile, built-in default.
     """
     from tinkex.cli.commands.setting_origins import resolve_settings
     from tinkex.client.profiles import read_profiles
@@ -28,7 +28,7 @@ def show_settings(context: Context) -> None:
 
     settings, environment = resolve_settings(context)
     file = read_profiles(Home(environment.home).profiles_file)
-    # The title names the file already, and a narrow screen has no room for it in every row.
+    # The title already contains the path of the file.
     rows = [
         {
             "name": row.name,
@@ -51,7 +51,7 @@ def show_settings(context: Context) -> None:
 @config.command()
 @pass_context
 def path(context: Context) -> None:
-    """Print where the file of profiles is."""
+    """Print the path of the profiles file."""
     from tinkex.home import Home
     from tinkex.settings import read_environment
 
@@ -60,10 +60,10 @@ def path(context: Context) -> None:
     if not context.is_json:
         click.echo(file)
         return
-    found = {
+    data = {
         "path": file,
         "exists": file.is_file(),
         "home": environment.home,
         "credentials": environment.credentials_file,
     }
-    show(context, PropertiesOutput(found))
+    show(context, PropertiesOutput(data))

@@ -1,4 +1,7 @@
-"""`tinkex key`: who may use a server. Works on the store itself, whether the server runs or not."""
+"""`tinkex key`: manage API keys and quotas directly in the server's database.
+
+The server does not need to run.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +42,22 @@ _QUOTA_RANGE = click.IntRange(0, 2**62)
 
 @click.group(cls=Group)
 def key() -> None:
-    """Make, list and revoke keys of a server, and set quotas."""
+    """Create, list and revoke API keys of a server; set quotas."""
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which store is meant."""
-    store = click.option("--store", metavar="URL", help="The database, if it is not in the home.")
+    """Add --home and --store, which select the database."""
+    store = click.option("--store", metavar="URL", help="Database URL, if it is not in the home.")
     return home_option(store(command))
 
 
 @key.command()
 @store_options
-@click.option("--tenant", default="default", show_default=True, help="Whose work the key opens.")
-@click.option("--name", default="key", show_default=True, help="What to call the key.")
-@click.option("--note", help="A remark for people.")
+@click.option(
+    "--tenant", default="default", show_default=True, help="Tenant that the key belongs to."
+)
+@click.option("--name", default="key", show_default=True, help="Name of the key.")
+@click.option("--note", help="Free-form note.")
 @pass_context
 def create(
     context: Context,
@@ -62,14 +67,14 @@ def create(
     name: str,
     note: str | None,
 ) -> None:
-    """Make a key; it is shown now and never again. A new tenant's name makes the tenant."""
+    """Create a key and print it once. Creates the tenant if it does not exist."""
     _check_name("tenant", tenant)
     _check_name("name", name)
     with _open_store(home, store) as database:
         from tinkex.store import keys
 
         secret, now = keys.generate_key(), clock.now()
-        made = database.write(
+        created = database.write(
             lambda db: keys.insert_key(
                 db,
                 keys.get_or_create_tenant(db, tenant, now).id,
@@ -80,10 +85,10 @@ def create(
             )
         )
     if context.is_json:
-        facts = {"id": made.id, "tenant": tenant, "name": name, "note": note, "key": secret}
-        show(context, PropertiesOutput(facts))
+        data = {"id": created.id, "tenant": tenant, "name": name, "note": note, "key": secret}
+        show(context, PropertiesOutput(data))
         return
-    click.echo(f"key {made.id} of tenant {tenant!r}; keep it, it is not shown again:", err=True)
+    click.echo(f"key {created.id} of tenant {tenant!r}; save it, it is not shown again:", err=True)
     click.echo(secret)
 
 
@@ -91,12 +96,12 @@ def create(
 @store_options
 @pass_context
 def list_keys(context: Context, home: Path | None, store: str | None) -> None:
-    """List all keys by their first letters, oldest first."""
+    """List all keys by their first characters, oldest first."""
     with _open_store(home, store) as database:
         from tinkex.store import keys
 
-        found = database.read(keys.list_keys)
-    rows = [_key_row(made, tenant) for made, tenant in found]
+        records = database.read(keys.list_keys)
+    rows = [_key_row(record, tenant) for record, tenant in records]
     shown = [
         row | {name: _format_optional_time(row[name]) for name in ("created", "revoked")}
         for row in rows
@@ -109,38 +114,49 @@ def list_keys(context: Context, home: Path | None, store: str | None) -> None:
 @click.argument("key_id", type=int, metavar="ID")
 @pass_context
 def revoke(context: Context, home: Path | None, store: str | None, key_id: int) -> None:
-    """Let a key open nothing from now on; a running server obeys within two seconds."""
+    """Revoke a key; a running server rejects it within two seconds."""
     with _open_store(home, store) as database:
         from tinkex.store import keys
 
         now = clock.now()
-        was_open = database.write(lambda db: keys.revoke(db, key_id, now))
-    if not was_open:
+        was_active = database.write(lambda db: keys.revoke(db, key_id, now))
+    if not was_active:
         raise InvalidInput(
-            f"there is no key {key_id} that opens anything",
-            hint="Run `tinkex key list` to see all keys.",
+            f"no active key has the id {key_id}",
+            hint="`tinkex key list` lists all keys.",
         )
     announce(context, f"key {key_id} is revoked", {"id": key_id, "revoked": True})
 
 
 @key.command()
 @store_options
-@click.option("--tenant", default="default", show_default=True, help="Whose quotas are meant.")
-@click.option("--models", type=_QUOTA_RANGE, help="Models in sessions that are not finished.")
-@click.option("--checkpoints", type=_QUOTA_RANGE, help="Stored checkpoints.")
-@click.option("--stored-bytes", type=_QUOTA_RANGE, help="Bytes of stored checkpoints.")
 @click.option(
-    "--tokens-per-hour", type=_QUOTA_RANGE, help="Tokens trained, read and sampled in an hour."
+    "--tenant", default="default", show_default=True, help="Tenant whose quotas to show or set."
 )
-@click.option("--sessions-per-hour", type=_QUOTA_RANGE, help="Sessions created in an hour.")
-@click.option("--reset", is_flag=True, help="Go back to the server's settings first.")
+@click.option(
+    "--models", type=_QUOTA_RANGE, help="Maximum number of models in unfinished sessions."
+)
+@click.option("--checkpoints", type=_QUOTA_RANGE, help="Maximum number of stored checkpoints.")
+@click.option(
+    "--stored-bytes", type=_QUOTA_RANGE, help="Maximum total size of stored checkpoints, in bytes."
+)
+@click.option(
+    "--tokens-per-hour",
+    type=_QUOTA_RANGE,
+    help="Maximum number of trained, prompt and sampled tokens per hour.",
+)
+@click.option(
+    "--sessions-per-hour", type=_QUOTA_RANGE, help="Maximum number of sessions created per hour."
+)
+@click.option("--reset", is_flag=True, help="Reset to the server's settings first.")
 @pass_context
 def quota(
     context: Context, home: Path | None, store: str | None, tenant: str, reset: bool, **limits: Any
 ) -> None:
-    """Show a tenant's quotas, or set some; 0 is unlimited. A running server obeys at once.
+    """Show or set a tenant's quotas; 0 is unlimited. A running server applies them at once.
 
-    What is not set for a tenant is as the server's settings say, such as max_models_per_tenant.
+    Quotas that are not set for a tenant follow the server's settings, such as
+    max_models_per_tenant.
     """
     changes = {name: limit for name, limit in limits.items() if limit is not None}
     with _open_store(home, store) as database:
@@ -163,26 +179,26 @@ def _set_quotas(
 ) -> dict[str, int]:
     from tinkex.store import keys, quotas
 
-    found = keys.find_tenant_by_name(db, tenant)
-    if found is None:
+    record = keys.find_tenant_by_name(db, tenant)
+    if record is None:
         raise InvalidInput(
-            f"no tenant is called {tenant!r}", hint="Run `tinkex key list` to see all tenants."
+            f"no tenant is named {tenant!r}", hint="`tinkex key list` lists all tenants."
         )
-    own = changes if is_reset else {**(found.quotas or {}), **changes}
+    own = changes if is_reset else {**(record.quotas or {}), **changes}
     if changes or is_reset:
-        quotas.set_overrides(db, found.id, own or None)
+        quotas.set_overrides(db, record.id, own or None)
     return dict(own)
 
 
 def _format_limit(limit: int | None) -> str:
     if limit is None:
-        return "as the server's settings say"
+        return "server default"
     return f"{limit:,}" if limit else "unlimited"
 
 
 @contextlib.contextmanager
 def _open_store(home: Path | None, store: str | None) -> Iterator[Database]:
-    """The store that the options and settings name, made if there is none."""
+    """Open the configured database, and create it if it does not exist."""
     try:
         from tinkex.server.config_sources import read_config
         from tinkex.server.wiring import open_store
@@ -192,15 +208,15 @@ def _open_store(home: Path | None, store: str | None) -> Iterator[Database]:
         yield database
 
 
-def _key_row(made: ApiKeyRecord, tenant: TenantRecord) -> dict[str, Any]:
+def _key_row(record: ApiKeyRecord, tenant: TenantRecord) -> dict[str, Any]:
     return {
-        "id": made.id,
+        "id": record.id,
         "tenant": tenant.name,
-        "name": made.name,
-        "key": made.hint,
-        "created": _iso_time(made.created_at),
-        "revoked": _iso_time(made.revoked_at),
-        "note": made.note,
+        "name": record.name,
+        "key": record.hint,
+        "created": _iso_time(record.created_at),
+        "revoked": _iso_time(record.revoked_at),
+        "note": record.note,
     }
 
 
@@ -211,13 +227,13 @@ def _iso_time(seconds: float | None) -> str | None:
 
 
 def _format_optional_time(when: str | None) -> str | None:
-    """A time as the other tables show it; a key that is not revoked has an empty cell."""
+    """Format a time like other tables; a key that is not revoked has an empty cell."""
     return None if when is None else format_timestamp(when)
 
 
 def _check_name(option: str, text: str) -> None:
     if not 1 <= len(text) <= MAX_NAME_CHARS or not text.isprintable() or text != text.strip():
         raise ConfigError(
-            f"--{option} is {text!r}; expected 1 to {MAX_NAME_CHARS} letters without spaces "
-            "around them"
+            f"--{option} is {text!r}; expected 1 to {MAX_NAME_CHARS} printable characters "
+            "without surrounding spaces"
         )

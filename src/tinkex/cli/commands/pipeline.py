@@ -1,10 +1,8 @@
-"""`tinkex pipeline`: a base model from nothing, how far it is, and how it went."""
+"""`tinkex pipeline`: train a base model from scratch and inspect its stages."""
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,10 +16,8 @@ from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import announce, show
-from tinkex.cli.output.base import suggest_commands
+from tinkex.cli.output.base import can_print_unicode, suggest_commands
 from tinkex.cli.progress import print_status
-from tinkex.installation import install_command, missing_libraries
-from tinkex.pipeline.train.tensorboard import start_tensorboard
 
 if TYPE_CHECKING:
     from tinkex.pipeline.config import PipelineConfig
@@ -34,39 +30,41 @@ MODEL_NAME = "my-model"
 
 
 def out_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option that says which pipeline is meant."""
+    """Add --out-dir, which selects the pipeline."""
     return click.option(
         "--out-dir",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
-        help="Where its stages are; OUT_DIR, or out, if not given.",
+        help="Directory of the stages.  [default: OUT_DIR, or out]",
     )(command)
 
 
 @click.group(cls=Group)
 def pipeline() -> None:
-    """Train a model from nothing, stage by stage."""
+    """Train a model from scratch, stage by stage."""
 
 
 @pipeline.command()
 @out_dir_option
-@click.option("--smoke-test", is_flag=True, help="A small model and few steps.")
-@click.option("--run-r1", is_flag=True, help="Train the reasoning stage too.")
+@click.option("--smoke-test", is_flag=True, help="Train a small model for a few steps.")
+@click.option("--run-r1", is_flag=True, help="Also train the reasoning stage.")
 @click.option(
-    "--skip-pretrain", is_flag=True, help="Start SFT from PRETRAINED_PATH, or from what there is."
+    "--skip-pretrain",
+    is_flag=True,
+    help="Start SFT from PRETRAINED_PATH or an existing pretrained model.",
 )
-@click.option("--force-pretrain", is_flag=True, help="The same as --restart-from pretrain.")
+@click.option("--force-pretrain", is_flag=True, help="Same as --restart-from pretrain.")
 @click.option(
     "--restart-from",
     type=click.Choice(STAGES),
-    help="Throw away this stage and all later ones, and train them again.",
+    help="Delete this stage and all later ones, and train them again.",
 )
 @pass_context
 def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
-    """Train a model from nothing: tokenizer, pretrain, SFT, DPO and, if asked, reasoning.
+    """Train a model from scratch: tokenizer, pretrain, SFT, DPO and optionally reasoning.
 
-    Run it again after an interruption, and it goes on where it stopped; a stage that is done is
-    skipped. Settings are variables: PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL and more.
+    After an interruption, the same command resumes; completed stages are skipped. Settings are
+    environment variables: PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL and more.
     """
     from tinkex.pipeline.config import list_ignored_variables
     from tinkex.pipeline.run.plan import RunFlags
@@ -76,12 +74,12 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
     if flags.pop("force_pretrain"):
         flags["restart_from"] = flags["restart_from"] or "pretrain"
     if flags["skip_pretrain"] and flags["restart_from"] == "pretrain":
-        raise click.UsageError("--skip-pretrain and training pretrain again contradict each other.")
+        raise click.UsageError("--skip-pretrain cannot be combined with restarting from pretrain.")
     for note in list_ignored_variables():
         print_status(f"Note: {note}")
     config = _read_pipeline_config(out_dir, is_smoke=flags["smoke_test"])
-    voice = RunOutput(None if context.is_json else sys.stderr, reserve_stdout=True)
-    outcomes = run_pipeline(config, RunFlags(**flags), voice)
+    output = RunOutput(None if context.is_json else sys.stderr, reserve_stdout=True)
+    outcomes = run_pipeline(config, RunFlags(**flags), output)
     from tinkex.cli.output.pipeline import PipelineResults
 
     show(context, PipelineResults(str(config.out_dir), outcomes))
@@ -89,13 +87,13 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
 
 
 def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> list[list[str]]:
-    """Commands that show the finished run and use the model of its last stage."""
-    trained = [one.stage for one in outcomes if one.result is not None]
+    """Suggest commands that inspect the run and use the model of its last stage."""
+    trained = [outcome.stage for outcome in outcomes if outcome.result is not None]
     if not trained:
         return []
     from tinkex.pipeline.run.stage_specs import STAGES_BY_NAME
 
-    # Settings that came from variables are spelled out: another shell may lack them.
+    # Settings from variables become options, because another shell may not have them.
     place = ["--out-dir", str(config.out_dir)]
     folder = STAGES_BY_NAME[trained[-1]].model_dir(config.out_dir)
     curves = [["tinkex", "pipeline", "tensorboard", str(config.tf_dir)]] if config.tf_dir else []
@@ -112,14 +110,16 @@ def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> l
 @out_dir_option
 @pass_context
 def status(context: Context, out_dir: Path | None) -> None:
-    """Show how far each stage is."""
+    """Show the progress of each stage."""
     from tinkex.cli.output.pipeline import StageList
     from tinkex.pipeline.run.status import list_stage_summaries
 
     place = _read_pipeline_config(out_dir).out_dir
     views = list_stage_summaries(place)
     if not views and not context.is_json:
-        print_status(f"No stage has begun in {place}; `tinkex pipeline run` begins.")
+        print_status(
+            f"No stage has started in {place}; `tinkex pipeline run` starts the first one."
+        )
         return
     show(context, StageList(str(place), views))
     for view in views:
@@ -131,73 +131,70 @@ def status(context: Context, out_dir: Path | None) -> None:
 
 @pipeline.command()
 @out_dir_option
-@click.option(
-    "--from", "first", type=click.Choice(STAGES), help="Only this stage and those after it."
-)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--from", "first", type=click.Choice(STAGES), help="Only this stage and later ones.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @pass_context
 def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) -> None:
-    """Remove all that the stages have made: checkpoints, models, metrics."""
+    """Delete the outputs of the stages: checkpoints, models, metrics."""
     from tinkex.cli.prompts import confirm
     from tinkex.pipeline.run.lock import lock_output_dir
     from tinkex.pipeline.run.stage_files import existing_stages, remove_stages
     from tinkex.pipeline.run.stage_specs import stages_from
 
     place = _read_pipeline_config(out_dir).out_dir
-    found = existing_stages(stages_from(first or STAGES[0]), place)
-    names = [stage.name for stage in found]
+    stages = existing_stages(stages_from(first or STAGES[0]), place)
+    names = [stage.name for stage in stages]
     if not names:
-        announce(context, f"There is nothing to remove in {place}", {"removed": []})
+        announce(context, f"Nothing to remove in {place}", {"removed": []})
         return
     if not yes and not confirm(f"Remove {', '.join(names)} from {place}?"):
-        raise CliError("Nothing was removed", "Say y, or give --yes.")
+        raise CliError("Nothing was removed", "Answer y, or pass --yes.")
     with lock_output_dir(place):
-        removed = remove_stages(found, place)
+        removed = remove_stages(stages, place)
     announce(context, f"Removed {', '.join(removed)} from {place}", {"removed": removed})
 
 
 @pipeline.command()
-@click.argument("stage", type=click.Choice(STAGES[1:]), cls=Argument, summary="Which one.")
+@click.argument("stage", type=click.Choice(STAGES[1:]), cls=Argument, summary="Stage to plot.")
 @out_dir_option
 @click.option(
     "--metric",
     default="loss",
     show_default=True,
     metavar="NAME",
-    help="What to draw: loss, learning_rate, or another that the stage has told.",
+    help="Metric to plot: loss, learning_rate, or another metric of the stage.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a picture (.png, .svg), or all numbers (.csv), instead of drawing here.",
+    help="Write an image (.png, .svg) or all values (.csv) instead of plotting in the terminal.",
 )
 @pass_context
 def plot(
     context: Context, stage: str, out_dir: Path | None, metric: str, output: Path | None
 ) -> None:
-    """Draw how a stage went."""
+    """Plot a metric of a stage."""
     if output is not None and output.suffix.lower() not in PLOT_SUFFIXES:
         raise click.BadParameter(
-            f"{output} is no {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]} file.",
+            f"{output} must end in {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]}.",
             param_hint="--output",
         )
     from tinkex.cli.output.pipeline import StagePlot, recorded_metrics
     from tinkex.pipeline.run.status import read_metrics
 
-    told = read_metrics(stage, _read_pipeline_config(out_dir).out_dir)
-    known = recorded_metrics(told)
+    metric_rows = read_metrics(stage, _read_pipeline_config(out_dir).out_dir)
+    known = recorded_metrics(metric_rows)
     if metric not in known:
-        raise CliError(f"{stage} has no metric {metric!r}", f"It has: {', '.join(known)}.")
-    is_unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
-    result = StagePlot(stage, metric, told, is_unicode=is_unicode)
+        raise CliError(f"{stage} has no metric {metric!r}", f"Available: {', '.join(known)}.")
+    result = StagePlot(stage, metric, metric_rows, is_unicode=can_print_unicode())
     if output is None:
         show(context, result)
         return
     result.write(output.expanduser())
-    data = {"stage": stage, "metric": metric, "num_lines": len(told), "output": str(output)}
-    announce(context, f"Wrote {format_count(len(told), 'line')} to {output}", data)
+    data = {"stage": stage, "metric": metric, "num_lines": len(metric_rows), "output": str(output)}
+    announce(context, f"Wrote {format_count(len(metric_rows), 'line')} to {output}", data)
 
 
 @pipeline.command()
@@ -207,25 +204,27 @@ def plot(
     required=False,
     type=click.Path(path_type=Path, file_okay=False),
     cls=Argument,
-    summary="Where the curves are; TF_DIR, or tf_dir, if not given.",
+    summary="Log directory.  [default: TF_DIR, or tf_dir]",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", help="TB_PORT, or 6006, if not given."
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="Port to listen on.  [default: TB_PORT, or 6006]",
 )
 @pass_context
 def tensorboard(context: Context, directory: Path | None, port: int | None) -> None:
     """Show the curves of a run in TensorBoard, until Ctrl-C.
 
-    A run starts TensorBoard and stops it at its end; this command shows the curves again.
+    A run starts its own TensorBoard and stops it when it ends; this command shows the curves later.
     """
-
     config = _read_pipeline_config(None)
     place = config.tf_dir if directory is None else directory.expanduser()
     if place is None or not place.is_dir():
         problem = "TF_DIR is empty" if place is None else f"{place} does not exist"
         raise CliError(
-            f"There are no curves to show: {problem}",
-            "`tinkex pipeline run` writes curves to TF_DIR; name that directory as DIR.",
+            f"No curves to show: {problem}",
+            "`tinkex pipeline run` writes curves to TF_DIR; pass that directory as DIR.",
         )
     serve_tensorboard(context, place, config.tb_host, config.tb_port if port is None else port)
 
@@ -238,27 +237,33 @@ def _read_pipeline_config(out_dir: Path | None, *, is_smoke: bool = False) -> Pi
 
 
 def serve_tensorboard(context: Context, logdir: Path, host: str, port: int) -> None:
-    """Serve a directory of curves until Ctrl-C, which is the normal end of this command."""
+    """Serve a log directory until Ctrl-C, the normal way to stop this command."""
+    from tinkex.installation import install_command, missing_libraries
+    from tinkex.pipeline.train.tensorboard import start_tensorboard
+
     if missing_libraries("pipeline"):
         raise CliError("TensorBoard is not installed", f"Run: {install_command('pipeline')}")
     with _return_on_signals():
         board = start_tensorboard(logdir, host=host, port=port)
         assert board is not None  # it is installed
         with board:
-            again = ", which a run started and stops" if board.is_reused else "; Ctrl-C stops it"
+            note = ", started by a running pipeline" if board.is_reused else "; Ctrl-C stops it"
             announce(
                 context,
-                f"TensorBoard shows {logdir} at {board.url}{again}.",
+                f"TensorBoard shows {logdir} at {board.url}{note}.",
                 {"url": board.url, "pid": board.pid, "directory": str(logdir)},
             )
             if not board.is_reused:
                 board.wait()
-                raise CliError(f"TensorBoard ended; its log is {board.log_file}")
+                raise CliError(f"TensorBoard exited; see its log {board.log_file}")
 
 
 @contextmanager
 def _return_on_signals() -> Iterator[None]:
-    """Leave the block on Ctrl-C or SIGTERM; both are how a server is stopped."""
+    """Leave the block on Ctrl-C or SIGTERM, which both stop a server."""
+    import signal
+    import threading
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return

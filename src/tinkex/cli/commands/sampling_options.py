@@ -1,4 +1,4 @@
-"""What sampling commands share: which model, which tokenizer, and how tokens are drawn."""
+"""Options shared by sampling commands: model, tokenizer and sampling parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SamplingOptions(NamedTuple):
-    """How tokens are drawn."""
+    """Sampling parameters given on the command line."""
 
     max_tokens: int
     temperature: float
@@ -33,7 +33,7 @@ class SamplingOptions(NamedTuple):
     def to_sampling_params(
         self, max_tokens: int | None = None, seed: int | None = None
     ) -> SamplingParams:
-        """As the server is asked, perhaps for fewer tokens and with another seed."""
+        """Convert to SamplingParams, optionally with another token limit and seed."""
         from tinkex.types import SamplingParams
 
         return SamplingParams(
@@ -47,41 +47,41 @@ class SamplingOptions(NamedTuple):
 
 
 def sampling_options(max_tokens: int, temperature: float) -> Callable[[F], F]:
-    """The options of a Drawing, with the defaults in which commands differ."""
+    """Add the options of SamplingOptions, with the defaults of a command."""
     options = (
         click.option(
             "--max-tokens",
             type=click.IntRange(min=1),
             default=max_tokens,
             show_default=True,
-            help="The most tokens to draw.",
+            help="Maximum number of tokens to sample.",
         ),
         click.option(
             "--temperature",
             type=click.FloatRange(min=0.0),
             default=temperature,
             show_default=True,
-            help="0 takes the likeliest token, more than 1 is wilder than the model.",
+            help="Sampling temperature; 0 always takes the most likely token.",
         ),
         click.option(
             "--top-k",
             type=int,
             default=-1,
             show_default=True,
-            help="Draw from so many likeliest tokens; -1 does not limit.",
+            help="Sample only from the K most likely tokens (-1: no limit).",
         ),
         click.option(
             "--top-p",
             type=click.FloatRange(min=0.0, min_open=True, max=1.0),
             default=1.0,
             show_default=True,
-            help="Draw from the likeliest tokens that have this probability together.",
+            help="Sample only from the most likely tokens with this total probability.",
         ),
-        click.option("--seed", type=int, metavar="N", help="Makes the draw repeatable."),
+        click.option("--seed", type=int, metavar="N", help="Random seed for reproducible samples."),
         click.option(
             "--tokenizer",
             metavar="NAME",
-            help="A tokenizer's name or folder, instead of what the server says.",
+            help="Name or folder of a tokenizer, instead of the model's own.",
         ),
     )
 
@@ -94,26 +94,26 @@ def sampling_options(max_tokens: int, temperature: float) -> Callable[[F], F]:
 
 
 class SampleSource(NamedTuple):
-    """What is sampled from: a base model, or a checkpoint; neither means the usual model."""
+    """The base model or checkpoint to sample from; neither means the default model."""
 
     base_model: str | None = None
     model_path: str | None = None
 
     @classmethod
     def from_options(cls, base_model: str | None, model_path: str | None) -> SampleSource:
-        """Read the options; a path that is not an address is a model's name, and the reverse.
+        """Read both options; each accepts a model name or a tinker:// path.
 
         `latest` is the newest sampler checkpoint.
         """
         if LATEST in {base_model, model_path} and not (base_model and model_path):
             return cls(None, LATEST)
         if model_path and looks_like_checkpoint(model_path):
-            # Refused with the whole path that it may be a part of.
+            # Raises an error that suggests the full path.
             parse_tinker_path(model_path)
         if model_path and not model_path.startswith(SCHEME):
             if base_model:
                 raise click.UsageError(
-                    f"--model-path {model_path} is no tinker:// path; drop it, or --base-model."
+                    f"--model-path {model_path} is not a tinker:// path; remove it or --base-model."
                 )
             base_model, model_path = model_path, None
         if base_model and base_model.startswith(SCHEME):
@@ -126,11 +126,11 @@ class SampleSource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call it."""
-        return self.model_path or self.base_model or "the usual model"
+        """The model or path, for messages."""
+        return self.model_path or self.base_model or "the default model"
 
     def resolve(self, client: ServiceClient) -> SampleSource:
-        """The same with its full path, or with the model that is meant if none was named."""
+        """Return the source with its full path, or with the default model if none was given."""
         if self.model_path:
             path = resolve_path(client.rest_client(), self.model_path, "sampler_weights")
             return SampleSource(None, path)
@@ -142,34 +142,34 @@ class SampleSource(NamedTuple):
         )
 
     def create_client(self, client: ServiceClient) -> SamplingClient:
-        """A client that samples from it."""
+        """Create a client that samples from this source."""
         return client.create_sampling_client(model_path=self.model_path, base_model=self.base_model)
 
 
 def default_model(models: Iterable[SupportedModel]) -> str:
-    """The name of the model that is meant if nobody names one; an error asks for it."""
+    """Return the default model of a server; raise CliError if there is no obvious one."""
     from tinkex.engine.models.sources import choose_default_model
 
     names = [model.model_name for model in models if model.model_name]
-    if found := choose_default_model(names):
-        return found
-    told = f"the server has: {', '.join(names)}" if names else "the server has none"
+    if default := choose_default_model(names):
+        return default
+    available = f"the server has: {', '.join(names)}" if names else "the server has no models"
     raise CliError(
-        f"Which model? {told}",
-        "Name a base model or the tinker:// path of a checkpoint."
+        f"No model was given; {available}",
+        "Give a base model or the tinker:// path of a checkpoint."
         if names
-        else "`tinkex model add smollm2-135m` adds one to a server of yours.",
+        else "`tinkex model add smollm2-135m` adds one to your server.",
     )
 
 
 def load_tokenizer_for(sampler: SamplingClient, name: str | None) -> Tokenizer:
-    """The tokenizer that was named, else the model's own; InvalidInput says which one failed."""
+    """Load the given tokenizer, or the model's own; raise CliError if it cannot be loaded."""
     from tinkex.errors import InvalidInput
     from tinkex.text import load_tokenizer
 
     try:
-        found: Tokenizer = load_tokenizer(name) if name else sampler.get_tokenizer()
+        tokenizer: Tokenizer = load_tokenizer(name) if name else sampler.get_tokenizer()
     except InvalidInput as error:
-        hint = f"{error.hint or ''} --tokenizer names another one.".strip()
+        hint = f"{error.hint or ''} --tokenizer selects another one.".strip()
         raise CliError(error.message, hint) from error
-    return found
+    return tokenizer

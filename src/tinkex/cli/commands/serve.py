@@ -1,4 +1,4 @@
-"""`tinkex serve status`, `stop` and `logs`: about the server that runs in a home."""
+"""`tinkex serve`: run a server; `status`, `stop` and `logs` manage the server of a home."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from tinkex.home import Home
     from tinkex.server_discovery import LockHolder, ServerState
 
-#: Where the home that was named before the command is kept.
+#: Key in click's `ctx.meta` for the --home given before the subcommand.
 HOME_KEY = "tinkex.cli.home"
-HOME_HELP = "The server's directory; TINKEX_HOME or ~/.tinkex if not given."
+HOME_HELP = "Directory of the server.  [default: TINKEX_HOME, or ~/.tinkex]"
 _STOP_POLL_SECONDS = 0.05
 _LOG_POLL_SECONDS = 0.2
-#: A server may write what it has in memory before it ends.
+#: A stopping server may first write its state to disk.
 STOP_SECONDS = 60.0
 
 
 class HomePath(click.Path):
-    """A directory; an empty name is none, and would mean the one that the shell is in."""
+    """A directory; rejects an empty name, which would mean the current directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
+        """Parse the path."""
         if value == "":
-            self.fail("the name is empty; name a directory", param, ctx)
+            self.fail("the name is empty; give a directory", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option that says which server is meant."""
+    """Add --home, which selects the server."""
     kind = HomePath(path_type=Path, readable=False)
     return click.option("--home", type=kind, metavar="PATH", help=HOME_HELP)(command)
 
 
 def resolve_home(home: Path | None) -> Home:
-    """The home that was named behind the command, before it, or nowhere."""
+    """Return the home given after the subcommand, before it, or the default one."""
     from tinkex.home import Home
     from tinkex.settings import read_environment
 
@@ -63,32 +63,30 @@ def resolve_home(home: Path | None) -> Home:
 @home_option
 @pass_context
 def status(context: Context, home: Path | None) -> None:
-    """Say whether a server runs; exit code 0 if it answers, 1 if not."""
+    """Show whether a server is running; exit code 0 if it responds, 1 if not."""
     from tinkex.server_discovery import find_server
 
-    found = resolve_home(home)
-    state = find_server(found)
-    facts: dict[str, Any] = {
-        "status": _server_status(found, state is not None),
-        "home": str(found.root),
+    server_home = resolve_home(home)
+    state = find_server(server_home)
+    data: dict[str, Any] = {
+        "status": _server_status(server_home, state is not None),
+        "home": str(server_home.root),
     }
-    facts |= server_properties(state) if state is not None else {}
-    show(context, PropertiesOutput(facts, _property_rows(facts)))
+    data |= server_properties(state) if state is not None else {}
+    show(context, PropertiesOutput(data, _property_rows(data)))
     click.get_current_context().exit(0 if state is not None else 1)
 
 
 def server_properties(state: ServerState) -> dict[str, Any]:
-    """What a running server says of itself."""
+    """Return the properties of a running server."""
     started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
-    facts = {"url": state.url, "pid": state.pid, "version": state.version}
-    return {**facts, "started": started, "log": state.log}
+    properties = {"url": state.url, "pid": state.pid, "version": state.version}
+    return {**properties, "started": started, "log": state.log}
 
 
-def _property_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The facts as people read them: the start as a time from now."""
-    shown = (
-        {**facts, "started": format_timestamp(facts["started"])} if "started" in facts else facts
-    )
+def _property_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Format the properties for people, with a relative start time."""
+    shown = {**data, "started": format_timestamp(data["started"])} if "started" in data else data
     return [(property_label(key), str(value)) for key, value in shown.items() if value is not None]
 
 
@@ -102,27 +100,29 @@ def _server_status(home: Home, answers: bool) -> str:
 
 @click.command(cls=Command)
 @home_option
-@click.option("--force", is_flag=True, help="Do not wait for work that is being finished.")
+@click.option("--force", is_flag=True, help="Do not wait for running work to finish.")
 @pass_context
 def stop(context: Context, home: Path | None, force: bool) -> None:
-    """Stop the server; what was acknowledged is done when it starts again."""
+    """Stop the server; accepted work continues when it starts again."""
     from tinkex.server_discovery import find_lock_holder
 
-    found = resolve_home(home)
-    holder = find_lock_holder(found)
+    server_home = resolve_home(home)
+    holder = find_lock_holder(server_home)
     if holder is None:
-        announce(context, f"no server runs in {found.root}", {"pid": None, "stopped": False})
+        announce(
+            context, f"no server is running in {server_home.root}", {"pid": None, "stopped": False}
+        )
         click.get_current_context().exit(1)
     pid = holder.pid
     _send_signal(holder, signal.SIGTERM)
     if force:
-        # A second signal is impatient; another one, because two of the same may arrive as one.
+        # The second signal must differ, because two equal pending signals are merged.
         _send_signal(holder, signal.SIGINT)
     ends_at = time.monotonic() + STOP_SECONDS
-    while find_lock_holder(found) == holder:
+    while find_lock_holder(server_home) == holder:
         if time.monotonic() > ends_at:
             raise ConfigError(
-                f"the server with pid {pid} has not stopped within {STOP_SECONDS:g} s",
+                f"the server with pid {pid} did not stop within {STOP_SECONDS:g} seconds",
                 hint="Run `tinkex serve stop --force`.",
             )
         time.sleep(_STOP_POLL_SECONDS)
@@ -131,7 +131,7 @@ def stop(context: Context, home: Path | None, force: bool) -> None:
 
 def _send_signal(holder: LockHolder, number: signal.Signals) -> None:
     if not holder.is_alive:
-        # Its processes end by themselves, and its pid may be another program's by now.
+        # Its child processes exit on their own, and the pid may already be reused.
         return
     try:
         os.kill(holder.pid, number)
@@ -144,25 +144,25 @@ def _send_signal(holder: LockHolder, number: signal.Signals) -> None:
 @click.command(cls=Command)
 @home_option
 @click.option(
-    "-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="How many lines."
+    "-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="Number of lines."
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines, until Ctrl-C.")
 @pass_context
 def logs(context: Context, home: Path | None, lines: int, follow: bool) -> None:
-    """Show the log of a server that runs in the background."""
+    """Show the log of a background server."""
     from tinkex.server_discovery import read_state
 
-    found = resolve_home(home)
-    state = read_state(found)
-    path = Path(state.log) if state is not None and state.log else found.log_file
+    server_home = resolve_home(home)
+    state = read_state(server_home)
+    path = Path(state.log) if state is not None and state.log else server_home.log_file
     if not path.is_file() or (state is not None and state.log is None):
         raise ConfigError(
-            f"no log file of a server is in {found.root}",
-            hint="A server in the foreground says everything in its own terminal.",
+            f"no server log in {server_home.root}",
+            hint="A server in the foreground logs to its own terminal.",
         )
     if context.is_json:
         if follow:
-            raise click.UsageError("--follow has no end, and JSON needs one; leave one of them out")
+            raise click.UsageError("--follow cannot be combined with JSON output")
         show(context, PropertiesOutput({"log": str(path), "lines": _last_lines(path, lines)}))
         return
     for text in _read_log(path, lines, follow=follow):
@@ -174,7 +174,7 @@ def _last_lines(path: Path, lines: int) -> list[str]:
 
 
 def _read_log(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
-    """The end of a log, and what is written from then on, also when the file is replaced."""
+    """Yield the last lines of a log; with `follow`, also new text, even if the file is rotated."""
     file = path.open(encoding="utf-8", errors="replace")
     try:
         yield from deque(file, maxlen=lines)
@@ -200,37 +200,45 @@ def _is_replaced(path: Path, file: TextIO) -> bool:
 
 @click.group(cls=Group, invoke_without_command=True)
 @home_option
-@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="The port; 0 takes any that is free.  [default: 8000]")
-@click.option("--engine", help="Who computes: local or fake.  [default: local]")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on; 0 selects a free port.  [default: 8000]")
+@click.option("--engine", help="Compute engine: local or fake.  [default: local]")
 @click.option(
-    "--model", "models", multiple=True, metavar="NAME=PATH", help="A base model; may be repeated."
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="Base model to serve; may be repeated.",
 )
-@click.option("--device", help="Where models compute: cpu, cuda.  [default: a GPU if there is one]")
-@click.option("--dtype", help="What models compute with.  [default: float32]")
-@click.option("--store", metavar="URL", help="The database; SQLite in the home if not given.")
-@click.option("--api-key", metavar="KEY", help="A key that opens the server; prefer the variable.")
-@click.option("--api-processes", type=int, metavar="N", help="How many answer.  [default: 1]")
+@click.option("--device", help="Compute device: cpu or cuda.  [default: a GPU if available]")
+@click.option("--dtype", help="Compute dtype of the models.  [default: float32]")
+@click.option("--store", metavar="URL", help="Database URL.  [default: SQLite in the home]")
+@click.option(
+    "--api-key", metavar="KEY", help="API key that clients must send; the variable is safer."
+)
+@click.option(
+    "--api-processes", type=int, metavar="N", help="Number of API processes.  [default: 1]"
+)
 @click.option(
     "--idle-stop",
     "idle_stop_seconds",
     type=float,
     metavar="SECONDS",
-    help="Stop after so long without a request.",
+    help="Stop after this many seconds without a request.",
 )
-@click.option("--log-level", help="debug, info, warning or error.  [default: info]")
+@click.option("--log-level", help="Log level: debug, info, warning or error.  [default: info]")
 @click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
-    help="A TOML file of settings; the home's server.toml if not given.",
+    help="TOML file with settings.  [default: server.toml in the home]",
 )
 @click.pass_context
 def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **flags: Any) -> None:
     """Run a server on this machine, until Ctrl-C.
 
-    Flags win over variables (TINKEX_PORT and so on; TINKEX_SERVER_API_KEY for the key), variables
-    over the file.
+    Flags take precedence over environment variables (TINKEX_PORT and so on; TINKEX_SERVER_API_KEY
+    for the key), and variables over the file.
     """
     ctx.meta[HOME_KEY] = home
     if ctx.invoked_subcommand is not None:
@@ -252,7 +260,7 @@ def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **
 
 
 def _print_state(state: ServerState) -> None:
-    """For programs: where the server is, when it is ready."""
+    """Print the server's state as JSON when it is ready."""
     PropertiesOutput({"status": "running", **server_properties(state)}).print("json")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Where each setting of a client comes from."""
+"""Find the origin of each client setting: option, profile, variable or default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tinkex.settings import Environment
 
 DEFAULT = "default"
-#: The variables behind a setting; the first that is set counts.
+#: Environment variables of each setting; the first one that is set is used.
 SETTING_VARIABLES = {
     "base_url": ("TINKEX_BASE_URL", "TINKER_BASE_URL"),
     "profile": ("TINKEX_PROFILE",),
@@ -31,7 +31,7 @@ SETTING_VARIABLES = {
     "access_client_secret": ("CLOUDFLARE_ACCESS_CLIENT_SECRET",),
 }
 _SETTING_FLAGS = {"base_url": "--base-url", "profile": "--profile", "timeout_seconds": "--timeout"}
-#: Not for people: secrets with a row of their own, functions, and what the rows are made from.
+#: Config fields without a row of their kind: callables, secrets and connection settings.
 _OMITTED_FIELDS = frozenset(
     {"api_key", "key_source", "environment", "local_home", "headers", "base_url", "profile"}
     | {"tokenizer_loader", "event_hook"}
@@ -42,15 +42,15 @@ _SECRET_FIELDS = ("credential_command", "access_client_secret")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSetting:
-    """A setting as it is used."""
+    """A setting with its effective value and origin."""
 
     name: str
     value: Any
-    """What may be seen of it."""
+    """The value; secrets are masked."""
     source: str
 
     def display_value(self) -> str:
-        """The value for people."""
+        """Format the value for people."""
         if self.value in (None, ()):
             return "not set"
         if isinstance(self.value, list | tuple):
@@ -58,13 +58,13 @@ class ResolvedSetting:
         return f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
 
     def to_dict(self) -> dict[str, Any]:
-        """The setting for programs."""
+        """The setting as JSON data."""
         return {"name": self.name, "value": self.value, "source": self.source}
 
 
 def resolve_settings(context: Context) -> tuple[list[ResolvedSetting], Environment]:
-    """Every setting of a client that a script would make, with the options given here."""
-    # None: the command line is less patient than a script.
+    """Resolve every setting that a client in a script would use, plus the given options."""
+    # None restores the defaults of scripts, which have longer timeouts than the CLI.
     access = find_access(context, **dict.fromkeys(INTERACTIVE_TIMEOUTS))
     config, environment = access.config, access.config.environment
     profile = find_profile(context.profile, environment)
@@ -97,19 +97,19 @@ def find_setting_origin(
     variables: Mapping[str, str],
     profile: Profile | None,
 ) -> str:
-    """Where a setting comes from: the first place, in the order of Config, that has it."""
+    """Return the origin of a setting, in Config's order of precedence."""
     if name in given:
         return _SETTING_FLAGS[name]
     in_profile = profile is not None and name in profile.settings
-    said = f"profile {profile.name!r}" if profile is not None else ""
+    origin = f"profile {profile.name!r}" if profile is not None else ""
     if in_profile and profile is not None and profile.is_explicit:
-        return said
+        return origin
     variable = next((key for key in SETTING_VARIABLES.get(name, ()) if key in variables), None)
     if variable is not None:
         return variable
     if name == "profile" and profile is not None:
         return f"default_profile in {profile.path}"
-    return said if in_profile else DEFAULT
+    return origin if in_profile else DEFAULT
 
 
 def _connection_settings(

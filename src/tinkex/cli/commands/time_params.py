@@ -1,4 +1,4 @@
-"""Lifetimes and dates as they are written on a command line."""
+"""click parameter types for TTLs, dates and hours, and the default period of reports."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LIFETIME = re.compile(r"(\d{1,12})\s*([smhdw]?)", re.ASCII)
 
 
 class Lifetime(click.ParamType[int]):
-    """How long a checkpoint lives, such as 7d, 12h or 2w; a bare number is in seconds."""
+    """The TTL of a checkpoint, such as 7d, 12h or 2w; a bare number is in seconds."""
 
     name = "lifetime"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The seconds."""
+        """Parse the TTL into seconds."""
         if isinstance(value, int):
             return value
-        found = _LIFETIME.fullmatch(value.strip())
-        seconds = int(found[1]) * _UNIT_SECONDS[found[2]] if found else 0
+        match = _LIFETIME.fullmatch(value.strip())
+        seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
         try:
             return check_ttl(seconds)
         except InvalidInput:
@@ -42,68 +42,70 @@ class IsoDateTime(click.ParamType[datetime]):
     name = "moment"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The moment, with its offset; a date is its midnight."""
+        """Parse the time; a date means midnight."""
         if isinstance(value, datetime):
             return value
         try:
             return to_utc(datetime.fromisoformat(value.strip()))
         except (ValueError, OverflowError):
             self.fail(
-                f"{value!r} is no date; write it as 2026-01-31 or 2026-01-31T08:00:00Z", param, ctx
+                f"{value!r} is not a date; write it as 2026-01-31 or 2026-01-31T08:00:00Z",
+                param,
+                ctx,
             )
 
 
 def to_utc(moment: datetime) -> datetime:
-    """A moment that can be compared with any other."""
+    """Convert a time to UTC; without an offset it is in UTC already."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 MAX_PERIOD = timedelta(days=14)
-#: How far back to look if nobody says.
+#: Length of a period whose start is not given.
 DEFAULT_PERIOD = timedelta(days=7)
 _HOUR = timedelta(hours=1)
 _HOUR_EXAMPLE = "write a day as 2026-01-31 or an hour as 2026-01-31T13:00:00Z"
 
 
 class FullHour(click.ParamType[datetime]):
-    """A full hour with a time zone; a day is its first hour in UTC."""
+    """A full hour with a time zone; a date means midnight UTC."""
 
     name = "hour"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The hour."""
+        """Parse the hour."""
         if isinstance(value, datetime):
             return value
         try:
-            found = datetime.fromisoformat(value.strip())
+            hour = datetime.fromisoformat(value.strip())
         except ValueError:
-            self.fail(f"{value!r} is no date or time; {_HOUR_EXAMPLE}", param, ctx)
-        if found.tzinfo is None and len(value.strip()) <= len("2026-01-31"):
-            found = found.replace(tzinfo=UTC)
-        if found.tzinfo is None:
+            self.fail(f"{value!r} is not a date or time; {_HOUR_EXAMPLE}", param, ctx)
+        if hour.tzinfo is None and len(value.strip()) <= len("2026-01-31"):
+            hour = hour.replace(tzinfo=UTC)
+        if hour.tzinfo is None:
             self.fail(f"{value!r} has no time zone; {_HOUR_EXAMPLE}", param, ctx)
-        found = found.astimezone(UTC)
-        if found.minute or found.second or found.microsecond:
-            self.fail(f"{value!r} is no full hour; {_HOUR_EXAMPLE}", param, ctx)
-        return found
+        hour = hour.astimezone(UTC)
+        if hour.minute or hour.second or hour.microsecond:
+            self.fail(f"{value!r} is not a full hour; {_HOUR_EXAMPLE}", param, ctx)
+        return hour
 
 
 def resolve_period(
     start: datetime | None, end: datetime | None, now: datetime, default: timedelta = DEFAULT_PERIOD
 ) -> tuple[datetime, datetime]:
-    """Both ends, the missing ones filled in; the running hour is part of it."""
+    """Fill in the missing ends of a period; the default end includes the current hour."""
     this_hour = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     end = end or min(this_hour + _HOUR, (start or this_hour) + MAX_PERIOD)
     start = start or end - default
     if start >= end:
         raise click.UsageError(
-            f"the span ends at {_format_utc(end)}, before it begins at {_format_utc(start)}"
+            f"the period ends at {_format_utc(end)}, before it starts at {_format_utc(start)}"
         )
     if end - start > MAX_PERIOD:
         days = (end - start) / timedelta(days=1)
         raise click.UsageError(
-            f"the span from {_format_utc(start)} to {_format_utc(end)} has {days:.4g} days; 14 "
-            "is the most"
+            f"the period from {_format_utc(start)} to {_format_utc(end)} has {days:.4g} days; the "
+            "maximum is 14"
         )
     return start, end
 

@@ -1,16 +1,13 @@
-"""What a result is: a dict for programs, rows under columns for people."""
+"""Base classes of command output: JSON for programs, tables for people."""
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from enum import Enum
-from pathlib import PurePath
 from typing import Any
 
 import click
@@ -25,24 +22,24 @@ class Output(ABC):
 
     @abstractmethod
     def to_dict(self) -> Any:
-        """The result for programs, nearly always a dict."""
+        """Return the result as JSON data, nearly always a dict."""
 
     @abstractmethod
     def columns(self) -> Sequence[Column]:
-        """The columns of its table."""
+        """Return the columns of the table."""
 
     @abstractmethod
     def rows(self) -> Sequence[Sequence[str]]:
-        """The rows of its table."""
+        """Return the rows of the table."""
 
     def title(self) -> str | None:
-        """A line above the table."""
+        """Return the line above the table."""
         return None
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
         """Write the result to stdout."""
         if format == "json":
-            click.echo(to_json(self.to_dict(), is_ascii=not _can_print_unicode()))
+            click.echo(to_json(self.to_dict(), is_ascii=not can_print_unicode()))
             return
         from tinkex.cli.output.tables import print_table
 
@@ -50,7 +47,7 @@ class Output(ABC):
 
 
 class PropertiesOutput(Output):
-    """What is known about one thing: a line per property."""
+    """Properties of one object, one per line."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class PropertiesOutput(Output):
         rows: Sequence[tuple[str, str]] | None = None,
         title: str | None = None,
     ) -> None:
-        """`rows` are the properties as people read them; without them, `data` as it is."""
+        """`rows` are the formatted properties; by default they are derived from `data`."""
         self._data = dict(data)
         known = ((key, value) for key, value in self._data.items() if value is not None)
         self._rows = (
@@ -81,11 +78,11 @@ class PropertiesOutput(Output):
         return self._rows
 
     def title(self) -> str | None:
-        """What they are about."""
+        """Return the line above the table."""
         return self._title
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
-        """Write the facts to stdout."""
+        """Write the properties to stdout."""
         if format == "json":
             super().print(format, screen)
             return
@@ -95,7 +92,7 @@ class PropertiesOutput(Output):
 
 
 class TableOutput(Output):
-    """A plain list: some keys of each row are columns, JSON has all of them."""
+    """A plain list: some keys of each row are columns, JSON contains all of them."""
 
     def __init__(
         self,
@@ -104,7 +101,7 @@ class TableOutput(Output):
         title: str | None = None,
         data: Any = None,
     ) -> None:
-        """`data` is what programs get, the rows themselves if it is not given."""
+        """`data` is the JSON output; by default the rows."""
         self._rows = rows
         self._columns = columns
         self._title = title
@@ -119,22 +116,22 @@ class TableOutput(Output):
         return tuple(self._columns.values())
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """The rows; what is not known stays empty."""
+        """Return the rows; unknown values are empty."""
         cells = [[row.get(key) for key in self._columns] for row in self._rows]
         return [["" if cell is None else str(cell) for cell in row] for row in cells]
 
     def title(self) -> str | None:
-        """What they are."""
+        """Return the line above the table."""
         return self._title
 
 
 def show(context: Context, result: Output) -> None:
-    """Print a result the way that was asked for."""
+    """Print a result in the context's format."""
     result.print(context.format, context.stdout)
 
 
 def announce(context: Context, sentence: str, data: Mapping[str, Any]) -> None:
-    """Say that something was done: a sentence for people on stderr, data for programs."""
+    """Report a completed action: a sentence on stderr, or `data` as JSON on stdout."""
     if context.is_json:
         PropertiesOutput(data).print("json")
     else:
@@ -142,24 +139,27 @@ def announce(context: Context, sentence: str, data: Mapping[str, Any]) -> None:
 
 
 def list_title(num_shown: int, num_hidden: int, noun: str, about: str = "") -> str:
-    """The title of a list: how many there are, and how many more."""
+    """Format the title of a list with the number of shown and hidden items."""
     if not num_shown:
         return f"No {noun}s found{about}"
     more = f" ({num_hidden:,} more not shown, use --limit to see more)" if num_hidden else ""
     return f"{format_count(num_shown, noun)}{about}{more}"
 
 
-def _can_print_unicode() -> bool:
+def can_print_unicode() -> bool:
+    """Whether stdout can encode any character."""
     return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
 
 
 def to_json(value: Any, *, is_ascii: bool = False) -> str:
-    """A value as indented JSON."""
+    """Serialize a value as indented JSON."""
+    import json
+
     return json.dumps(to_jsonable(value), indent=2, ensure_ascii=is_ascii, allow_nan=False)
 
 
 def to_jsonable(value: Any) -> Any:
-    """A value made of what JSON has."""
+    """Convert a value to JSON types."""
     if isinstance(value, Enum):
         return to_jsonable(value.value)
     if value is None or isinstance(value, str | int | float):
@@ -172,6 +172,8 @@ def to_jsonable(value: Any) -> Any:
 
 
 def _object_to_jsonable(value: Any) -> Any:
+    from pathlib import PurePath
+
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
     if isinstance(value, date):
@@ -181,22 +183,24 @@ def _object_to_jsonable(value: Any) -> Any:
     for name in ("model_dump", "to_dict", "tolist"):
         if hasattr(value, name):
             return to_jsonable(getattr(value, name)())
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be converted to JSON")
 
 
 CommandWords = Sequence[str]
 
 
 def build_command_line(context: Context, *words: str) -> list[str]:
-    """A command of ours that uses the server which this one used."""
+    """Build a tinkex command with the server options of this one."""
     given = (("--base-url", context.base_url), ("--profile", context.profile))
     options = [word for flag, value in given if value for word in (flag, value)]
     return ["tinkex", *words, *options]
 
 
 def suggest_commands(context: Context, commands: Sequence[CommandWords]) -> None:
-    """Print commands on stderr, each on one line so that it can be copied; programs get none."""
+    """Print follow-up commands on stderr, one per line; nothing with JSON output."""
     if commands and not context.is_json:
+        import shlex
+
         click.echo("Next:", err=True)
         for words in commands:
             click.echo(f"  {shlex.join(words)}", err=True)

@@ -1,4 +1,4 @@
-"""Checkpoints as they are printed."""
+"""Output of checkpoint commands."""
 
 from __future__ import annotations
 
@@ -39,18 +39,16 @@ CHECKPOINT_COLUMNS = {
         "size of its files",
     ),
     "public": CheckpointColumn(
-        Column("Public", 6), lambda saved: format_bool(saved.public), "whether all may read it"
+        Column("Public", 6), lambda saved: format_bool(saved.public), "whether it is public"
     ),
     "created": CheckpointColumn(
-        Column("Created", 1), lambda saved: format_timestamp(saved.time), "when it was made"
+        Column("Created", 1), lambda saved: format_timestamp(saved.time), "creation time"
     ),
     "expires": CheckpointColumn(
-        Column("Expires", 5), lambda saved: _format_expiry(saved), "when it is deleted"
+        Column("Expires", 5), lambda saved: _format_expiry(saved), "expiry time"
     ),
-    "path": CheckpointColumn(Column("Path"), lambda saved: saved.tinker_path, "its address"),
-    "run": CheckpointColumn(
-        Column("Run ID", 4), lambda saved: _get_run_id(saved), "the run it belongs to"
-    ),
+    "path": CheckpointColumn(Column("Path"), lambda saved: saved.tinker_path, "tinker:// path"),
+    "run": CheckpointColumn(Column("Run ID", 4), lambda saved: _get_run_id(saved), "id of its run"),
 }
 DEFAULT_CHECKPOINT_COLUMNS = ("id", "type", "size", "public", "created", "expires", "path")
 
@@ -72,14 +70,14 @@ class CheckpointList(Output):
         run_id: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> None:
-        """Columns that were asked for by name are all shown, however narrow the screen."""
+        """Columns chosen by name are always shown, even on a narrow screen."""
         self._checkpoints = checkpoints
         self._run_id = run_id
         self._names = tuple(columns or DEFAULT_CHECKPOINT_COLUMNS)
         self._is_chosen = columns is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """The official shape, and how many there are."""
+        """The official JSON fields, plus the counts."""
         shown = [saved.model_dump() for saved in self._checkpoints.items]
         about = {"run_id": self._run_id} if self._run_id else {}
         counts = {"total": self._checkpoints.total, "shown": len(shown)}
@@ -98,14 +96,14 @@ class CheckpointList(Output):
         ]
 
     def title(self) -> str:
-        """How many there are, and of which run."""
+        """The number of checkpoints, and their run."""
         about = f" for run {self._run_id}" if self._run_id else ""
-        found = self._checkpoints
-        return list_title(len(found.items), found.num_hidden, "checkpoint", about)
+        listing = self._checkpoints
+        return list_title(len(listing.items), listing.num_hidden, "checkpoint", about)
 
 
 class CheckpointInfo(PropertiesOutput):
-    """One checkpoint, and what its run says about it."""
+    """One checkpoint with properties of its run."""
 
     def __init__(self, saved: Checkpoint, run: TrainingRun) -> None:
         lora = f"Yes (Rank {run.lora_rank})" if run.is_lora and run.lora_rank else None
@@ -129,20 +127,20 @@ class CheckpointInfo(PropertiesOutput):
 
 @dataclass(frozen=True, slots=True)
 class FileTotals:
-    """How much is at a place."""
+    """Number and total size of files."""
 
     num_bytes: int
     num_files: int
 
     @classmethod
     def measure(cls, place: Path) -> FileTotals:
-        """Look at a file, or at all files below a folder."""
-        found = (
+        """Measure a file, or all files below a folder."""
+        files = (
             [place]
             if place.is_file()
             else [file for file in place.rglob("*") if _is_regular_file(file)]
         )
-        return cls(sum(file.stat().st_size for file in found), len(found))
+        return cls(sum(file.stat().st_size for file in files), len(files))
 
 
 def _is_regular_file(path: Path) -> bool:
@@ -150,7 +148,7 @@ def _is_regular_file(path: Path) -> bool:
 
 
 class CheckpointDownload(PropertiesOutput):
-    """A checkpoint that has arrived."""
+    """A downloaded checkpoint."""
 
     def __init__(self, checkpoint_path: str, destination: Path, contents: FileTotals) -> None:
         data = {
@@ -169,12 +167,12 @@ class CheckpointDownload(PropertiesOutput):
 
 
 class CheckpointExport(PropertiesOutput):
-    """A checkpoint that other tools can load."""
+    """An exported checkpoint."""
 
     def __init__(
         self, data: dict[str, Any], destination: Path, contents: FileTotals, base_model: str | None
     ) -> None:
-        """`data` says what was exported, and as what."""
+        """`data` contains the checkpoint path, format and dtype."""
         about = {
             "destination": str(destination),
             "base_model": base_model,
@@ -195,7 +193,7 @@ _EXPORT_FORMATS = {"peft": "PEFT adapter", "merged": "full model, adapter merged
 
 
 class CheckpointPush(PropertiesOutput):
-    """A checkpoint that is on the hub now."""
+    """A checkpoint uploaded to the hub."""
 
     def __init__(self, checkpoint_path: str, pushed: HubUploadResult) -> None:
         known = {

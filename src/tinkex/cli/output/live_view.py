@@ -1,4 +1,4 @@
-"""A training run on a terminal: a picture that is drawn anew whenever something changes."""
+"""Live view of a training run on a terminal: headline, chart and latest steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tinkex.headline_metrics import format_metric, metric_label, primary_metric,
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
 
-#: The curve keeps so many points, and the table so many steps.
+#: Maximum number of points in the chart and of rows in the table.
 _MAX_POINTS, _MAX_ROWS = 2000, 6
 _CHART_HEIGHT = 10
 _LIVE_STATES = frozenset({"training", "waiting", "idle"})
@@ -36,8 +36,8 @@ _LIVE_STATES = frozenset({"training", "waiting", "idle"})
 
 @contextlib.contextmanager
 def live_view(screen: Screen) -> Iterator[LiveRunView]:
-    """A picture that stays when it is over."""
-    # Whether colours are welcome or not, this is a terminal: the picture moves.
+    """Open a live view whose last frame stays on the terminal."""
+    # Without colors this is still a terminal that can be redrawn.
     console = Console(
         file=sys.stdout,
         width=screen.width,
@@ -52,7 +52,7 @@ def live_view(screen: Screen) -> Iterator[LiveRunView]:
 
 
 class LiveRunView:
-    """The run's figures, the curve of its loss or reward, and its latest steps."""
+    """Shows the state of a run, the curve of its loss or reward, and its latest steps."""
 
     def __init__(self, live: Live, screen: Screen) -> None:
         self._live = live
@@ -61,19 +61,19 @@ class LiveRunView:
         self._steps: list[tuple[int, RunStep]] = []
 
     def show(self, page: RunMetricsResponse) -> None:
-        """Draw it."""
+        """Redraw the view with the new steps."""
         self._steps = [*self._steps, *self._numbering.number(page.steps)][-_MAX_POINTS:]
-        picture = render_run(page, self._steps, self._screen.width or 80)
-        self._live.update(picture, refresh=True)
+        frame = render_run(page, self._steps, self._screen.width or 80)
+        self._live.update(frame, refresh=True)
 
     def finish(self) -> None:
-        """The last picture stays."""
+        """Keep the last frame."""
 
 
 def render_run(
     page: RunMetricsResponse, steps: list[tuple[int, RunStep]], width: int
 ) -> RenderableType:
-    """All there is to see of a run, in so many columns."""
+    """Render a run for a terminal of this width."""
     number, newest = steps[-1] if steps else (page.num_steps, None)
     metric = primary_metric(newest.metrics if newest else {})
     title = page.training_run_id if page.name is None else f"{page.name}  {page.training_run_id}"
@@ -93,7 +93,7 @@ def render_run(
     else:
         parts.append(Text("No optimizer step yet."))
     if run_state(page) in _LIVE_STATES:
-        parts.append(Text("Ctrl-C ends the watching and nothing else.", style="dim"))
+        parts.append(Text("Ctrl-C stops watching; the run continues.", style="dim"))
     return Group(*parts)
 
 

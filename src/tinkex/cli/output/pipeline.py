@@ -1,4 +1,4 @@
-"""The stages of a pipeline, and their curves."""
+"""Output of pipeline commands: stages, results and plots."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 
 def _format_change(metrics: Mapping[str, MetricChange]) -> str:
-    """A stage's own metric, before and after."""
+    """Format the first metric of a stage, before and after."""
     for name, change in metrics.items():
         return f"{name} {format_metric(change.before)} -> {format_metric(change.after)}"
     return ""
 
 
-#: Columns that are aligned at their last digit.
+#: Right-aligned columns.
 _NUMBER_COLUMNS = frozenset(
     {"Step", "Saved", "Loss", "Before", "After", "Steps", "Tokens", "Seconds"}
 )
 
 
 class StageList(Output):
-    """How far the stages of a directory are."""
+    """Progress of the stages in a directory."""
 
     def __init__(self, out_dir: str, views: Sequence[StageSummary]) -> None:
         self._out_dir = out_dir
         self._views = views
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that is known."""
+        """All fields of the stages."""
         import msgspec
 
         stages = [msgspec.to_builtins(view) for view in self._views]
         return {"out_dir": self._out_dir, "stages": stages}
 
     def columns(self) -> Sequence[Column]:
-        """What people want to know first."""
+        """The most important fields."""
         names = (("Stage", 0), ("Status", 0), ("Step", 1), ("Saved", 3), ("Loss", 1))
         more = (("Held out", 2), ("Changed", 4))
         return [Column(name, rank, name in _NUMBER_COLUMNS) for name, rank in (*names, *more)]
@@ -69,12 +69,12 @@ class StageList(Output):
         ]
 
     def title(self) -> str:
-        """Where they are."""
+        """The directory of the pipeline."""
         return f"Pipeline in {self._out_dir}"
 
 
 class PipelineResults(Output):
-    """What came of a run."""
+    """Results of a pipeline run."""
 
     def __init__(self, out_dir: str, outcomes: Sequence[StageOutcome]) -> None:
         self._out_dir = out_dir
@@ -85,9 +85,9 @@ class PipelineResults(Output):
         import msgspec
 
         stages = [
-            {"stage": one.stage, "action": one.action.value}
-            | (msgspec.to_builtins(one.result) if one.result is not None else {})
-            for one in self._outcomes
+            {"stage": outcome.stage, "action": outcome.action.value}
+            | (msgspec.to_builtins(outcome.result) if outcome.result is not None else {})
+            for outcome in self._outcomes
         ]
         return {"out_dir": self._out_dir, "stages": stages}
 
@@ -104,7 +104,7 @@ class PipelineResults(Output):
         return table_rows(self._outcomes)
 
     def title(self) -> str:
-        """What they are."""
+        """The line above the table."""
         return "Results on held-out data"
 
 
@@ -138,7 +138,7 @@ class StagePlot(RunPlot):
         return {"stage": self._stage, "metric": self._metric, "points": points}
 
     def to_csv(self) -> bytes:
-        """All numbers of all lines."""
+        """All metrics of all rows as CSV."""
         names = ["step", *recorded_metrics(self._metric_rows)]
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
@@ -151,11 +151,11 @@ class StagePlot(RunPlot):
 
 
 def recorded_metrics(metric_rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics that some line has a number for."""
-    found = (name for row in metric_rows for name, value in row.items() if is_finite_number(value))
-    return [name for name in dict.fromkeys(found) if name != "step"]
+    """Return the names of all metrics with at least one finite value."""
+    names = (name for row in metric_rows for name, value in row.items() if is_finite_number(value))
+    return [name for name in dict.fromkeys(names) if name != "step"]
 
 
 def is_finite_number(value: object) -> bool:
-    """Whether a value can be drawn."""
+    """Whether a value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

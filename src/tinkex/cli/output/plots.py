@@ -1,4 +1,4 @@
-"""A curve in letters: braille dots, or stars where the screen knows no others."""
+"""Plots of a metric: text charts in braille or ASCII, SVG, PNG and CSV."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
 ChartPoints = Sequence[tuple[float, float]]
 
 _BRAILLE = 0x2800
-#: The bit of each dot in a braille letter, by row and column.
+#: Bit of each dot in a braille character, by row and column.
 _DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MIN_WIDTH, _MIN_HEIGHT = 12, 4
 
 
 @dataclass(frozen=True, slots=True)
 class AxisRange:
-    """The numbers along one side."""
+    """Value range of an axis."""
 
     low: float
     high: float
 
     @classmethod
     def covering(cls, values: Sequence[float]) -> AxisRange:
-        """From the least to the greatest; a single value is put in the middle."""
+        """Create the range from minimum to maximum; a single value is centered."""
         low, high = min(values), max(values)
         if high - low > max(abs(low), abs(high)) * 1e-9:
             return cls(low, high)
-        air = max(abs(high) * 0.1, 0.5)
-        return cls(low - air, high + air)
+        margin = max(abs(high) * 0.1, 0.5)
+        return cls(low - margin, high + margin)
 
     def position(self, value: float, size: int) -> int:
-        """Which of `size` places a value has."""
-        share = (value - self.low) / (self.high - self.low)
-        return min(size - 1, max(0, round(share * (size - 1))))
+        """Map a value to one of `size` positions."""
+        fraction = (value - self.low) / (self.high - self.low)
+        return min(size - 1, max(0, round(fraction * (size - 1))))
 
 
 @dataclass(slots=True)
 class BrailleCanvas:
-    """Letters that are made of dots."""
+    """A grid of braille characters, or of `*` without Unicode."""
 
     width: int
     height: int
@@ -66,16 +66,16 @@ class BrailleCanvas:
 
     @property
     def num_columns(self) -> int:
-        """Dots from left to right."""
+        """Number of dots per row."""
         return self.width * (2 if self.is_unicode else 1)
 
     @property
     def num_rows(self) -> int:
-        """Dots from top to bottom."""
+        """Number of dots per column."""
         return self.height * (4 if self.is_unicode else 1)
 
     def draw_line(self, start: tuple[int, int], end: tuple[int, int]) -> None:
-        """Dots from one place to another; places are (column, row) from the top left."""
+        """Draw a line between two dots, given as (column, row) from the top left."""
         (x0, y0), (x1, y1) = start, end
         num = max(abs(x1 - x0), abs(y1 - y0), 1)
         for i in range(num + 1):
@@ -89,7 +89,7 @@ class BrailleCanvas:
         self._cells[cell] = self._cells.get(cell, 0) | _DOT_BITS[y % 4][x % 2]
 
     def rows(self) -> list[str]:
-        """The letters."""
+        """Return the lines of text."""
         return [
             "".join(self._character(self._cells.get((x, y), 0)) for x in range(self.width)).rstrip()
             for y in range(self.height)
@@ -104,7 +104,7 @@ class BrailleCanvas:
 def draw_text_chart(
     points: ChartPoints, width: int, height: int, *, is_unicode: bool = True
 ) -> list[str]:
-    """A curve through points in the order of their x, with labels on the left and below."""
+    """Draw a curve through points sorted by x, with axis labels."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if not finite:
         return []
@@ -113,14 +113,14 @@ def draw_text_chart(
     labels = _y_labels(ys, height)
     margin = max(map(len, labels.values()), default=0)
     canvas = BrailleCanvas(max(width - margin - 2, _MIN_WIDTH), height, is_unicode)
-    places = [
+    dots = [
         (
             xs.position(x, canvas.num_columns),
             canvas.num_rows - 1 - ys.position(y, canvas.num_rows),
         )
         for x, y in finite
     ]
-    for start, end in zip(places, [*places[1:], places[-1]], strict=True):
+    for start, end in zip(dots, [*dots[1:], dots[-1]], strict=True):
         canvas.draw_line(start, end)
     side, corner, floor = ("│", "└", "─") if is_unicode else ("|", "+", "-")
     drawn = [
@@ -131,24 +131,24 @@ def draw_text_chart(
 
 
 def _y_labels(ys: AxisRange, height: int) -> dict[int, str]:
-    """The numbers on the left by the row they stand in."""
+    """Map text rows to y-axis labels."""
     ticks = nice_ticks(ys.low, ys.high, max(2, height // 2))
     step = ticks[1] - ticks[0] if len(ticks) > 1 else abs(ys.high - ys.low)
     return {height - 1 - ys.position(tick, height): _format_tick(tick, step) for tick in ticks}
 
 
 def _x_labels(xs: AxisRange, width: int) -> str:
-    """The numbers below: those at the ends, and round ones between that have room."""
-    letters = [" "] * width
+    """Format the x-axis labels that fit."""
+    chars = [" "] * width
     ticks = [tick for tick in nice_ticks(xs.low, xs.high, 6) if tick == round(tick)]
     free = 0
     for tick in ticks:
         text = f"{tick:,.0f}"
         start = min(max(0, xs.position(tick, width) - len(text) // 2), width - len(text))
         if start >= free and start >= 0:
-            letters[start : start + len(text)] = text
+            chars[start : start + len(text)] = text
             free = start + len(text) + 2
-    return "".join(letters).rstrip()
+    return "".join(chars).rstrip()
 
 
 def _format_tick(value: float, step: float) -> str:
@@ -159,26 +159,26 @@ def _format_tick(value: float, step: float) -> str:
 
 
 CHART_HEIGHT = 16
-#: What every step has; the rest is what passes and optimizer told.
+#: Metrics of every step; others come from forward passes and the optimizer.
 STEP_METRICS: dict[str, Callable[[RunStep], float | None]] = {
     "loss": lambda step: step.loss,
     "tokens": lambda step: step.num_tokens,
     "seconds": lambda step: step.seconds,
     "tokens_per_second": lambda step: step_speed(step),
 }
-#: Names that stand for something of ours.
+#: Column names that a run's own metrics cannot use.
 _RESERVED_NAMES = {*STEP_METRICS, "step", "finished_at"}
 
 
 def metric_names(steps: Sequence[RunStep]) -> list[str]:
-    """All that can be drawn of these steps."""
-    told = dict.fromkeys((name for step in steps for name in step.metrics), 0.0)
-    known = [*select_headlines(told), *told]
+    """Return the names of all metrics of these steps."""
+    recorded = dict.fromkeys((name for step in steps for name in step.metrics), 0.0)
+    known = [*select_headlines(recorded), *recorded]
     return [*STEP_METRICS, *(name for name in dict.fromkeys(known) if name not in _RESERVED_NAMES)]
 
 
 def metric_value(step: RunStep, metric: str) -> float | None:
-    """A metric of a step, if it has it."""
+    """Return a metric of a step; None if it does not have it."""
     own = STEP_METRICS.get(metric)
     return step.metrics.get(metric) if own is None else own(step)
 
@@ -198,7 +198,7 @@ class RunPlot(Output):
     def points(self) -> list[Point]:
         """The steps that have the metric."""
         pairs = ((step.step, metric_value(step, self._metric)) for step in self._steps)
-        return [Point(place, value) for place, value in pairs if value is not None]
+        return [Point(step, value) for step, value in pairs if value is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """The points."""
@@ -217,7 +217,7 @@ class RunPlot(Output):
         return [[str(point.x), format_metric(point.y)] for point in self.points]
 
     def title(self) -> str:
-        """What it is, and from where to where it went."""
+        """The metric, the run, and the first and last value."""
         points = self.points
         if not points:
             return f"{self._metric} of {self._run_id}: no steps yet"
@@ -228,7 +228,7 @@ class RunPlot(Output):
         return f"{self._metric} of {self._run_id}: {ends}, steps {first:,} to {last:,}"
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
-        """Draw it in letters, or write the points as JSON."""
+        """Print a text chart, or the points as JSON."""
         if format == "json":
             super().print(format, screen)
             return
@@ -238,36 +238,36 @@ class RunPlot(Output):
         click.echo("\n".join([title, *lines]))
 
     def write(self, path: Path) -> None:
-        """Write a file of the kind that its name says, whole or not at all."""
+        """Write the plot atomically, in the format given by the suffix."""
         from tinkex.system.atomic import write_file_atomic
 
-        make = {".csv": self.to_csv, ".svg": self.to_svg, ".png": self.to_png}
-        write_file_atomic(path, make[path.suffix.lower()](), mode=0o644)
+        renderers = {".csv": self.to_csv, ".svg": self.to_svg, ".png": self.to_png}
+        write_file_atomic(path, renderers[path.suffix.lower()](), mode=0o644)
 
     def to_csv(self) -> bytes:
-        """All numbers of all steps."""
-        told = metric_names(self._steps)[len(STEP_METRICS) :]
+        """All metrics of all steps as CSV."""
+        recorded = metric_names(self._steps)[len(STEP_METRICS) :]
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
-        out.writerow(["step", "finished_at", *STEP_METRICS, *told])
+        out.writerow(["step", "finished_at", *STEP_METRICS, *recorded])
         for step in self._steps:
-            values = (metric_value(step, name) for name in (*STEP_METRICS, *told))
+            values = (metric_value(step, name) for name in (*STEP_METRICS, *recorded))
             cells = ["" if value is None else repr(value) for value in values]
             out.writerow([step.step, step.finished_at.isoformat(), *cells])
         return text.getvalue().encode()
 
     def to_svg(self) -> bytes:
-        """A picture without any library."""
+        """The plot as SVG; needs no library."""
         return render_svg(self.points, self.title()).encode()
 
     def to_png(self) -> bytes:
-        """A picture, if matplotlib is there."""
+        """The plot as PNG; needs matplotlib."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise CliError(
-                f"A .png picture needs matplotlib: {error}",
-                f"Run {install_command('plot')}, or write a .svg file, which needs nothing.",
+                f"A .png plot needs matplotlib: {error}",
+                f"Run {install_command('plot')}, or write a .svg file, which needs no library.",
             ) from error
         figure = Figure(figsize=(9.0, 5.0), layout="constrained")
         axes = figure.subplots()
@@ -284,7 +284,7 @@ _SVG_WIDTH, _SVG_HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 480, 80, 40, 20, 40
 
 
 def render_svg(points: Sequence[Point], title: str) -> str:
-    """A curve with its labels as an SVG file."""
+    """Render a curve with axis labels as SVG."""
     curve = layout_curve(points)
     inner_width, inner_height = _SVG_WIDTH - _LEFT - _RIGHT, _SVG_HEIGHT - _TOP - _BOTTOM
     parts = [

@@ -1,4 +1,4 @@
-"""A training run as it goes: a picture on a terminal, a line per step elsewhere."""
+"""Output of `tinkex run watch` without a terminal: text lines or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from tinkex.headline_metrics import format_metric, select_headlines
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
 
-#: A space that a line is not broken at.
+#: Non-breaking space.
 _NO_BREAK = "\xa0"
 #: The session's status, for servers that do not report the state of a run.
 _STATE_BY_STATUS = {"active": "training", "finished": "finished", "lost": "interrupted"}
 
 
 def run_state(page: RunMetricsResponse) -> str:
-    """The state of a run in one word."""
+    """Return the state of a run in one word."""
     return page.state or _STATE_BY_STATUS.get(page.status, page.status)
 
 
 def headline_metrics(page: RunMetricsResponse, step: RunStep | None) -> dict[str, float]:
-    """The metrics that say how training goes; without a step, the newest loss."""
+    """Return the headline metrics of a step; without a step, the newest loss."""
     if step is not None:
         return select_headlines(step_metrics(step))
     return {} if page.loss is None else {"loss": page.loss}
 
 
 def step_metrics(step: RunStep) -> dict[str, float]:
-    """All metrics of a step, its loss among them."""
+    """Return all metrics of a step, including its loss."""
     return ({} if step.loss is None else {"loss": step.loss}) | step.metrics
 
 
 class RunView(Protocol):
-    """Shows a run as it goes."""
+    """Shows the progress of a run."""
 
     def show(self, page: RunMetricsResponse) -> None:
-        """Show how it stands, with the steps that are new."""
+        """Show the state and the new steps."""
         ...
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Print the final state."""
         ...
 
 
 class StepNumbering:
-    """Numbers steps without gaps, also when the server forgets old ones meanwhile."""
+    """Numbers steps without gaps, even if the server deletes old ones in the meantime."""
 
     def __init__(self) -> None:
         self._last: int | None = None
 
     def number(self, steps: Sequence[RunStep]) -> list[tuple[int, RunStep]]:
-        """New steps with their numbers."""
+        """Return new steps with their numbers."""
         numbered = []
         for step in steps:
             self._last = step.step if self._last is None else self._last + 1
@@ -67,7 +67,7 @@ class StepNumbering:
 
 
 def run_to_record(page: RunMetricsResponse, number: int, step: RunStep | None) -> dict[str, Any]:
-    """How a run stands, for programs; with a step, as it was then."""
+    """Return the state of a run as JSON data, at a step if one is given."""
     return {
         "training_run_id": page.training_run_id,
         "status": page.status,
@@ -91,7 +91,7 @@ def step_speed(step: RunStep) -> float | None:
 
 
 def format_headline(page: RunMetricsResponse, number: int, step: RunStep | None = None) -> str:
-    """How a run stands in one line."""
+    """Format the state of a run in one line."""
     parts = [
         run_state(page),
         format_count(number, "step"),
@@ -103,25 +103,25 @@ def format_headline(page: RunMetricsResponse, number: int, step: RunStep | None 
 
 
 def format_metric_list(metrics: Mapping[str, float], separator: str = "  ") -> str:
-    """Metrics with their names; a run without any has no loss yet."""
+    """Format metrics with their names; `loss -` if there are none."""
     words = [f"{name} {format_metric(value)}" for name, value in metrics.items()]
     return separator.join(words) or "loss -"
 
 
 def format_queue(page: RunMetricsResponse) -> str:
-    """What of a run is waiting and being done."""
+    """Format the number of waiting and running requests."""
     if not page.num_waiting and not page.num_running:
         return "nothing queued"
     return f"{page.num_waiting} waiting, {page.num_running} running"
 
 
 def format_speed(tokens_per_second: float | None) -> str:
-    """A speed."""
+    """Format a speed in tokens per second."""
     return "- tokens/s" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
 class JsonRunView:
-    """One object per step; with --once one object in all."""
+    """Prints one JSON object per step; with --once only one."""
 
     def __init__(self, once: bool) -> None:
         self._once = once
@@ -129,7 +129,7 @@ class JsonRunView:
         self._status: str | None = None
 
     def show(self, page: RunMetricsResponse) -> None:
-        """Write the new steps, or how it stands if that changed without one."""
+        """Print the new steps; without steps, print the state if it changed."""
         numbered = self._numbering.number(page.steps)
         if self._once:
             last = numbered[-1] if numbered else (page.num_steps, None)
@@ -142,14 +142,14 @@ class JsonRunView:
         self._status = page.status
 
     def finish(self) -> None:
-        """Everything was written."""
+        """Do nothing: every state was printed."""
 
     def _write(self, data: dict[str, Any]) -> None:
         click.echo(json.dumps(to_jsonable(data), allow_nan=False))
 
 
 class TextRunView:
-    """One line per step; with --once one line in all."""
+    """Prints one line per step; with --once only one."""
 
     def __init__(self, once: bool, stdout: Screen, stderr: Screen) -> None:
         self._once = once
@@ -158,7 +158,7 @@ class TextRunView:
         self._last: tuple[RunMetricsResponse, int, RunStep | None] | None = None
 
     def show(self, page: RunMetricsResponse) -> None:
-        """Write the new steps."""
+        """Print the new steps."""
         numbered = self._numbering.number(page.steps)
         before = self._last[1:] if self._last else (page.num_steps, None)
         self._last = (page, *(numbered[-1] if numbered else before))
@@ -169,7 +169,7 @@ class TextRunView:
             click.echo(format_step(number, step, page))
 
     def finish(self) -> None:
-        """Say how it ended."""
+        """Print the final state to stderr."""
         if self._last is not None and not self._once:
             click.echo(_format_summary(*self._last, self._stderr), err=True)
 
@@ -177,7 +177,7 @@ class TextRunView:
 def _format_summary(
     page: RunMetricsResponse, number: int, step: RunStep | None, screen: Screen
 ) -> str:
-    """How a run stands; a terminal that is too narrow gets a new line after a comma or colon."""
+    """Format the state of a run; wrap only after a comma or colon."""
     text = (
         format_headline(page, number, step).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
     )
@@ -185,7 +185,7 @@ def _format_summary(
 
 
 def format_step(number: int, step: RunStep, page: RunMetricsResponse) -> str:
-    """A step in one line."""
+    """Format a step in one line."""
     return (
         f"step {number}  {format_metric_list(headline_metrics(page, step))}  "
         f"{format_count(step.num_tokens, 'token')}  {format_duration(step.seconds)}  "

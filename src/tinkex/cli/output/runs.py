@@ -1,4 +1,4 @@
-"""Training runs as they are printed."""
+"""Output of training runs and models."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ RUN_COLUMNS = {
         "optimizer steps",
     ),
     "metrics": RunColumn(
-        Column("Metrics", 2), lambda run: format_metrics(run.metrics), "those of the newest step"
+        Column("Metrics", 2), lambda run: format_metrics(run.metrics), "metrics of the newest step"
     ),
     "model": RunColumn(Column("Base Model", 5), lambda run: run.base_model, "base model"),
-    "owner": RunColumn(Column("Owner", 6), lambda run: run.model_owner, "who made it"),
+    "owner": RunColumn(Column("Owner", 6), lambda run: run.model_owner, "owner of the run"),
     "lora": RunColumn(Column("LoRA", 7), lambda run: _format_lora(run), "rank of the adapter"),
     "updated": RunColumn(
-        Column("Last Update", 3), lambda run: format_timestamp(run.last_request_time), "last use"
+        Column("Last Update", 3),
+        lambda run: format_timestamp(run.last_request_time),
+        "time of the last request",
     ),
     "checkpoint": RunColumn(
         Column("Last Checkpoint", 4),
@@ -53,50 +55,50 @@ RUN_COLUMNS = {
     "checkpoint_time": RunColumn(
         Column("Checkpoint Time", 5),
         lambda run: format_timestamp(run.last_checkpoint.time if run.last_checkpoint else None),
-        "when that was made",
+        "creation time of that checkpoint",
     ),
 }
 DEFAULT_RUN_COLUMNS = ("id", "name", "status", "step", "metrics", "updated", "model")
 #: For servers that do not report the state of a run.
 OFFICIAL_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
-#: A terminal with so many columns has room for whole ids.
+#: From this width on, full ids are shown.
 _WIDE_TERMINAL = 140
 _SHORT_SESSION = 8
-#: How long a name may be in a list: on a very narrow, a narrow and a wide terminal.
+#: Maximum width of names on a very narrow, a narrow and a wide terminal.
 _MIN_NAME_CELLS, _NAME_CELLS, _WIDE_NAME_CELLS = 8, 20, 40
-#: What a short id, a status and the borders of both and of a name need.
+#: Width of a short id, a status and the borders.
 _OTHER_COLUMNS_CELLS = 37
-#: What only tinkex servers report; JSON has it where it is known.
+#: Fields that only tinkex servers report; omitted from JSON if unknown.
 _OWN_FIELDS = ("name", "state", "step", "metrics", "created_at")
 
 
 def format_run_status(run: TrainingRun) -> str:
-    """A run's status in one word; OK if the server does not report its state."""
+    """Format a run's status; OK if the server does not report its state."""
     if run.state is not None:
         return run.state.capitalize()
     return "Failed" if run.corrupted else "OK"
 
 
 def shorten_run_id(run_id: str) -> str:
-    """A run's id without the middle of its session's; commands understand it."""
+    """Shorten the session part of a run id; commands accept the short form."""
     session, colon, rest = run_id.partition(":")
     return f"{session[:_SHORT_SESSION]}{colon}{rest}"
 
 
 def format_metrics(metrics: Mapping[str, float] | None) -> str:
-    """The metrics that say how training goes, in one line."""
+    """Format the headline metrics in one line."""
     shown = select_headlines(metrics or {})
     return ", ".join(f"{name} {format_metric(value)}" for name, value in shown.items())
 
 
 def run_to_dict(run: TrainingRun) -> dict[str, Any]:
-    """The official shape, with what a tinkex server reports besides."""
+    """Return the official JSON fields, plus those of tinkex servers."""
     fields = run.model_dump()
     return {key: fields[key] for key in fields if key not in _OWN_FIELDS or fields[key] is not None}
 
 
 def default_run_columns(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
-    """The columns that say something about these runs."""
+    """Return the default columns that have values for these runs."""
     if not any(run.state is not None for run in runs):
         return OFFICIAL_RUN_COLUMNS
     is_named = any(run.name for run in runs)
@@ -113,7 +115,7 @@ class RunList(Output):
     """A list of training runs."""
 
     def __init__(self, runs: Listing[TrainingRun], columns: Sequence[str] | None = None) -> None:
-        """Columns that were asked for by name are all shown, however narrow the screen."""
+        """Columns chosen by name are always shown, even on a narrow screen."""
         self._runs = runs
         self._names = tuple(columns or default_run_columns(runs.items))
         self._is_chosen = columns is not None
@@ -121,7 +123,7 @@ class RunList(Output):
         self._name_cells: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The official shape, and how many there are."""
+        """The official JSON fields, plus the counts."""
         runs = [run_to_dict(run) for run in self._runs.items]
         return {"runs": runs, "total": self._runs.total, "shown": len(runs)}
 
@@ -143,7 +145,7 @@ class RunList(Output):
         return text
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
-        """Print it; a narrow terminal shows short forms of ids and names, so that columns fit."""
+        """Print the list; shorten ids and names on a narrow terminal."""
         is_terminal = screen is not None and screen.is_terminal and not self._is_chosen
         width = (screen.width if screen is not None else None) or 0
         self._has_short_ids = is_terminal and width < _WIDE_TERMINAL
@@ -153,7 +155,7 @@ class RunList(Output):
         super().print(format, screen)
 
     def title(self) -> str:
-        """How many there are."""
+        """The number of items."""
         return list_title(len(self._runs.items), self._runs.num_hidden, "training run")
 
 
@@ -186,7 +188,7 @@ def _metric_rows(run: TrainingRun) -> list[tuple[str, str]]:
 
 
 def _unnamed_metadata(run: TrainingRun) -> dict[str, str]:
-    """What the owner attached, without the name, which has a row of its own."""
+    """Return the user metadata without the name, which has its own row."""
     attached = (run.user_metadata or {}).items()
     return {key: value for key, value in attached if (key, value) != ("name", run.name)}
 
@@ -202,7 +204,7 @@ def _checkpoint_rows(label: str, checkpoint: Checkpoint | None) -> list[tuple[st
 
 
 def metadata_rows(metadata: dict[str, str] | None) -> list[tuple[str, str]]:
-    """What the owner attached, a row per entry."""
+    """Format user metadata, a row per entry."""
     if not metadata:
         return []
     return [("Metadata", ""), *((f"  - {key}", value) for key, value in metadata.items())]
@@ -216,12 +218,12 @@ class ModelList(Output):
         self._total = total
 
     def to_dict(self) -> dict[str, Any]:
-        """The official shape, and how many there are."""
+        """The official JSON fields, plus the counts."""
         models = [model.model_dump() for model in self._models]
         return {"models": models, "total": self._total, "shown": len(models)}
 
     def columns(self) -> Sequence[Column]:
-        """What a model can be used for."""
+        """Name, context length and supported uses."""
         names = (Column("Model"), Column("Max Context", 1, is_number=True))
         return (*names, Column("Trainable", 2), Column("Sampleable", 2))
 
@@ -238,5 +240,5 @@ class ModelList(Output):
         ]
 
     def title(self) -> str:
-        """How many there are."""
+        """The number of items."""
         return list_title(len(self._models), 0, "model")

@@ -1,4 +1,4 @@
-"""Samples as they are printed: their text for people, the whole response for programs."""
+"""Output of samples: text for people, the full response as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequestInfo:
-    """What was asked for."""
+    """The request of a sample."""
 
     base_model: str | None
     model_path: str | None
@@ -28,19 +28,19 @@ class SampleRequestInfo:
 
 
 class SampleOutput(Output):
-    """What came out of one request."""
+    """The samples of one request."""
 
     def __init__(
         self, response: SampleResponse, request: SampleRequestInfo, tokenizer: Tokenizer | None
     ) -> None:
-        """Without a tokenizer the token ids stand for the text."""
+        """Without a tokenizer, token ids are printed instead of text."""
         self._response = response
         self._request = request
         self._tokenizer = tokenizer
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens were drawn."""
+        """Total number of sampled tokens."""
         return sum(len(sequence.tokens) for sequence in self._response.sequences)
 
     @property
@@ -49,30 +49,30 @@ class SampleOutput(Output):
         return not any(self._text(sequence).strip() for sequence in self._response.sequences)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole response, and the text of each sequence."""
-        found = self._response
+        """The full response, plus the text of each sequence."""
+        response = self._response
         data: dict[str, Any] = {
             "type": "sample",
             "base_model": self._request.base_model,
             "model_path": self._request.model_path,
             "prompt_tokens": list(self._request.prompt_tokens),
-            "sequences": [self._sequence_to_dict(sequence) for sequence in found.sequences],
-            "prompt_cache_hit_tokens": found.prompt_cache_hit_tokens,
+            "sequences": [self._sequence_to_dict(sequence) for sequence in response.sequences],
+            "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens,
         }
-        if found.prompt_logprobs is not None:
-            data["prompt_logprobs"] = found.prompt_logprobs
-        if found.topk_prompt_logprobs is not None:
-            data["topk_prompt_logprobs"] = found.topk_prompt_logprobs
+        if response.prompt_logprobs is not None:
+            data["prompt_logprobs"] = response.prompt_logprobs
+        if response.topk_prompt_logprobs is not None:
+            data["topk_prompt_logprobs"] = response.topk_prompt_logprobs
         return data
 
     def columns(self) -> Sequence[Column]:
-        """Number, why it ended, and text."""
+        """Number, stop reason and text."""
         return (Column("#"), Column("Stop", 1), Column("Text"))
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per sample."""
         sequences = enumerate(self._response.sequences, 1)
-        return [[str(no), one.stop_reason, self._text(one)] for no, one in sequences]
+        return [[str(no), sequence.stop_reason, self._text(sequence)] for no, sequence in sequences]
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
         """Write the texts, or everything as JSON, to stdout."""
@@ -80,24 +80,24 @@ class SampleOutput(Output):
             super().print(format, screen)
             return
         text = self.to_text()
-        # What a model says must not move the cursor; a file or a pipe gets it as it is.
-        is_seen = screen is not None and screen.is_terminal
-        click.echo(escape_lines(text) if is_seen else text, color=True)
+        # Escape control characters on a terminal; files and pipes get the raw text.
+        is_terminal = screen is not None and screen.is_terminal
+        click.echo(escape_lines(text) if is_terminal else text, color=True)
 
     def to_file_text(self, format: Format) -> str:
-        """What a file gets."""
+        """Return the content of an output file."""
         return to_json(self.to_dict()) if format == "json" else self.to_text()
 
     def to_text(self) -> str:
-        """The texts; several are told apart by a line above each."""
+        """Return the texts; with several samples, put a header line above each."""
         sequences = self._response.sequences
         parts = [self._sequence_text(sequence) for sequence in sequences]
         if len(sequences) == 1:
             return parts[0]
         heads = [
             f"--- sample {no} of {len(sequences)} "
-            f"({format_count(len(one.tokens), 'token')}, {one.stop_reason}) ---"
-            for no, one in enumerate(sequences, 1)
+            f"({format_count(len(sequence.tokens), 'token')}, {sequence.stop_reason}) ---"
+            for no, sequence in enumerate(sequences, 1)
         ]
         return "\n\n".join(f"{head}\n{part}" for head, part in zip(heads, parts, strict=True))
 
@@ -131,5 +131,5 @@ class SampleOutput(Output):
 
 
 def escape_lines(text: str) -> str:
-    """A text of several lines without anything that could move a cursor or change a colour."""
+    """Escape the control characters of a text except newlines."""
     return "\n".join(escape_line(line.replace("\t", "    ")) for line in text.split("\n"))

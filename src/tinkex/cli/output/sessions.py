@@ -1,4 +1,4 @@
-"""Sessions as they are printed."""
+"""Output of session commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinkex.cli.format import format_count, format_optional, format_size, format
 from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
 from tinkex.cli.output.runs import metadata_rows
 
-#: How a session that its client ended is called.
+#: Labels of sessions finished by their client.
 _FINISH_LABELS = {"success": "Finished", "errored": "Errored", "interrupted": "Interrupted"}
 _STATE_LABELS = {"active": "Active", "cancelled": "Cancelled", "failed": "Failed"}
 SessionRow = Mapping[str, Any]
@@ -25,39 +25,43 @@ class SessionColumn(NamedTuple):
 
 SESSION_COLUMNS = {
     "id": SessionColumn(Column("Session ID"), lambda row: row["session_id"], "id of the session"),
-    "name": SessionColumn(Column("Name", 2), lambda row: row.get("display_name") or "", "its name"),
+    "name": SessionColumn(
+        Column("Name", 2), lambda row: row.get("display_name") or "", "name of the session"
+    ),
     "status": SessionColumn(
-        Column("Status", 1), lambda row: format_session_state(row), "how it is doing"
+        Column("Status", 1), lambda row: format_session_state(row), "status of the session"
     ),
     "created": SessionColumn(
-        Column("Created", 1), lambda row: format_timestamp(row.get("created_at")), "when it began"
+        Column("Created", 1), lambda row: format_timestamp(row.get("created_at")), "creation time"
     ),
     "checkpoints": SessionColumn(
         Column("Checkpoints", 3, is_number=True),
         lambda row: format_optional(row.get("checkpoints_count")),
-        "how many it saved",
+        "number of checkpoints",
     ),
     "storage": SessionColumn(
         Column("Storage", 4, is_number=True),
         lambda row: format_optional(row.get("checkpoint_storage_bytes"), format_size),
-        "what they take",
+        "size of the checkpoints",
     ),
     "project": SessionColumn(
-        Column("Project", 5), lambda row: row.get("project_id") or "", "the project it is in"
+        Column("Project", 5), lambda row: row.get("project_id") or "", "project of the session"
     ),
-    "owner": SessionColumn(Column("Owner", 6), lambda row: row.get("owner") or "", "who began it"),
+    "owner": SessionColumn(
+        Column("Owner", 6), lambda row: row.get("owner") or "", "owner of the session"
+    ),
 }
 DEFAULT_SESSION_COLUMNS = ("id", "name", "status", "created", "checkpoints", "storage")
 
 
 def default_session_columns(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
-    """The columns that say something about these sessions."""
+    """Return the default columns that have values for these sessions."""
     is_named = any(session.get("display_name") for session in sessions)
     return tuple(name for name in DEFAULT_SESSION_COLUMNS if is_named or name != "name")
 
 
 def format_session_state(session: SessionRow) -> str:
-    """A session's state in a word or two."""
+    """Format the state of a session."""
     status = session.get("status") or {}
     kind = status.get("type", "")
     if kind == "client_finished":
@@ -66,18 +70,18 @@ def format_session_state(session: SessionRow) -> str:
 
 
 def session_end_detail(session: SessionRow) -> str | None:
-    """What a session's end says about itself."""
+    """Return the message or detail of a session's end."""
     status = session.get("status") or {}
     return status.get("message") or status.get("detail")
 
 
 class SessionList(Output):
-    """A list of sessions; a server does not say how many there are in all."""
+    """A list of sessions; servers do not report the total number."""
 
     def __init__(
         self, sessions: Sequence[SessionRow], has_more: bool, columns: Sequence[str] | None = None
     ) -> None:
-        """Columns that were asked for by name are all shown, however narrow the screen."""
+        """Columns chosen by name are always shown, even on a narrow screen."""
         self._sessions = sessions
         self._has_more = has_more
         self._names = tuple(columns or default_session_columns(sessions))
@@ -100,7 +104,7 @@ class SessionList(Output):
         return [[SESSION_COLUMNS[name].cell(row) for name in self._names] for row in self._sessions]
 
     def title(self) -> str:
-        """How many are shown, and whether there are more."""
+        """The number of shown sessions, and whether there are more."""
         if self._has_more and self._sessions:
             shown = format_count(len(self._sessions), "session")
             return f"{shown} (more not shown, use --limit to see more)"
@@ -108,7 +112,7 @@ class SessionList(Output):
 
 
 class SessionInfo(PropertiesOutput):
-    """One session, and what it made."""
+    """One session with its runs and samplers."""
 
     def __init__(self, session: SessionRow) -> None:
         rows = [
@@ -133,10 +137,10 @@ def _id_rows(noun: str, ids: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class TraceExport(PropertiesOutput):
-    """A session's trace, and where it went."""
+    """An exported session trace."""
 
     def __init__(self, session_id: str, **found: Any) -> None:
-        """`found` is of url, destination and file_size_bytes what is known."""
+        """`found` contains url, or destination and file_size_bytes."""
         rows = [("Session ID", session_id)]
         if "url" in found:
             rows.append(("Download URL", found["url"]))

@@ -1,4 +1,4 @@
-"""Tables and blocks on a terminal: borders, a bold first column, nothing important cut."""
+"""Print tables with rich; on a narrow terminal, print blocks of lines instead."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tinkex.cli.format import (
     wrap_text,
 )
 
-#: Wider than any row; a pipe or a file has no edge.
+#: Wider than any row, for pipes and files.
 _UNLIMITED_WIDTH = 100_000
-#: A value needs so much room beside its property; else it goes below.
+#: Minimum width of the value column; on narrower screens properties are printed as lines.
 _MIN_VALUE_WIDTH = 20
 
 
 def make_console(screen: Screen) -> Console:
-    """A console that writes to stdout as the screen allows."""
+    """Create a console for stdout with the properties of the screen."""
     return Console(
         file=sys.stdout,
         width=screen.width or _UNLIMITED_WIDTH,
@@ -43,7 +43,7 @@ def make_console(screen: Screen) -> Console:
 def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str | None, screen: Screen
 ) -> None:
-    """A table of items; a block of lines for each where there is no room for a table."""
+    """Print a table; if it does not fit, print a block of lines per row."""
     console = make_console(screen)
     cells = [[escape_line(cell) for cell in row] for row in rows]
     if not cells:
@@ -73,7 +73,7 @@ def print_table(
 
 
 def print_properties(rows: Sequence[Sequence[str]], title: str | None, screen: Screen) -> None:
-    """A table of properties; on a narrow screen one line for each."""
+    """Print a table of properties; on a narrow screen, a line for each."""
     console = make_console(screen)
     cells = [(escape_line(name), escape_line(value)) for name, value in rows]
     names = max((cell_len(name) for name, _ in cells), default=0)
@@ -91,7 +91,7 @@ def print_properties(rows: Sequence[Sequence[str]], title: str | None, screen: S
 
 
 def _print_title(console: Console, title: str | None, screen: Screen) -> None:
-    # Not the table's own title, which is broken at the table's width and filled with spaces.
+    # rich would wrap a table title to the table's width and pad it with spaces.
     if title:
         _print_line(console, Text(wrap_text(escape_line(title), screen), style="bold"))
 
@@ -106,6 +106,5 @@ def _print_blocks(
 
 
 def _print_line(console: Console, text: Text) -> None:
-    # Not broken here: a terminal that is too narrow breaks it where it must, and copying a long
-    # id from there gives it back whole.
+    # Let the terminal wrap long lines, so that a long id can be copied in one piece.
     console.print(text, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Usage and storage as they are printed."""
+"""Output of usage and storage reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STORAGE_FIELDS = (
     "size_gigabytes",
     "estimated_monthly_cost_usd",
 )
-#: What the kinds of use are called, and which of their fields is the amount.
+#: Label and amount field of each kind of usage.
 _USAGE_KINDS = {
     "training": ("Trained", "token_count"),
     "sampling_prefill": ("Prompt", "token_count"),
@@ -66,49 +66,51 @@ _STORAGE_COLUMNS = (
 )
 
 
-def flatten_usage(found: BillingUsageResponse) -> list[dict[str, Any]]:
-    """A flat row per event: what it says about its kind stands beside the rest."""
-    rows = [event.model_dump(mode="json") for event in found.data]
+def flatten_usage(usage: BillingUsageResponse) -> list[dict[str, Any]]:
+    """Flatten usage events: the fields of `event_info` join the others."""
+    rows = [event.model_dump(mode="json") for event in usage.data]
     return [row | row.pop("event_info") for row in rows]
 
 
-def session_rows(found: BillingUsageResponse) -> list[dict[str, Any]]:
-    """A row per session; its metadata is one text of JSON."""
+def session_rows(usage: BillingUsageResponse) -> list[dict[str, Any]]:
+    """Return a row per session, with its metadata as a JSON string."""
     return [
         {
             "session_id": name,
             "user_metadata": session.user_metadata and json.dumps(session.user_metadata),
         }
-        for name, session in found.sessions.items()
+        for name, session in usage.sessions.items()
     ]
 
 
 class UsageTable(Output):
-    """What was used, hour by hour."""
+    """Usage per hour."""
 
-    def __init__(self, found: BillingUsageResponse) -> None:
-        self._found = found
+    def __init__(self, usage: BillingUsageResponse) -> None:
+        self._usage = usage
 
     def to_dict(self) -> dict[str, Any]:
-        """The official shape."""
+        """The official JSON fields."""
         return {
-            "data": [event.model_dump() for event in self._found.data],
-            "sessions": {key: row.model_dump() for key, row in self._found.sessions.items()},
-            "cost_data_through": self._found.cost_data_through,
+            "data": [event.model_dump() for event in self._usage.data],
+            "sessions": {key: row.model_dump() for key, row in self._usage.sessions.items()},
+            "cost_data_through": self._usage.cost_data_through,
         }
 
     def columns(self) -> Sequence[Column]:
-        """What people look for; --csv has all fields."""
+        """The most important fields; --csv writes all of them."""
         return _USAGE_COLUMNS
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per event."""
-        return [_usage_cells(row) for row in flatten_usage(self._found)]
+        return [_usage_cells(row) for row in flatten_usage(self._usage)]
 
     def title(self) -> str:
-        """How many there are."""
-        count = len(self._found.data)
-        return f"{format_count(count, 'hourly row')} of usage" if count else "No usage in this span"
+        """The number of rows."""
+        count = len(self._usage.data)
+        return (
+            f"{format_count(count, 'hourly row')} of usage" if count else "No usage in this period"
+        )
 
 
 def _usage_cells(row: dict[str, Any]) -> list[str]:
@@ -128,29 +130,29 @@ def _usage_cells(row: dict[str, Any]) -> list[str]:
 
 
 def _format_amount(amount: float) -> str:
-    """A count as it is; gigabyte hours in as many digits as people read."""
+    """Format a count, or gigabyte hours with a few digits."""
     if isinstance(amount, int):
         return f"{amount:,}"
     return f"{amount:,.2f}" if amount >= 1 else f"{amount:.4g}"
 
 
 class StorageTable(Output):
-    """What the checkpoints take, by project and owner."""
+    """Checkpoint storage by project and owner."""
 
-    def __init__(self, found: CurrentCheckpointStorageUsageResponse) -> None:
-        self._found = found
+    def __init__(self, usage: CurrentCheckpointStorageUsageResponse) -> None:
+        self._usage = usage
 
     def csv_rows(self) -> list[dict[str, Any]]:
-        """A row per item, each with the price."""
-        rate = {STORAGE_FIELDS[0]: self._found.effective_rate_usd_per_gigabyte_month}
-        return [rate | item.model_dump() for item in self._found.data]
+        """Return a row per item, each with the price."""
+        rate = {STORAGE_FIELDS[0]: self._usage.effective_rate_usd_per_gigabyte_month}
+        return [rate | item.model_dump() for item in self._usage.data]
 
     def to_dict(self) -> dict[str, Any]:
-        """The official shape."""
-        return self._found.model_dump()
+        """The official JSON fields."""
+        return self._usage.model_dump()
 
     def columns(self) -> Sequence[Column]:
-        """What people look for; --csv has all fields."""
+        """The most important fields; --csv writes all of them."""
         return _STORAGE_COLUMNS
 
     def rows(self) -> Sequence[Sequence[str]]:
@@ -163,16 +165,16 @@ class StorageTable(Output):
                 format_size(item.size_bytes),
                 format_usd(item.estimated_monthly_cost_usd),
             ]
-            for item in self._found.data
+            for item in self._usage.data
         ]
 
     def title(self) -> str:
-        """What it is about."""
-        return "Current checkpoint storage" if self._found.data else "No checkpoints are stored"
+        """The line above the table."""
+        return "Current checkpoint storage" if self._usage.data else "No checkpoints are stored"
 
 
 def format_usd(amount: float | None) -> str:
-    """An amount of dollars; what is not known is N/A."""
+    """Format an amount in US dollars; N/A if unknown."""
     return "N/A" if amount is None else f"{amount:,.2f}" if amount >= 0.01 else f"{amount:.4g}"
 
 
@@ -189,14 +191,14 @@ _SUMMARY_COLUMNS = (
 
 
 def sum_usage(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Tokens, checkpoints and cost of flat rows; the cost is not known if none of theirs is."""
-    found: dict[str, Any] = dict.fromkeys((*_TOKEN_FIELDS, "checkpoints"), 0)
+    """Sum tokens, checkpoints and cost of flat rows; the cost is None if all are unknown."""
+    sums: dict[str, Any] = dict.fromkeys((*_TOKEN_FIELDS, "checkpoints"), 0)
     costs = [row["estimated_cost_usd"] for row in rows if row["estimated_cost_usd"] is not None]
     for row in rows:
         name = _amount_field(row)
         if name is not None:
-            found[name] += row.get("token_count") or row.get("count") or 0
-    return found | {"estimated_cost_usd": sum(costs) if costs else None}
+            sums[name] += row.get("token_count") or row.get("count") or 0
+    return sums | {"estimated_cost_usd": sum(costs) if costs else None}
 
 
 def _amount_field(row: dict[str, Any]) -> str | None:
@@ -211,7 +213,7 @@ def _amount_field(row: dict[str, Any]) -> str | None:
 
 
 class UsageSummary(Output):
-    """What was used between two hours, model by model, and what is stored now."""
+    """Usage per model in a period, and the current storage."""
 
     def __init__(
         self,
@@ -239,7 +241,7 @@ class UsageSummary(Output):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Sums by model, all sums, and storage."""
+        """Sums per model, totals, storage and quotas."""
         start, end = self._span
         span = {"starting_on": start, "ending_before": end}
         quotas = {quota.name: {"used": quota.used, "limit": quota.limit} for quota in self._quotas}
@@ -251,7 +253,7 @@ class UsageSummary(Output):
         return _SUMMARY_COLUMNS
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """A row per model, and one of all if there are more."""
+        """A row per model, and a total row for several models."""
         all_row = [{"base_model": "All models"} | self._totals] if len(self._models) > 1 else []
         return [
             [
@@ -263,7 +265,7 @@ class UsageSummary(Output):
         ]
 
     def title(self) -> str:
-        """The span, and what is stored now."""
+        """The period, the current storage and the quotas."""
         start, end = self._span
         count, size = self._stored["checkpoint_count"], self._stored["size_bytes"]
         stored = f"{format_count(count, 'checkpoint')} stored, {format_size(size)}"

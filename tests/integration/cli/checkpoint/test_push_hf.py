@@ -129,7 +129,7 @@ def test_a_repository_that_was_there_keeps_its_state(
     hub.repos["anna/mine"] = Repo(is_private=True)
     words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--public")
     result = tinkex(*words)
-    assert "was there before and stays private" in result.err
+    assert "already existed and stays private" in result.err
     assert tinkex(*words, "--json").json["public"] is False
 
 
@@ -200,7 +200,7 @@ def test_what_is_no_adapter_is_not_uploaded(
 ) -> None:
     offer_archive(seeded.server, tar({"something.bin": b"x"}))
     words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine")
-    assert "holds no PEFT adapter" in tinkex(*words).err
+    assert "does not contain a PEFT adapter" in tinkex(*words).err
     seeded.server.clear_faults()
     encrypted = {f"{name}.age": content for name, content in ADAPTER.items()}
     offer_archive(seeded.server, tar(encrypted))

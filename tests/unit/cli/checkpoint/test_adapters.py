@@ -45,7 +45,7 @@ def test_an_adapter_has_settings_and_weights(adapter: Path) -> None:
     (adapter / ADAPTER_WEIGHTS_NAMES[0]).rename(adapter / ADAPTER_WEIGHTS_NAMES[1])
     check_adapter(adapter, PATH)
     (adapter / ADAPTER_CONFIG_NAME).unlink()
-    with pytest.raises(CliError, match="holds no PEFT adapter"):
+    with pytest.raises(CliError, match="does not contain a PEFT adapter"):
         check_adapter(adapter, PATH)
 
 
@@ -113,7 +113,7 @@ def test_the_hub_takes_every_tidied_name(text: str) -> None:
     [
         (["export", PATH], "--output"),
         (["export", PATH, "-o", "x", "--merge", "--dtype", "int8"], "int8"),
-        (["push-hf", PATH, "--create-pr", "--revision", "v2"], "leave --revision out"),
+        (["push-hf", PATH, "--create-pr", "--revision", "v2"], "remove --revision"),
     ],
 )
 def test_wrong_usage_exits_with_2(

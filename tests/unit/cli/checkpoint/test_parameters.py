@@ -61,7 +61,7 @@ def test_any_text_is_a_moment_or_a_sentence(text: str) -> None:
     try:
         assert IsoDateTime().convert(text, None, None).tzinfo is UTC
     except click.BadParameter as error:
-        assert "is no date; write it as 2026-01-31" in error.message
+        assert "is not a date; write it as 2026-01-31" in error.message
 
 
 @given(moment=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)))

@@ -35,7 +35,7 @@ def test_what_is_no_list_of_token_ids(text: str) -> None:
 
 
 def test_neither_prompt_is_a_usage_error() -> None:
-    with pytest.raises(click.UsageError, match="There is no prompt"):
+    with pytest.raises(click.UsageError, match="No prompt"):
         read_prompt(None, None, None)
 
 
@@ -50,7 +50,7 @@ def test_neither_prompt_is_a_usage_error() -> None:
 def test_two_prompts_are_a_usage_error(
     given_prompts: tuple[str | None, str | None, str | None], named: str
 ) -> None:
-    with pytest.raises(click.UsageError, match=f"{named} exclude each other"):
+    with pytest.raises(click.UsageError, match=f"{named} cannot be combined"):
         read_prompt(*given_prompts)
 
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_a_prompt_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         read_prompt(None, str(tmp_path / "empty"), None)
     with pytest.raises(CliError, match="no UTF-8 text"):
         read_prompt(None, str(tmp_path / "binary"), None)
-    with pytest.raises(click.UsageError, match="holds no token ids"):
+    with pytest.raises(click.UsageError, match="contains no token ids"):
         read_prompt(None, None, str(tmp_path / "words"))
     with pytest.raises(FileNotFoundError):
         read_prompt(None, str(tmp_path / "nosuch"), None)

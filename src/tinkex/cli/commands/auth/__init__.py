@@ -1,4 +1,4 @@
-"""`tinkex auth`: a module for each of its commands."""
+"""`tinkex auth`: store API keys and show which one is used."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tinkex.cli.lazy import LazyCommand, LazyGroup
 
 _PACKAGE = "tinkex.cli.commands.auth"
 COMMANDS = {
-    "login": LazyCommand(f"{_PACKAGE}.login:login", "Check a key with the server and store it."),
-    "logout": LazyCommand(f"{_PACKAGE}.login:logout", "Forget a stored key."),
+    "login": LazyCommand(f"{_PACKAGE}.login:login", "Verify an API key and store it."),
+    "logout": LazyCommand(f"{_PACKAGE}.login:logout", "Delete a stored API key."),
     "status": LazyCommand(
-        f"{_PACKAGE}.status:status", "Say whether there is a key and the server takes it"
+        f"{_PACKAGE}.status:status", "Show whether a key is configured and accepted"
     ),
-    "whoami": LazyCommand(f"{_PACKAGE}.status:whoami", "Show whose key is used."),
+    "whoami": LazyCommand(f"{_PACKAGE}.status:whoami", "Show the owner of the key."),
 }
 
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def auth() -> None:
-    """Store keys of servers, and see which one is used."""
+    """Store API keys and show which one is used."""

@@ -1,4 +1,4 @@
-"""`tinkex auth login`: a key goes into a profile once the server has taken it."""
+"""`tinkex auth login` and `logout`: store and delete the API key of a profile."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from tinkex.cli.commands.auth.profile_file import ProfileTarget
     from tinkex.wire.messages import ApiKeyReply
 
-_STDIN_HINT = "Pass it through a pipe: tinkex auth login --api-key-stdin < FILE"
+_STDIN_HINT = "Pass it on stdin: tinkex auth login --api-key-stdin < FILE"
 
 
 @click.command(cls=Command)
-@click.option("--api-key-stdin", is_flag=True, help="Read the key from stdin and ask nothing.")
-@click.option("--default", "is_default", is_flag=True, help="Use this profile if none is named.")
+@click.option("--api-key-stdin", is_flag=True, help="Read the key from stdin without a prompt.")
+@click.option("--default", "is_default", is_flag=True, help="Make this profile the default.")
 @pass_context
 def login(context: Context, api_key_stdin: bool, is_default: bool) -> None:
-    """Check a key with the server and store it.
+    """Verify an API key and store it.
 
-    The key and the server go into a profile of ~/.tinkex/config.toml, which only you can read:
-    the one of --profile, or the default one. The first profile becomes the default. --base-url
-    names the server; without it that of the profile or of TINKER_BASE_URL is meant, or the hosted
-    service.
+    Key and server are stored in a profile of ~/.tinkex/config.toml, which only you can read: the
+    one given with --profile, or the default one. The first profile becomes the default. --base-url
+    selects the server; without it, the server of the profile, TINKER_BASE_URL or the hosted service
+    is used.
     """
     from tinkex.cli.commands.auth.profile_file import (
         check_profile_server,
@@ -56,7 +56,7 @@ def _read_key_from_stdin() -> str:
 
 def _prompt_for_key(context: Context, target: ProfileTarget) -> str:
     if not context.is_stdin_terminal:
-        raise CliError("there is no terminal to ask for a key on", _STDIN_HINT)
+        raise CliError("stdin is not a terminal, so the key cannot be prompted for", _STDIN_HINT)
     from getpass import getpass
 
     try:
@@ -72,24 +72,28 @@ def _require_key(text: str) -> str:
 
 
 def _verify_key(context: Context, target: ProfileTarget, key: str) -> ApiKeyReply | None:
-    """Whose the key is; a server that does not know names is asked for something small."""
+    """Verify a key on the server and return its owner, if the server reports one."""
     from tinkex.cli.client import rest_client
     from tinkex.cli.raw_requests import call_endpoint, fetch_api_key_info
     from tinkex.errors import AuthenticationError
     from tinkex.wire.endpoints import CAPABILITIES
 
-    # No profile and no stored key may stand beside the new one.
-    alone = target.environment._replace(home=Path(), profile=None, credential_command=None)
-    asking = context._replace(profile=None, api_key=key, base_url=target.base_url)
+    # Ignore profiles and stored keys, so that only the new key is tested.
+    clean_environment = target.environment._replace(
+        home=Path(), profile=None, credential_command=None
+    )
+    key_context = context._replace(profile=None, api_key=key, base_url=target.base_url)
     try:
-        with rest_client(asking, environment=alone, key_source="the prompt") as client:
+        with rest_client(
+            key_context, environment=clean_environment, key_source="the prompt"
+        ) as client:
             owner = fetch_api_key_info(client)
             if owner is None:
                 call_endpoint(client, CAPABILITIES)
     except AuthenticationError as error:
         raise CliError(
-            f"{target.base_url} refuses this key, so it was not stored",
-            "Copy the key again, without anything around it; or name its server with --base-url.",
+            f"{target.base_url} rejected this key, so it was not stored",
+            "Copy the key again without surrounding text, or select its server with --base-url.",
         ) from error
     return owner
 
@@ -113,11 +117,11 @@ def _report_login(
 
 
 def _find_override(target: ProfileTarget, is_default: bool) -> str | None:
-    """Why the key that was stored would not be the one that is used."""
+    """Return why the stored key will not be used; None if it will."""
     environment = target.environment
     if environment.api_key or environment.credential_command:
         name = environment.api_key_variable if environment.api_key else "TINKER_CREDENTIAL_CMD"
-        return f"{name} is set and goes before a profile that is not named; unset it"
+        return f"{name} is set and takes precedence over the default profile; unset it"
     used = environment.profile or (target.name if is_default else target.file.default)
     if used not in {None, target.name}:
         return f"profile {used!r} is the default; pass --profile {target.name} to use this one"
@@ -125,15 +129,15 @@ def _find_override(target: ProfileTarget, is_default: bool) -> str | None:
 
 
 @click.command(cls=Command)
-@click.option("--revoke", is_flag=True, help="Also have the server refuse the key from now on.")
-@click.option("--all", "is_all", is_flag=True, help="Forget the keys of all profiles.")
+@click.option("--revoke", is_flag=True, help="Also revoke the key on the server.")
+@click.option("--all", "is_all", is_flag=True, help="Delete the keys of all profiles.")
 @pass_context
 def logout(context: Context, revoke: bool, is_all: bool) -> None:
-    """Forget a stored key.
+    """Delete a stored API key.
 
-    The key of --profile, or of the default profile; if that has none, the one that
-    `tinker auth login` has stored. The profile and its server stay, but it is not the default any
-    more: without another server, commands use the server of this machine again.
+    Deletes the key of --profile or of the default profile; if that has none, the key stored by
+    `tinker auth login`. The profile keeps its server but is no longer the default: unless another
+    server is configured, commands use the local server again.
     """
     from tinkex.cli.commands.auth.profile_file import drop_key, find_profile_target
     from tinkex.cli.output import announce
@@ -152,23 +156,23 @@ def logout(context: Context, revoke: bool, is_all: bool) -> None:
     what = "was revoked" if revoke else "is still valid on the server"
     announce(
         context,
-        f"Forgot the key of profile {shown}; it {what}. {_describe_next_server(context)}".rstrip(),
+        f"Deleted the key of profile {shown}; it {what}. {_describe_next_server(context)}".rstrip(),
         {"profiles": names, "path": target.file.path, "revoked": revoke},
     )
 
 
 def _describe_next_server(context: Context) -> str:
-    """Which server the next command uses."""
+    """Describe the server that the next command uses."""
     from tinkex.cli.access import find_access
 
     access = find_access(context._replace(profile=None, api_key=None))
     if access.home is not None:
-        return "Commands use the server of this machine again."
+        return "Commands use the local server again."
     return f"Commands use {access.base_url}."
 
 
 def _remove_official_key(context: Context, target: ProfileTarget, revoke: bool) -> None:
-    """Forget the key that the official command line has stored."""
+    """Delete the key stored by the official CLI."""
     from tinkex.cli.output import announce
     from tinkex.client.credentials import CredentialStore
 
@@ -178,8 +182,8 @@ def _remove_official_key(context: Context, target: ProfileTarget, revoke: bool) 
     record = stored.default_record
     if record is None or stored.default is None or context.profile:
         raise CliError(
-            f"there is nothing to log out from: profile {target.name!r} has no key",
-            "`tinkex auth status` says which key is used, and where it comes from.",
+            f"not logged in: profile {target.name!r} has no key",
+            "`tinkex auth status` shows which key is used and its origin.",
         )
     if revoke:
         _revoke_key(context, target, {"api_key": record.key})
@@ -187,7 +191,7 @@ def _remove_official_key(context: Context, target: ProfileTarget, revoke: bool) 
     what = "was revoked" if revoke else "is still valid on the server"
     announce(
         context,
-        f"Forgot the key {record.name!r} in {path}; it {what}.",
+        f"Deleted the key {record.name!r} in {path}; it {what}.",
         {"profiles": [], "key_name": record.name, "path": path, "revoked": revoke},
     )
 
@@ -198,7 +202,11 @@ def _revoke_key(context: Context, target: ProfileTarget, settings: Any) -> None:
     from tinkex.wire.endpoints import DELETE_API_KEY
 
     url = context.base_url or settings.get("base_url") or target.base_url
-    alone = target.environment._replace(home=Path(), profile=None, credential_command=None)
-    asking = context._replace(profile=None, api_key=settings["api_key"], base_url=url)
-    with rest_client(asking, environment=alone, key_source=str(target.file.path)) as client:
+    clean_environment = target.environment._replace(
+        home=Path(), profile=None, credential_command=None
+    )
+    key_context = context._replace(profile=None, api_key=settings["api_key"], base_url=url)
+    with rest_client(
+        key_context, environment=clean_environment, key_source=str(target.file.path)
+    ) as client:
         call_endpoint(client, DELETE_API_KEY)

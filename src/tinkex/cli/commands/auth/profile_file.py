@@ -1,4 +1,4 @@
-"""Which profile, and which server, `login` and `logout` are about."""
+"""The profile of `login` and `logout`, and edits of config.toml that preserve comments."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from tinkex.home import Home
 from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
 from tinkex.system.atomic import write_file_atomic
 
-#: The profile that is made when none is named.
+#: Name of the profile that is created if none is given.
 DEFAULT_PROFILE_NAME = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileTarget:
-    """A profile, there or to be made."""
+    """An existing profile, or one to be created."""
 
     name: str
     base_url: str
-    """The server that it is for, or will be."""
+    """The server of the profile."""
     settings: Mapping[str, Any] = field(repr=False)
-    """What it says already."""
+    """The current settings of the profile."""
     file: ProfilesFile
     home: Home
     environment: Environment = field(repr=False)
 
 
 def find_profile_target(context: Context) -> ProfileTarget:
-    """The profile that was named, that is used without a name, or the first one there will be."""
+    """Return the given profile, the default one, or a new one."""
     environment = read_environment()
     home = Home(environment.home)
     file = read_profiles(home.profiles_file)
     name = context.profile or environment.profile or file.default or DEFAULT_PROFILE_NAME
     settings = file.profiles.get(name, {})
-    own, around = settings.get("base_url"), environment.base_url
-    # A profile that the caller named goes before the variable, as in every other command.
-    found = (own or around) if context.profile else (around or own)
+    in_profile, in_variable = settings.get("base_url"), environment.base_url
+    # A profile given with --profile precedes the variable, as in every other command.
+    base_url = (in_profile or in_variable) if context.profile else (in_variable or in_profile)
     return ProfileTarget(
         name=name,
-        base_url=normalise_url(context.base_url or found or HOSTED_BASE_URL),
+        base_url=normalise_url(context.base_url or base_url or HOSTED_BASE_URL),
         settings=settings,
         file=file,
         home=home,
@@ -60,21 +60,21 @@ def find_profile_target(context: Context) -> ProfileTarget:
 
 
 def check_profile_server(context: Context, target: ProfileTarget) -> None:
-    """Refuse to turn a profile that nobody named into one of another server."""
+    """Raise CliError if the default profile would be changed to another server."""
     own = target.settings.get("base_url")
     if context.profile or own is None or normalise_url(own) == target.base_url:
         return
     raise CliError(
         f"profile {target.name!r} is for {own}, not for {target.base_url}",
-        "Pass --profile NAME: a new name keeps both, the same name replaces it.",
+        "Pass --profile NAME: a new name adds a profile, the same name replaces it.",
     )
 
 
-_FILE_HEADER = "# Servers and keys of tinkex; `tinkex config show` says which are used.\n"
+_FILE_HEADER = "# Servers and keys of tinkex; `tinkex config show` shows which are used.\n"
 
 
 def store_key(home: Home, name: str, settings: Mapping[str, str], *, is_default: bool) -> None:
-    """Put settings into a profile, and make it the one that is used if none is named."""
+    """Write settings to a profile, and optionally make it the default."""
     home.create()
     with _edit_profiles(home.profiles_file) as (text, write):
         if is_default:
@@ -83,7 +83,7 @@ def store_key(home: Home, name: str, settings: Mapping[str, str], *, is_default:
 
 
 def drop_key(home: Home, name: str) -> None:
-    """Take the key out of a profile, which is not the default any more; its server stays."""
+    """Delete the key of a profile and unset it as default; its server stays."""
     is_default = read_profiles(home.profiles_file).default == name
     with _edit_profiles(home.profiles_file) as (text, write):
         if is_default:
@@ -93,8 +93,8 @@ def drop_key(home: Home, name: str) -> None:
 
 @contextlib.contextmanager
 def _edit_profiles(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
-    """The text of a file that nobody else changes meanwhile, and what writes a new one."""
-    # Behind a link there is a file that somebody keeps elsewhere; the link stays.
+    """Lock the profiles file; yield its text and a function that replaces it."""
+    # Write to the target of a symlink, so that the link stays.
     place = path.resolve()
     try:
         with lock_for_update(place):
@@ -104,7 +104,7 @@ def _edit_profiles(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     except ConfigError as error:
-        error.hint = error.hint or f"Change {path} by hand."
+        error.hint = error.hint or f"Edit {path} by hand."
         raise
 
 
@@ -112,9 +112,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def set_toml_values(text: str, table: tuple[str, ...], values: Mapping[str, str | None]) -> str:
-    """The text with these values in a table, () for the top; None takes a value away.
+    """Set values in a TOML table, () for the top level; None deletes a value.
 
-    A text that is written in a way that cannot be changed line by line is refused.
+    Raises ConfigError if the text cannot be edited line by line.
     """
     before = tomllib.loads(text)
     lines = _TomlLines(text)
@@ -122,35 +122,35 @@ def set_toml_values(text: str, table: tuple[str, ...], values: Mapping[str, str 
         lines.set_value(table, key, value)
     changed = lines.text()
     try:
-        found = tomllib.loads(changed)
+        after = tomllib.loads(changed)
     except tomllib.TOMLDecodeError:
-        found = {}
-    if found != _apply_values(before, table, values):
-        name = ".".join(table) or "the top"
-        raise ConfigError(f"{name} is written in a way that cannot be changed automatically")
+        after = {}
+    if after != _apply_values(before, table, values):
+        name = ".".join(table) or "the top level"
+        raise ConfigError(f"{name} is formatted in a way that cannot be edited automatically")
     return changed
 
 
 def _apply_values(
     before: Mapping[str, Any], table: tuple[str, ...], values: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    found = copy.deepcopy(dict(before))
-    place = found
+    document = copy.deepcopy(dict(before))
+    target = document
     for part in table:
-        place = place.setdefault(part, {})
+        target = target.setdefault(part, {})
     for key, value in values.items():
-        place.pop(key, None)
+        target.pop(key, None)
         if value is not None:
-            place[key] = value
-    return found
+            target[key] = value
+    return document
 
 
 class _TomlLines:
-    """A text as lines."""
+    """A TOML document as lines that can be edited one by one."""
 
     def __init__(self, text: str) -> None:
         self._end = "\r\n" if "\r\n" in text else "\n"
-        # Not splitlines(), which knows line breaks that TOML does not.
+        # Not splitlines(), which also splits at characters that TOML allows in strings.
         self._lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
         if not text:
             self._lines = []
@@ -159,7 +159,7 @@ class _TomlLines:
         return self._end.join([*self._lines, ""]) if self._lines else ""
 
     def set_value(self, table: tuple[str, ...], key: str, value: str | None) -> None:
-        """Set a value, or take it away."""
+        """Set or delete a value."""
         begin, end = self._table_bounds(table)
         if begin is None:
             if value is None:
@@ -181,13 +181,13 @@ class _TomlLines:
         if keys or not is_top:
             self._lines.insert(begin + (keys[-1] + 1 if keys else 0), row)
             return
-        # Between what stands above the first table and the comment that belongs to it.
+        # Insert before the first table and the comment above it.
         blank = max((i for i, line in enumerate(rows) if not line.strip()), default=len(rows) - 1)
         place = begin + blank + 1 if end < len(self._lines) else end
         self._lines[place:place] = [row, ""] if end < len(self._lines) else [row]
 
     def _table_bounds(self, table: tuple[str, ...]) -> tuple[int | None, int]:
-        """The lines of a table without its header; None where it begins if it is not there."""
+        """Return the line range of a table without its header; the start is None if absent."""
         headers = [i for i, line in enumerate(self._lines) if line.lstrip().startswith("[")]
         if not table:
             return 0, headers[0] if headers else len(self._lines)
@@ -211,7 +211,7 @@ def _format_pair(key: str, value: str) -> str:
 
 
 def _quote(text: str) -> str:
-    # A text of JSON is one of TOML too, but for one letter.
+    # A JSON string is a valid TOML string except for the DEL character.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 

@@ -1,4 +1,4 @@
-"""Whose a key is, as far as a server says."""
+"""`tinkex auth status` and `whoami`: check the key and show its owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyOwner:
-    """A key and who has it."""
+    """An API key and its owner."""
 
     key_id: int | None = None
     key_name: str | None = None
@@ -28,7 +28,7 @@ class KeyOwner:
 
     @property
     def description(self) -> str:
-        """The owner in a few words; empty if nothing is known."""
+        """A short description of the owner; empty if unknown."""
         who = self.email or self.organization or ""
         if self.email and self.organization:
             who = f"{self.email} ({self.organization})"
@@ -36,7 +36,7 @@ class KeyOwner:
         return ", ".join(part for part in (who, key) if part)
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known, and null for the rest."""
+        """The fields as JSON data; unknown ones are null."""
         return {
             "key_id": self.key_id,
             "key_name": self.key_name,
@@ -46,7 +46,7 @@ class KeyOwner:
 
 
 def parse_key_owner(reply: ApiKeyReply | None) -> KeyOwner:
-    """The owner of a server's answer; servers differ in how much of it they fill in."""
+    """Read the owner from a server's reply; servers fill in different fields."""
     if reply is None:
         return KeyOwner()
     details = reply.details or {}
@@ -59,21 +59,21 @@ def parse_key_owner(reply: ApiKeyReply | None) -> KeyOwner:
 
 
 def _nested_text(details: dict[str, Any], group: str, name: str) -> str | None:
-    found = details.get(group)
-    value = found.get(name) if isinstance(found, dict) else None
+    fields = details.get(group)
+    value = fields.get(name) if isinstance(fields, dict) else None
     return value if isinstance(value, str) and value else None
 
 
 @click.command(cls=Command)
 @pass_context
 def status(context: Context) -> None:
-    """Say whether there is a key and the server takes it; exit code 1 if not."""
+    """Show whether a key is configured and accepted; exit code 1 if not."""
     from tinkex.cli.access import find_access
     from tinkex.cli.format import format_bool
 
     access = find_access(context)
     error = _find_access_problem(context, access)
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "credentials_available": access.has_credential,
         "accessible": error is None,
         "base_url": access.base_url,
@@ -85,19 +85,19 @@ def status(context: Context) -> None:
     rows = [
         ("Credentials available", format_bool(access.has_credential)),
         ("Accessible", format_bool(error is None)),
-        ("Server", access.base_url or f"the local one of {access.home}, which does not run"),
+        ("Server", access.base_url or f"local server in {access.home} (not running)"),
         ("Profile", access.config.profile or "none"),
         ("Key", access.masked_key or ("printed by a command" if access.source else "none")),
-        ("Key from", access.source or "nowhere"),
+        ("Key from", access.source or "none"),
         *([("Problem", error)] if error else []),
     ]
-    show(context, PropertiesOutput(found, rows))
+    show(context, PropertiesOutput(data, rows))
     if error is not None:
         click.get_current_context().exit(1)
 
 
 def _find_access_problem(context: Context, access: ServerAccess) -> str | None:
-    """Why the server cannot be used; None if it can."""
+    """Return why the server cannot be used; None if it can."""
     from tinkex.cli.client import rest_client
     from tinkex.cli.errors import describe_error
     from tinkex.cli.raw_requests import call_endpoint
@@ -105,37 +105,37 @@ def _find_access_problem(context: Context, access: ServerAccess) -> str | None:
     from tinkex.wire.endpoints import CAPABILITIES
 
     if access.base_url is None:
-        return "No server runs here; the next command that needs one starts it."
+        return "The local server is not running; the next command that needs it starts it."
     try:
         with rest_client(context) as client:
             call_endpoint(client, CAPABILITIES)
     except TinkexError as error:
-        failure = describe_error(error)
-        return " ".join(filter(None, (failure.message.rstrip(".") + ".", failure.hint)))
+        report = describe_error(error)
+        return " ".join(filter(None, (report.message.rstrip(".") + ".", report.hint)))
     return None
 
 
 @click.command(cls=Command)
 @pass_context
 def whoami(context: Context) -> None:
-    """Show whose key is used.
+    """Show the owner of the key.
 
-    A server with tokens names the user and the organization; one that knows keys alone names the
-    owner of the key.
+    A server with user tokens reports the user and organization; other servers report the name of
+    the key.
     """
     from tinkex.cli.client import rest_client
     from tinkex.cli.format import format_optional
 
     with rest_client(context) as client:
-        found = _fetch_identity(client)
+        identity = _fetch_identity(client)
     rows = [
-        ("Email", format_optional(found["email"])),
-        ("User", format_optional(found["user_urn"])),
-        ("Organization", format_optional(found["org_urn"] or found.get("organization"))),
+        ("Email", format_optional(identity["email"])),
+        ("User", format_optional(identity["user_urn"])),
+        ("Organization", format_optional(identity["org_urn"] or identity.get("organization"))),
     ]
-    if found.get("key_name"):
-        rows.append(("Key", found["key_name"]))
-    show(context, PropertiesOutput(found, rows))
+    if identity.get("key_name"):
+        rows.append(("Key", identity["key_name"]))
+    show(context, PropertiesOutput(identity, rows))
 
 
 def _fetch_identity(client: RestClient) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _fetch_identity(client: RestClient) -> dict[str, Any]:
     try:
         return client.whoami().result().model_dump()
     except ConfigError:
-        # No tokens: the key itself may have a name.
+        # No user tokens: the key itself may have a name.
         reply = fetch_api_key_info(client)
         if reply is None:
             raise

@@ -1,1 +1,1 @@
-"""`tinkex chat`: a module for each of its concerns."""
+"""`tinkex chat`: input, conversation state and streamed replies."""

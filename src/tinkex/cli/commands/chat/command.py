@@ -1,4 +1,4 @@
-"""`tinkex chat`: talk with a model or a checkpoint."""
+"""`tinkex chat`: the command, and reading of messages from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -23,52 +23,54 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("model", required=False, type=CHECKPOINT, metavar="[MODEL_OR_PATH]")
-@click.option("--system", metavar="TEXT", help="What the model is told before everything.")
+@click.option("--system", metavar="TEXT", help="System message.")
 @sampling_options(max_tokens=1024, temperature=0.7)
-@click.option("--stop", multiple=True, metavar="TEXT", help="End an answer at this text.")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="End a reply at this text; may be repeated."
+)
 @pass_context
 def chat(
     context: Context, model: str | None, system: str | None, tokenizer: str | None, **given: Any
 ) -> None:
-    """Talk with a model or a checkpoint.
+    """Chat with a model or a checkpoint.
 
-    MODEL_OR_PATH is a base model's name, a tinker:// path, or latest, the newest sampler
-    checkpoint. Without it, it is smollm2-135m if the server has it, else the only model that was
-    added to it, else tinkex/tiny. Answers appear while they are made. /help lists the orders that
-    can be typed. If stdin is not a terminal, every line is a message and is answered.
+    MODEL_OR_PATH is the name of a base model, a tinker:// path, or latest, the newest sampler
+    checkpoint. The default is smollm2-135m if the server has it, else the only model added to the
+    server, else tinkex/tiny. Replies are streamed. /help lists the chat commands. If stdin is not a
+    terminal, every line is a message.
     """
     source = SampleSource.from_options(model, None)
-    drawing = SamplingOptions(**{name: given[name] for name in SamplingOptions._fields})
+    options = SamplingOptions(**{name: given[name] for name in SamplingOptions._fields})
     with service_client(context) as client:
         from tinkex.cli.commands.chat.session import ChatSession
 
         source = source.resolve(client)
         text = f"Loading the tokenizer of {source.name} ..." if context.is_stdin_terminal else ""
         with spinner(text):
-            talk = ChatSession.start(context, client, source, drawing, tokenizer)
-        talk.conversation.system = system
+            session = ChatSession.start(context, client, source, options, tokenizer)
+        session.conversation.system = system
         if context.is_stdin_terminal:
-            click.echo(f"Talking with {source.name}; /help says what can be typed.", err=True)
-        _run_session(context, talk)
+            click.echo(f"Chatting with {source.name}; /help lists the commands.", err=True)
+        _run_session(context, session)
 
 
-def _run_session(context: Context, talk: ChatSession) -> None:
+def _run_session(context: Context, session: ChatSession) -> None:
     from tinkex.cli.commands.chat.session import QuitChat
 
     for text in read_messages(context):
         try:
-            talk.handle(text)
+            session.handle(text)
         except QuitChat:
             return
 
 
 INPUT_PROMPT, CONTINUATION_PROMPT = "> ", "... "
-#: Lines of a paste come faster than this.
+#: Pasted lines arrive within this time of each other.
 _PASTE_SECONDS = 0.05
 
 
 def read_messages(context: Context) -> Iterator[str]:
-    """What is said, one message at a time, until the end of stdin."""
+    """Yield the user's messages until the end of stdin."""
     return _read_typed(context) if context.is_stdin_terminal else _read_piped()
 
 
@@ -84,7 +86,7 @@ def _read_piped() -> Iterator[str]:
 
 def _read_typed(context: Context) -> Iterator[str]:
     with contextlib.suppress(ImportError):
-        # Its presence gives input() a line that can be edited, and a history.
+        # Importing readline gives input() line editing and a history.
         import readline  # noqa: F401
     while True:
         try:
@@ -93,14 +95,14 @@ def _read_typed(context: Context) -> Iterator[str]:
             click.echo("", err=True)
             return
         except KeyboardInterrupt:
-            click.echo("\nCtrl-D or /quit ends.", err=True)
+            click.echo("\nPress Ctrl-D or type /quit to end.", err=True)
             continue
         if text.strip():
             yield text
 
 
 def _read_message(context: Context) -> str:
-    """One message: lines that end with a backslash, or were pasted together, belong together."""
+    """Read one message: lines joined by a trailing backslash or pasted together."""
     lines = [_read_line(context, INPUT_PROMPT)]
     while True:
         if lines[-1].endswith("\\"):
@@ -115,7 +117,7 @@ def _read_message(context: Context) -> str:
 def _read_line(context: Context, prompt: str) -> str:
     if context.stdout.is_terminal:
         return input(prompt)
-    # input() would write its prompt among the answers.
+    # input() would write its prompt to stdout, between the replies.
     click.echo(prompt, err=True, nl=False)
     line = sys.stdin.readline()
     if not line:
@@ -127,5 +129,5 @@ def _has_pending_input() -> bool:
     try:
         return bool(select.select([sys.stdin], [], [], _PASTE_SECONDS)[0])
     except (OSError, ValueError):
-        # Not something that can be waited for, as on Windows.
+        # stdin does not support select(), as on Windows.
         return False

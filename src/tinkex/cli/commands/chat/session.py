@@ -1,4 +1,4 @@
-"""What was said so far, and the orders that change it: /system, /reset, /save, /quit."""
+"""Conversation state, slash commands (/system, /reset, /save, /quit) and replies."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ if TYPE_CHECKING:
 ChatMessage = dict[str, str]
 
 CHAT_HELP = """\
-/system TEXT  what the model is told before everything; without TEXT, nothing
-/reset        forget what was said
-/save FILE    add the conversation to a file that `tinkex train sft` reads
-/quit         end, as Ctrl-D does
-A \\ at the end of a line goes on in the next one; pasted lines are one message.
-Ctrl-C stops an answer. // at the beginning sends a message that begins with /."""
+/system TEXT  set the system message; without TEXT, remove it
+/reset        start a new conversation
+/save FILE    append the conversation to a file that `tinkex train sft` reads
+/quit         end the chat, like Ctrl-D
+A \\ at the end of a line continues the message; pasted lines are one message.
+Ctrl-C stops a reply. Start a message with // to send one that begins with /."""
 
 
 class QuitChat(Exception):
-    """The person is done."""
+    """The user ended the chat."""
 
 
 class Conversation:
-    """The messages, oldest first."""
+    """System message and messages, oldest first."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system or None
         self.messages: list[ChatMessage] = []
 
     def with_user_message(self, text: str) -> list[ChatMessage]:
-        """All that the model sees when this is said next."""
+        """Return all messages of the prompt for a new user message."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.messages, {"role": "user", "content": text}]
 
-    def add(self, text: str, answer: str) -> None:
-        """Note what was said, and what was answered."""
+    def add(self, text: str, reply: str) -> None:
+        """Append a message and its reply."""
         self.messages += [
             {"role": "user", "content": text},
-            {"role": "assistant", "content": answer},
+            {"role": "assistant", "content": reply},
         ]
 
     def run_slash_command(self, line: str) -> str | None:
-        """Carry out an order; what to say about it, or None if it is no order."""
+        """Run a slash command and return its message; None if it is not one."""
         word, _, rest = line.strip().partition(" ")
-        order = self._slash_commands.get(word)
-        return None if order is None else order(rest.strip())
+        command = self._slash_commands.get(word)
+        return None if command is None else command(rest.strip())
 
     @property
     def _slash_commands(self) -> dict[str, Callable[[str], str]]:
@@ -80,20 +80,20 @@ class Conversation:
 
     def _set_system(self, text: str) -> str:
         self.system = text or None
-        return "The system message is set." if text else "There is no system message."
+        return "System message set." if text else "System message removed."
 
     def _reset(self, rest: str) -> str:
         self.messages = []
-        return "Nothing was said so far."
+        return "Started a new conversation."
 
     def _quit(self, rest: str) -> str:
         raise QuitChat
 
     def _save(self, name: str) -> str:
         if not name:
-            return "Where to? /save FILE"
+            return "Usage: /save FILE"
         if not self.messages:
-            return "There is nothing to save."
+            return "Nothing to save yet."
         path = Path(name).expanduser()
         try:
             self._append(resolve_output_file(path))
@@ -115,20 +115,20 @@ class Conversation:
 
 
 def unknown_command_message(line: str) -> str:
-    """What to say about a word that begins like an order and is none."""
-    return f"There is no {click.unstyle(line.split()[0])}; /help lists what there is."
+    """Return the message for an unknown slash command."""
+    return f"Unknown command {click.unstyle(line.split()[0])}; /help lists the commands."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSession:
-    """Somebody who hears, and somebody who answers."""
+    """A conversation with a sampling client."""
 
     context: Context
     sampler: SamplingClient
     reply_format: ReplyFormat
     options: SamplingOptions
     max_context_tokens: int | None = None
-    """The most that the model can read and write together."""
+    """Context length of the model; None if unknown."""
     conversation: Conversation = field(default_factory=Conversation)
 
     @classmethod
@@ -145,11 +145,11 @@ class ChatSession:
         renderer = Renderer(load_tokenizer_for(sampler, tokenizer))
         if not renderer.has_template:
             print_status(
-                "This model has no chat template: messages are laid out as User: and Assistant:."
+                "This model has no chat template: messages are formatted as User: and Assistant:."
             )
         base_model = sampler.get_base_model()
         models = client.get_server_capabilities().supported_models
-        sizes = [one.max_context_length for one in models if one.model_name == base_model]
+        sizes = [model.max_context_length for model in models if model.model_name == base_model]
         return cls(
             context=context,
             sampler=sampler,
@@ -159,20 +159,20 @@ class ChatSession:
         )
 
     def handle(self, text: str) -> None:
-        """Carry out an order, or answer a message."""
+        """Run a slash command, or reply to a message."""
         if text.startswith("//"):
             text = text[1:]
         elif text.startswith("/"):
-            said = self.conversation.run_slash_command(text)
-            if said is None and self.context.is_stdin_terminal:
-                said = unknown_command_message(text)
-            if said is not None:
-                print_status(said)
+            message = self.conversation.run_slash_command(text)
+            if message is None and self.context.is_stdin_terminal:
+                message = unknown_command_message(text)
+            if message is not None:
+                print_status(message)
                 return
         self._reply_or_report(text)
 
     def _reply_or_report(self, text: str) -> None:
-        """A person may try again after a failure; a pipe cannot."""
+        """Reply; on a terminal, print errors so that the user can retry."""
         if not self.context.is_stdin_terminal:
             self._reply(text)
             return
@@ -185,54 +185,54 @@ class ChatSession:
         prompt = self.reply_format.renderer.render_prompt(
             tuple(self.conversation.with_user_message(text))
         )
-        drawing = self.options._replace(max_tokens=self._max_reply_tokens(len(prompt)))
-        answer = StreamedReply(self.sampler, prompt, drawing, self.reply_format)
-        began = time.monotonic()
+        options = self.options._replace(max_tokens=self._max_reply_tokens(len(prompt)))
+        reply = StreamedReply(self.sampler, prompt, options, self.reply_format)
+        start = time.monotonic()
         try:
-            self._print_stream(answer)
+            self._print_stream(reply)
         except KeyboardInterrupt:
             if not self.context.is_stdin_terminal:
                 raise
-            answer.end_reason = "interrupted"
+            reply.end_reason = "interrupted"
             print_status("\n(stopped)")
         if self.context.is_json:
-            self._print_json(text, answer, time.monotonic() - began)
-        if answer.text:
-            self.conversation.add(text, answer.text)
+            self._print_json(text, reply, time.monotonic() - start)
+        if reply.text:
+            self.conversation.add(text, reply.text)
 
     def _max_reply_tokens(self, num_prompt_tokens: int) -> int:
-        """How long the answer may get."""
+        """Return the token limit of a reply that fits into the context."""
         if self.max_context_tokens is None:
             return self.options.max_tokens
-        room = self.max_context_tokens - num_prompt_tokens
-        if room < 1:
+        num_free = self.max_context_tokens - num_prompt_tokens
+        if num_free < 1:
             raise CliError(
-                f"The conversation has {format_count(num_prompt_tokens, 'token')}, and the model "
-                f"reads at most {self.max_context_tokens}",
-                "/reset forgets it.",
+                f"The conversation has {format_count(num_prompt_tokens, 'token')}, but the model's "
+                f"context length is {self.max_context_tokens}",
+                "/reset starts a new conversation.",
             )
-        return min(room, self.options.max_tokens)
+        return min(num_free, self.options.max_tokens)
 
-    def _print_stream(self, answer: StreamedReply) -> None:
-        is_seen = self.context.stdout.is_terminal
-        for piece in answer.stream():
+    def _print_stream(self, reply: StreamedReply) -> None:
+        is_terminal = self.context.stdout.is_terminal
+        for text in reply.stream():
             if not self.context.is_json:
-                click.echo(escape_lines(piece) if is_seen else piece, nl=False, color=True)
+                click.echo(escape_lines(text) if is_terminal else text, nl=False, color=True)
                 sys.stdout.flush()
         if not self.context.is_json:
             click.echo("")
-        if answer.end_reason == "length" and self.context.is_stdin_terminal:
+        if reply.end_reason == "length" and self.context.is_stdin_terminal:
             print_status(
-                f"(cut off after {format_count(len(answer.tokens), 'token')}; "
+                f"(cut off after {format_count(len(reply.tokens), 'token')}; "
                 "--max-tokens allows more)"
             )
 
-    def _print_json(self, text: str, answer: StreamedReply, seconds: float) -> None:
+    def _print_json(self, text: str, reply: StreamedReply, seconds: float) -> None:
         data = {
             "message": text,
-            "text": answer.text,
-            "stop_reason": answer.end_reason,
-            "num_tokens": len(answer.tokens),
+            "text": reply.text,
+            "stop_reason": reply.end_reason,
+            "num_tokens": len(reply.tokens),
             "seconds": round(seconds, 3),
         }
         click.echo(json.dumps(data, ensure_ascii=True))

@@ -1,8 +1,8 @@
-"""Answers that appear while they are made.
+"""Streamed replies.
 
-The API has no streaming of samples. An answer is asked for in small pieces instead: each continues
-what came before it, so together they are what one long request would have drawn, and the server
-need not read again what it has read for the piece before.
+The API cannot stream samples, so a reply is requested in small chunks. Each chunk continues the
+tokens before it, so the result equals one long request; the server's prefix cache avoids repeated
+prefill.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from tinkex.client.sampling import SamplingClient
     from tinkex.types import SampledSequence
 
-#: The first piece is small, so that something is seen soon.
+#: The first chunk is small, so that text appears soon.
 FIRST_CHUNK_TOKENS = 4
 MAX_CHUNK_TOKENS = 64
 SEEDED_CHUNK_TOKENS = 16
-#: A piece should take about so long: shorter ones waste round trips, longer ones stutter.
+#: Target duration of a chunk: shorter ones waste round trips, longer ones stutter.
 CHUNK_SECONDS = 0.3
-#: What a tokenizer writes for bytes that are not yet a character.
+#: Decoded from bytes that do not form a complete character yet.
 _REPLACEMENT_CHAR = "\ufffd"
 
 EndReason = Literal["stop", "length", "interrupted"]
 
 
 def next_chunk_size(size: int, seconds: float) -> int:
-    """How many tokens the next piece should have, after one of `size` took so long."""
+    """Return the size of the next chunk, given the size and duration of the last one."""
     wanted = size * CHUNK_SECONDS / max(seconds, 1e-3)
-    # At most twice as many: one quick answer says little.
+    # At most double the size, because one measurement is noisy.
     return max(1, min(round(wanted), 2 * size, MAX_CHUNK_TOKENS))
 
 
 def stable_text(text: str, ends: Sequence[str], *, is_over: bool) -> tuple[str, bool]:
-    """What of a text can be shown for good, and whether it has reached one of its ends."""
-    places = [place for place in (text.find(end) for end in ends) if place >= 0]
-    if places:
-        return text[: min(places)], True
+    """Return the part of a text that will not change, and whether a stop text was reached."""
+    indices = [index for index in (text.find(end) for end in ends) if index >= 0]
+    if indices:
+        return text[: min(indices)], True
     if is_over:
         return text, False
     shown = text.rstrip(_REPLACEMENT_CHAR)
@@ -60,23 +60,23 @@ def stable_text(text: str, ends: Sequence[str], *, is_over: bool) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a model's answers are read, and where they end."""
+    """Renderer of a model, and the tokens and texts that end a reply."""
 
     renderer: Renderer
     end_tokens: frozenset[int] = frozenset()
-    """Besides the tokens that end a sample on the server."""
+    """In addition to the stop tokens of the server."""
     end_texts: tuple[str, ...] = ()
 
     @classmethod
     def for_renderer(cls, renderer: Renderer) -> ReplyFormat:
-        """With a chat template, the token behind an answer; without, the next speaker's name."""
+        """Use the template's end-of-turn token, or without a template the next role's name."""
         if renderer.has_template:
             return cls(renderer, frozenset(_end_of_turn_tokens(renderer)))
         return cls(renderer, end_texts=("\nUser:", "\nSystem:"))
 
 
 def _end_of_turn_tokens(renderer: Renderer) -> list[int]:
-    """The special token that the chat template writes behind what the assistant says."""
+    """Return the special token that the chat template puts after an assistant message."""
     question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     try:
         example = renderer.render_examples(ChatRow((question, answer)))[0]
@@ -88,7 +88,7 @@ def _end_of_turn_tokens(renderer: Renderer) -> list[int]:
 
 
 class StreamedReply:
-    """One answer, piece by piece."""
+    """One reply, generated chunk by chunk."""
 
     def __init__(
         self,
@@ -106,33 +106,33 @@ class StreamedReply:
         self._reply_format = reply_format
 
     def stream(self) -> Iterator[str]:
-        """New text as it comes; KeyboardInterrupt gives up on the piece that is being made."""
+        """Yield new text as it arrives; KeyboardInterrupt cancels the current chunk."""
         size = FIRST_CHUNK_TOKENS
         while self.end_reason is None:
             size = min(size, self._options.max_tokens - len(self.tokens))
-            began = time.monotonic()
+            start = time.monotonic()
             self._append_chunk(self._request_chunk(size))
             if self._options.seed is None:
-                size = next_chunk_size(size, time.monotonic() - began)
+                size = next_chunk_size(size, time.monotonic() - start)
             else:
-                # What is drawn depends on where pieces begin, which must not depend on the clock.
+                # Samples depend on the chunk boundaries, so these must not depend on timing.
                 size = SEEDED_CHUNK_TOKENS
             new = self._new_text()
             if new:
                 yield new
 
     def _request_chunk(self, size: int) -> SampledSequence:
-        # The same seed again would throw the same dice for every piece.
+        # Reusing the seed would repeat the same random numbers in every chunk.
         seed = self._options.seed
-        own_seed = None if seed is None else seed + len(self.tokens)
+        chunk_seed = None if seed is None else seed + len(self.tokens)
         model_input = ModelInput.from_ints([*self._prompt, *self.tokens])
-        asked = self._sampler.sample(
-            model_input, 1, self._options.to_sampling_params(size, own_seed)
+        future = self._sampler.sample(
+            model_input, 1, self._options.to_sampling_params(size, chunk_seed)
         )
         try:
-            return asked.result().sequences[0]
+            return future.result().sequences[0]
         except KeyboardInterrupt:
-            asked.cancel()
+            future.cancel()
             self.end_reason = "interrupted"
             raise
 
@@ -149,12 +149,12 @@ class StreamedReply:
 
     def _new_text(self) -> str:
         text = self._reply_format.renderer.decode(self.tokens)
-        # A stop may lie across two pieces, where the server does not see it.
+        # A stop text may span two chunks, where the server cannot detect it.
         ends = (*self._reply_format.end_texts, *self._options.stop)
         shown, has_ended = stable_text(text, ends, is_over=self.end_reason is not None)
         if has_ended:
             self.end_reason = "stop"
-        # The space in front belongs to the layout, not to what is said.
+        # Leading space belongs to the prompt format, not to the reply.
         shown = shown.lstrip()
         new = shown[len(self.text) :] if shown.startswith(self.text) else ""
         self.text += new

@@ -1,4 +1,4 @@
-"""What `tinkex checkpoint create` makes: a plan, the steps on the server, and the record of it."""
+"""`tinkex checkpoint create`: create or restore an adapter and save its sampler weights."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from tinkex.client.service import ServiceClient
     from tinkex.client.training import TrainingClient
 
-#: The name of the checkpoint; every one belongs to a run of its own.
+#: Name of the checkpoint; each one belongs to a new run.
 CHECKPOINT_NAME = "checkpoint"
-#: What describes a new adapter; one that exists has its own.
+#: Options of a new adapter; a restored one keeps its settings.
 LORA_OPTIONS = ("rank", "seed", "train_mlp", "train_attn", "train_unembed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCreateOptions:
-    """Which adapter to make or restore, and where to write about it."""
+    """Options of the command."""
 
     base_model: str | None
     model_path: str | None
@@ -46,29 +46,29 @@ class CheckpointCreateOptions:
 
     def __post_init__(self) -> None:
         if not self.base_model and not self.model_path:
-            raise click.UsageError("Give --base-model, or --model-path.")
+            raise click.UsageError("Give --base-model or --model-path.")
         if not (self.train_mlp or self.train_attn or self.train_unembed):
             raise click.UsageError(
-                "Nothing is left to train: --train-mlp, --train-attn or --train-unembed is needed."
+                "Nothing to train: enable --train-mlp, --train-attn or --train-unembed."
             )
         if self.source_path is not None:
             parse_tinker_path(self.source_path)
 
     @property
     def source_path(self) -> str | None:
-        """The checkpoint to start from; None makes a new adapter."""
+        """The checkpoint to start from; None creates a new adapter."""
         is_address = bool(self.model_path) and str(self.model_path).startswith(SCHEME)
         return self.model_path if is_address else None
 
     @property
     def lora_settings(self) -> dict[str, Any]:
-        """The adapter that is asked for."""
+        """Settings of the new adapter."""
         return {name: getattr(self, name) for name in LORA_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedAdapter:
-    """A training client, and what it trains."""
+    """A training client and the settings of its adapter."""
 
     client: TrainingClient
     base_model: str
@@ -102,13 +102,13 @@ def create_adapter(
 def save_weights(
     options: CheckpointCreateOptions, adapter: CreatedAdapter, on_status: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Save the weights, and say all that is known about them."""
+    """Save the weights and return metadata about them."""
     on_status("Saving weights ...")
     response = adapter.client.save_weights_for_sampler(CHECKPOINT_NAME).result()
     return {
         "base_model": adapter.base_model,
         "model_path": options.model_path,
-        # Never the base model: a server that did not name the new one did not name it.
+        # Do not substitute the base model if the server returned no id.
         "model_id": adapter.client.model_id or None,
         "weights_path": response.path,
         "saved_at": clock.utc_now().isoformat(timespec="seconds"),
@@ -120,7 +120,7 @@ def save_weights(
 
 
 def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
-    """Write the record whole or not at all, and its directories if they are missing."""
+    """Write the metadata atomically; create missing directories."""
     from tinkex.cli.output.base import to_json
     from tinkex.system.atomic import write_file_atomic
 
@@ -129,16 +129,16 @@ def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
     except OSError as error:
         raise CliError(
             f"{path} cannot be written: {error.strerror or error}",
-            f"The weights are saved nevertheless, as {metadata['weights_path']}",
+            f"The weights were saved as {metadata['weights_path']}",
         ) from error
 
 
 @click.command(cls=Command)
-@click.option("--base-model", metavar="NAME", help="The model to adapt.")
+@click.option("--base-model", metavar="NAME", help="Base model to adapt.")
 @click.option(
     "--model-path",
     metavar="PATH",
-    help="A tinker:// path of training weights to start from; else another word for --base-model.",
+    help="tinker:// path of training weights to start from; other values mean --base-model.",
 )
 @click.option(
     "--output",
@@ -146,7 +146,7 @@ def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     metavar="FILE",
-    help="Where to write what was made, as JSON.",
+    help="Write metadata of the checkpoint to this JSON file.",
 )
 @click.option(
     "--rank",
@@ -154,17 +154,17 @@ def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
     default=32,
     show_default=True,
     metavar="N",
-    help="The inner dimension of the adapter.",
+    help="LoRA rank.",
 )
-@click.option("--seed", type=int, metavar="N", help="Makes the first weights repeatable.")
+@click.option("--seed", type=int, metavar="N", help="Random seed of the initial weights.")
 @click.option("--train-mlp/--no-train-mlp", default=True, help="Adapt the MLP layers.")
 @click.option("--train-attn/--no-train-attn", default=True, help="Adapt the attention layers.")
 @click.option("--train-unembed/--no-train-unembed", default=True, help="Adapt the unembedding.")
 @pass_context
 def create(context: Context, **options: Any) -> None:
-    """Make an adapter and save its weights.
+    """Create an adapter and save its weights.
 
-    The weights stay on the server, ready to be sampled from; FILE says where. Nothing is
+    The weights stay on the server, ready for sampling; FILE records their path. Nothing is
     downloaded.
 
     \b
@@ -173,7 +173,7 @@ def create(context: Context, **options: Any) -> None:
     plan = CheckpointCreateOptions(**options)
     _check_option_combination(plan)
     output = resolve_output_file(plan.output)
-    # One operation may take several answers: the time that was given is for all of them.
+    # An operation may need several polls; --timeout limits all of them together.
     with (
         service_client(context, poll_timeout_seconds=context.timeout_seconds) as client,
         spinner("Starting a session ...") as shown,
@@ -189,18 +189,18 @@ def create(context: Context, **options: Any) -> None:
 
 
 def _check_option_combination(options: CheckpointCreateOptions) -> None:
-    """Refuse, or name, options that mean nothing together."""
+    """Reject or report options that cannot be combined."""
     ctx = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     given = [name for name in LORA_OPTIONS if ctx.get_parameter_source(name) is typed]
     if options.source_path is not None and given:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise click.UsageError(
-            f"{flags}: for a new adapter only; {options.source_path} has its own."
+            f"{flags}: only for a new adapter; {options.source_path} keeps its own settings."
         )
     if options.source_path is None and options.base_model and options.model_path:
         print_status(
-            f"--model-path {options.model_path} is no tinker:// path: --base-model is used instead."
+            f"--model-path {options.model_path} is not a tinker:// path; using --base-model."
         )
 
 

@@ -1,4 +1,4 @@
-"""Deleting many checkpoints at once: a failure stops nothing, and Ctrl-C loses no outcome."""
+"""`tinkex checkpoint delete`: delete many checkpoints concurrently and report each result."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
 
 MAX_IN_FLIGHT = 32
-#: How long an interrupted command waits for the answers to what it has sent.
+#: How long an interrupted command waits for pending responses.
 SETTLE_SECONDS = 2.0
-#: Failures that every other checkpoint would share.
+#: Errors that affect all checkpoints alike.
 FATAL_ERRORS = (APIConnectionError, AuthenticationError)
 
 
 class DeletionResult(NamedTuple):
-    """What became of each checkpoint, by its path."""
+    """Paths of the checkpoints by outcome."""
 
     deleted: Sequence[str] = ()
     failed: Sequence[tuple[str, BaseException]] = ()
     unknown: Sequence[str] = ()
-    """Those whose deletion was sent and not answered."""
+    """Deletions that were sent but not confirmed."""
     untried: Sequence[str] = ()
     is_interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
-        """0 if all are gone."""
+        """0 if all were deleted."""
         if self.is_interrupted:
             return INTERRUPTED
         return FAILED if self.failed or self.unknown or self.untried else 0
 
     @property
     def shared_error(self) -> BaseException | None:
-        """The one reason why nothing at all could be done; None if there is none."""
+        """The error that prevented every deletion; None if any was attempted successfully."""
         is_shared = all(isinstance(error, FATAL_ERRORS) for _, error in self.failed)
         has_done = self.deleted or self.unknown or self.is_interrupted
         return self.failed[0][1] if self.failed and is_shared and not has_done else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The official shape, and the paths of all."""
+        """The official JSON fields, plus the paths by outcome."""
         failed = [
             {"tinker_path": path, "error": describe_error(error).message}
             for path, error in self.failed
@@ -83,7 +83,7 @@ class DeletionResult(NamedTuple):
         }
 
     def to_text(self) -> str:
-        """The same for people; what is gone is counted, what may be left is named."""
+        """A summary for people: deleted checkpoints are counted, the others are listed."""
         lines = [f"Deleted {format_count(len(self.deleted), 'checkpoint')}."]
         if self.is_interrupted:
             lines.insert(0, "Interrupted.")
@@ -93,7 +93,7 @@ class DeletionResult(NamedTuple):
                 "Failed to delete",
                 [f"{path}: {describe_error(why).message}" for path, why in self.failed],
             ),
-            ("No answer came, so it may or may not be deleted", self.unknown),
+            ("No response, may or may not be deleted", self.unknown),
             ("Not deleted", self.untried),
         )
         for title, items in groups:
@@ -104,10 +104,10 @@ class DeletionResult(NamedTuple):
 
 
 class BulkDeletion:
-    """Sends deletions, some at once, and remembers what was sent."""
+    """Sends deletions concurrently and tracks which ones were sent."""
 
     def __init__(self, send: Callable[[str], Future[None]], paths: Sequence[str]) -> None:
-        """`send` begins to delete one; `paths` are all different."""
+        """`send` starts one deletion; `paths` must be unique."""
         self._send = send
         self._paths = paths
         self._sent: dict[str, Future[None] | None] = {}
@@ -115,8 +115,8 @@ class BulkDeletion:
         self._is_interrupted = False
 
     def run(self, on_progress: Callable[[int], None] = lambda num_done: None) -> DeletionResult:
-        """Delete all; `told` is given how many more are done. Ctrl-C ends it with an outcome."""
-        # Late: help must be quick.
+        """Delete all; `on_progress` gets the number of new completions. Ctrl-C returns early."""
+        # Imported late to keep --help fast.
         from concurrent.futures import wait
 
         try:
@@ -134,7 +134,7 @@ class BulkDeletion:
                 under_way = self._await_some(under_way, on_progress)
             if self._has_fatal_error:
                 break
-            # Noted before it is sent: an interrupt in between must not call it untouched.
+            # Recorded before sending, so that an interrupt in between reports it as unknown.
             self._sent[path] = None
             self._sent[path] = future = self._send_one(path)
             under_way.add(future)
@@ -185,22 +185,25 @@ class BulkDeletion:
 
 @click.command(cls=Command)
 @click.argument("paths", nargs=-1, type=CHECKPOINT)
-@click.option("--run-id", type=RUN, metavar="ID", help="All of this run that fit.")
+@click.option("--run-id", type=RUN, metavar="ID", help="Only checkpoints of this run.")
 @click.option(
     "--type",
     "checkpoint_type",
     type=click.Choice(list(CHECKPOINT_TYPES)),
     metavar="TYPE",
-    help="Only training, sampler or external ones.",
+    help="Only this type: training, sampler or external.",
 )
 @click.option(
     "--before",
     type=IsoDateTime(),
     metavar="DATE",
-    help="Only those made before: 2026-01-31, or a time.",
+    help="Only checkpoints created before this date or time, such as 2026-01-31 (UTC).",
 )
 @click.option(
-    "--after", type=IsoDateTime(), metavar="DATE", help="Only those made after; dates are in UTC."
+    "--after",
+    type=IsoDateTime(),
+    metavar="DATE",
+    help="Only checkpoints created after this date or time (UTC).",
 )
 @yes_option()
 @pass_context
@@ -213,33 +216,35 @@ def delete(
     after: datetime | None,
     yes: bool,
 ) -> None:
-    """Delete checkpoints for good.
+    """Delete checkpoints permanently.
 
-    Name them by their addresses, or say what they are like; without --run-id that means those of
-    all your runs. Asks once before it begins, and goes on if one of them cannot be deleted.
+    Select checkpoints by path or by filters; without --run-id, filters apply to all your runs. Asks
+    for confirmation once, and continues if one of them cannot be deleted.
 
     \b
       tinkex checkpoint delete tinker://RUN_ID/weights/0001 tinker://RUN_ID/weights/0002
       tinkex checkpoint delete --run-id RUN_ID --type training --before 2026-01-31
     """
     kind = CHECKPOINT_TYPES[checkpoint_type] if checkpoint_type else None
-    wanted = CheckpointFilter(run_id=run_id, checkpoint_type=kind, before=before, after=after)
-    if bool(paths) is not wanted.is_empty:
-        raise click.UsageError("Give either paths, or some of --run-id --type --before --after.")
+    filters = CheckpointFilter(run_id=run_id, checkpoint_type=kind, before=before, after=after)
+    if bool(paths) is not filters.is_empty:
+        raise click.UsageError(
+            "Give either paths, or at least one of --run-id, --type, --before and --after."
+        )
     with rest_client(context) as client:
         paths = tuple(resolve_path(client, path) for path in paths)
         if run_id is not None:
-            wanted = wanted._replace(run_id=resolve_run(client, run_id))
-        outcome = _confirm_and_delete(
-            context, client, _select(context, client, paths, wanted, yes), yes
+            filters = filters._replace(run_id=resolve_run(client, run_id))
+        result = _confirm_and_delete(
+            context, client, _select(context, client, paths, filters, yes), yes
         )
-    if outcome.shared_error is not None:
-        raise outcome.shared_error
-    if outcome != DeletionResult():
-        announce(context, outcome.to_text(), outcome.to_dict())
+    if result.shared_error is not None:
+        raise result.shared_error
+    if result != DeletionResult():
+        announce(context, result.to_text(), result.to_dict())
     else:
-        announce(context, "No checkpoints match: nothing was deleted.", outcome.to_dict())
-    click.get_current_context().exit(outcome.exit_code)
+        announce(context, "No checkpoints match; nothing was deleted.", result.to_dict())
+    click.get_current_context().exit(result.exit_code)
 
 
 def _select(
@@ -251,15 +256,11 @@ def _select(
 ) -> list[SelectedCheckpoint]:
     if not paths:
         return find_matching(context, client, filters)
-    different = list(dict.fromkeys(paths))
-    for path in different:
+    unique = list(dict.fromkeys(paths))
+    for path in unique:
         parse_tinker_path(path)
-    # What they are is for the question alone.
-    return (
-        [SelectedCheckpoint(path) for path in different]
-        if yes
-        else fetch_selected(client, different)
-    )
+    # Details are only needed for the confirmation.
+    return [SelectedCheckpoint(path) for path in unique] if yes else fetch_selected(client, unique)
 
 
 def _confirm_and_delete(
@@ -272,5 +273,5 @@ def _confirm_and_delete(
         if not confirm(question, about=f"Will delete {describe_selection(selected)}"):
             exit_cancelled(context, DeletionResult().to_dict())
     send = client.delete_checkpoint_from_tinker_path
-    with progress_bar(context, "Deleting", len(selected)) as shown:
-        return BulkDeletion(send, [one.path for one in selected]).run(shown.advance)
+    with progress_bar(context, "Deleting", len(selected)) as bar:
+        return BulkDeletion(send, [item.path for item in selected]).run(bar.advance)

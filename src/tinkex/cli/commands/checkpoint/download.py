@@ -1,11 +1,9 @@
-"""Getting a checkpoint's files onto this disk, whichever way its server offers."""
+"""`tinkex checkpoint download`: fetch a checkpoint's files, exporting it first if needed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +24,17 @@ from tinkex.ids import TinkerPath, parse_tinker_path
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
 
-#: How long a copy lives that is made for one download; it is deleted when that is over.
+#: TTL of an export made for one download; normally it is deleted right after.
 EXPORT_TTL_SECONDS = 6 * 3600
-#: What the checkpoints of such copies are called.
+#: Name of the checkpoints created by such exports.
 EXPORT_CHECKPOINT_NAME = "download"
-#: What to say after Ctrl-C if the next try need not begin anew.
-INTERRUPTED_MESSAGE = "Interrupted: what has arrived is kept."
+#: Message after Ctrl-C if the download can be resumed.
+INTERRUPTED_MESSAGE = "Interrupted: the downloaded part is kept."
 RESUME_HINT = "Run the same command again to resume the download."
 
 
 class DownloadProgressBars:
-    """The bars of a download: bytes that arrive, then files that come out of an archive."""
+    """Progress bars of a download: bytes received, then files unpacked."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -51,27 +49,27 @@ class DownloadProgressBars:
         self._stack.close()
 
     def on_bytes(self, done: int, total: int | None) -> None:
-        """So many bytes are here."""
+        """Update the number of bytes received."""
         self._show("Downloading", is_bytes=True).update(done, total)
 
     def on_files(self, done: int, total: int | None) -> None:
-        """So many files are out of the archive."""
+        """Update the number of files unpacked."""
         self._show("Unpacking", is_bytes=False).update(done, total)
 
     def _show(self, label: str, *, is_bytes: bool) -> ProgressBar:
         if label != self._label:
             self._stack.close()
-            shown = progress_bar(self._context, label, unit="bytes" if is_bytes else "items")
-            self._bar, self._label = self._stack.enter_context(shown), label
+            bar = progress_bar(self._context, label, unit="bytes" if is_bytes else "items")
+            self._bar, self._label = self._stack.enter_context(bar), label
         return self._bar
 
 
 def check_not_exists(destination: Path, *, force: bool) -> None:
-    """Refuse a place that is taken, before anybody is asked for anything."""
+    """Raise CliError if the destination exists, before any request is sent."""
     if not force and os.path.lexists(destination):
         raise CliError(
-            f"{destination} exists already",
-            "--force replaces it once everything has arrived; --output names another place.",
+            f"{destination} already exists",
+            "--force replaces it when the download is complete; --output selects another place.",
         )
 
 
@@ -85,7 +83,7 @@ def fetch_checkpoint(
     keeps_partial: bool = True,
     identity: Path | None = None,
 ) -> None:
-    """Download a checkpoint: into a folder, or as one archive; kept, if the caller keeps it."""
+    """Download a checkpoint to a folder, or with `extract=False` as an archive."""
     try:
         with rest_client(context) as client:
             options = {"force": force, "extract": extract, "identity": identity}
@@ -108,13 +106,13 @@ def _download(
     destination: Path,
     options: Mapping[str, Any],
 ) -> None:
-    with DownloadProgressBars(context) as phases:
+    with DownloadProgressBars(context) as bars:
         client.download_checkpoint(
             path,
             destination,
             **options,
-            progress=phases.on_bytes,
-            unpacked=phases.on_files,
+            progress=bars.on_bytes,
+            unpacked=bars.on_files,
         ).result()
 
 
@@ -127,7 +125,7 @@ def _has_partial_download(destination: Path) -> bool:
 
 
 def _can_be_exported(context: Context, path: str, error: APIStatusError) -> bool:
-    """Whether the server gives out such files only after it was asked to write them."""
+    """Whether the checkpoint must be exported before its files can be downloaded."""
     from tinkex.client.download.checkpoint import FILES_UNSUPPORTED_STATUSES
 
     if (
@@ -139,15 +137,15 @@ def _can_be_exported(context: Context, path: str, error: APIStatusError) -> bool
         with rest_client(context) as client:
             client.get_weights_info_by_tinker_path(path).result()
     except TinkexError:
-        # There is no such checkpoint: the first answer has said so.
+        # The checkpoint does not exist; the first error already reports that.
         return False
     return True
 
 
 def _export_and_download(context: Context, path: str, destination: Path, *, force: bool) -> None:
-    """Have a training checkpoint loaded and written as files, and download these."""
+    """Have the server load a training checkpoint and save it as files; download these."""
     with service_client(context) as client:
-        with spinner(f"Exporting {path}: the server loads it to write its files ..."):
+        with spinner(f"Exporting {path}: the server loads it and writes its files ..."):
             trainer = client.create_training_client_from_state(
                 path, user_metadata={"created_by": "tinkex checkpoint download"}
             )
@@ -159,33 +157,30 @@ def _export_and_download(context: Context, path: str, destination: Path, *, forc
         try:
             _download(context, files, copy, destination, {"force": force})
         finally:
-            _delete_copy(context, files, copy)
+            _delete_copy(files, copy)
 
 
-def _delete_copy(context: Context, client: RestClient, path: str) -> None:
+def _delete_copy(client: RestClient, path: str) -> None:
     try:
         client.delete_checkpoint_from_tinker_path(path).result()
     except TinkexError as error:
         hours = EXPORT_TTL_SECONDS // 3600
-        print_notice(context, f"{path} was made for this and could not be deleted: {error.message}")
-        print_notice(context, f"It expires within {hours} hours.")
-
-
-def print_notice(context: Context, text: str) -> None:
-    """Tell a person; programs get JSON on stderr if anything goes wrong, and nothing beside it."""
-    if not context.is_json:
-        print_status(text)
+        print_status(f"The temporary export {path} could not be deleted: {error.message}")
+        print_status(f"It expires within {hours} hours.")
 
 
 @contextlib.contextmanager
 def scratch_directory(destination: Path) -> Iterator[Path]:
-    """A folder on the disk of a destination, which is gone at the end whatever happens."""
+    """Create a temporary directory next to the destination; delete it on exit."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    made = tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent)
+    import shutil
+    import tempfile
+
+    scratch = tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent)
     try:
-        yield Path(made)
+        yield Path(scratch)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @click.command(cls=Command)
@@ -196,10 +191,12 @@ def scratch_directory(destination: Path) -> Iterator[Path]:
     type=click.Path(path_type=Path),
     default=Path(),
     metavar="DIR",
-    help="The folder in which the checkpoint's own folder is made.  [default: this one]",
+    help="Directory in which to create the checkpoint's folder.  [default: current directory]",
 )
-@click.option("--force", is_flag=True, help="Replace it if it is there, once all has arrived.")
-@click.option("--no-extract", is_flag=True, help="Keep the server's archive as one file.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing folder when the download is complete."
+)
+@click.option("--no-extract", is_flag=True, help="Save the server's archive without unpacking it.")
 @click.option(
     "-i",
     "--identity",
@@ -218,9 +215,9 @@ def download(
 ) -> None:
     """Download a checkpoint's files.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001, and its folder is called
-    RUN_ID_weights_0001, with _ for every colon. The folder appears when everything has arrived and
-    was checked. After an interruption the same command goes on where it stopped.
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001. Its folder is named
+    RUN_ID_weights_0001, with _ for every colon, and is created when all files are downloaded and
+    verified. After an interruption, the same command resumes the download.
     """
     from tinkex.cli.output.checkpoints import CheckpointDownload, FileTotals
 
@@ -235,5 +232,5 @@ def download(
 
 
 def checkpoint_folder_name(path: TinkerPath) -> str:
-    """What a checkpoint's folder is called; a colon is not allowed in names everywhere."""
+    """Return the folder name of a checkpoint; not all systems allow colons in names."""
     return f"{path.run_id}_{path.segment}_{path.name}".replace(":", "_")

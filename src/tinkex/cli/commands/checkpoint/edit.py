@@ -1,11 +1,10 @@
-"""`tinkex checkpoint copy`: the same weights under an address of one's own."""
+"""`tinkex checkpoint copy`, `publish`, `unpublish` and `set-ttl`."""
 
 from __future__ import annotations
 
 import click
 
 from tinkex.cli.client import rest_client
-from tinkex.cli.commands.checkpoint.list import find_checkpoint
 from tinkex.cli.commands.time_params import Lifetime
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.format import format_duration
@@ -20,12 +19,12 @@ from tinkex.ids import parse_tinker_path
 
 @click.command(cls=Command)
 @click.argument("path", type=CHECKPOINT)
-@click.option("--project-id", metavar="ID", help="The project that gets the copy.")
+@click.option("--project-id", metavar="ID", help="Project of the copy.")
 @click.option(
-    "--ttl", type=Lifetime(), metavar="TIME", help="Delete the copy so long from now: 7d, 12h."
+    "--ttl", type=Lifetime(), metavar="TIME", help="TTL of the copy: 7d, 12h, or seconds."
 )
 @click.option(
-    "--access-token", metavar="TOKEN", help="A credential for PATH, if another account owns it."
+    "--access-token", metavar="TOKEN", help="Credential for PATH if another account owns it."
 )
 @pass_context
 def copy(
@@ -35,14 +34,14 @@ def copy(
     ttl: int | None,
     access_token: str | None,
 ) -> None:
-    """Copy a checkpoint, into another project if you like.
+    """Copy a checkpoint, optionally to another project.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001: one of your own, a public one, or
-    one that the access token opens.
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001: your own, a public one, or one
+    that the access token gives access to.
     """
     path = expand_path(context, path)
     with rest_client(context, project_id=project_id) as client:
-        # Where no project is named, Config may know one.
+        # Without --project-id, the project may come from Config.
         project = client.holder.config.project_id
         copied = client.copy_weights(
             path, project, ttl_seconds=ttl, weights_access_token=access_token
@@ -66,9 +65,9 @@ def copy(
 @click.argument("path", type=CHECKPOINT)
 @pass_context
 def publish(context: Context, path: str) -> None:
-    """Let everybody use a checkpoint.
+    """Make a checkpoint public.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001; the run must be your own.
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001 of one of your runs.
     """
     _set_public(context, expand_path(context, path), True)
 
@@ -80,18 +79,21 @@ def publish(context: Context, path: str) -> None:
 def unpublish(context: Context, path: str, yes: bool) -> None:
     """Make a published checkpoint private again.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001. Asks first if a person can answer.
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001. Asks for confirmation if stdin
+    is a terminal.
     """
     path = expand_path(context, path)
     parse_tinker_path(path)
-    # It can be undone: a script that says nothing means what it says.
-    has_asked = context.is_stdin_terminal and not yes
-    if has_asked and not confirm(f"Make {path} private? Others can no longer use it."):
+    # Reversible, so scripts do not need --yes.
+    should_ask = context.is_stdin_terminal and not yes
+    if should_ask and not confirm(f"Make {path} private? Others can no longer use it."):
         exit_cancelled(context, {"tinker_path": path, "changed": False})
     _set_public(context, path, False)
 
 
 def _set_public(context: Context, path: str, is_public: bool) -> None:
+    from tinkex.cli.commands.checkpoint.list import find_checkpoint
+
     is_changed = True
     with rest_client(context) as client:
         change = (
@@ -115,19 +117,19 @@ def _set_public(context: Context, path: str, is_public: bool) -> None:
 @click.command("set-ttl", cls=Command)
 @click.argument("path", type=CHECKPOINT)
 @click.option(
-    "--ttl", type=Lifetime(), metavar="TIME", help="Delete it so long from now: 7d, 12h, seconds."
+    "--ttl", type=Lifetime(), metavar="TIME", help="Time until it is deleted: 7d, 12h, or seconds."
 )
-@click.option("--remove", is_flag=True, help="Keep it for ever.")
+@click.option("--remove", is_flag=True, help="Remove the expiry.")
 @pass_context
 def set_ttl(context: Context, path: str, ttl: int | None, remove: bool) -> None:
-    """Say when a checkpoint expires.
+    """Set or remove the expiry of a checkpoint.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001; the run must be your own.
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001 of one of your runs.
     """
     if (ttl is None) is not remove:
         raise click.UsageError("Give either --ttl TIME or --remove.")
     path = expand_path(context, path)
     with rest_client(context) as client:
         client.set_checkpoint_ttl_from_tinker_path(path, ttl).result()
-    sentence = "is kept for ever" if ttl is None else f"expires in {format_duration(ttl)}"
+    sentence = "does not expire" if ttl is None else f"expires in {format_duration(ttl)}"
     announce(context, f"{path} {sentence}.", {"tinker_path": path, "ttl_seconds": ttl})

@@ -1,4 +1,4 @@
-"""A downloaded adapter: whether it is one, what it is for, and which of its files others need."""
+"""`tinkex checkpoint export`: write a PEFT adapter or a merged model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
-#: What a server keeps beside an adapter for itself.
+#: Files of a checkpoint that only the server needs.
 SERVER_FILE_NAMES = (
     "manifest.json",
     "tinkex.json",
@@ -36,41 +36,41 @@ MODEL_CARD_NAME = "README.md"
 
 
 def check_adapter(folder: Path, path: str) -> None:
-    """Refuse what PEFT could not load."""
+    """Raise CliError if a folder is not an adapter that PEFT can load."""
     if any(folder.glob("*.age")):
         raise CliError(
             f"{path} is encrypted",
-            "Run `tinkex checkpoint download --identity FILE` with it, and export that folder.",
+            "Decrypt it with `tinkex checkpoint download --identity FILE`, then export the folder.",
         )
     has_weights = any((folder / name).is_file() for name in ADAPTER_WEIGHTS_NAMES)
     if not has_weights or not (folder / ADAPTER_CONFIG_NAME).is_file():
         raise CliError(
-            f"{path} holds no PEFT adapter",
+            f"{path} does not contain a PEFT adapter",
             f"Expected {ADAPTER_CONFIG_NAME} and {ADAPTER_WEIGHTS_NAMES[0]} in it.",
         )
 
 
 def read_base_model(folder: Path) -> str | None:
-    """The model an adapter was trained on, as its own settings name it."""
+    """Return the base model named in an adapter's config; None if missing."""
     try:
-        found = json.loads((folder / ADAPTER_CONFIG_NAME).read_bytes())["base_model_name_or_path"]
+        name = json.loads((folder / ADAPTER_CONFIG_NAME).read_bytes())["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, str) and found else None
+    return name if isinstance(name, str) and name else None
 
 
 def write_model_card(folder: Path, path: str, repo_id: str) -> None:
-    """Write the page that the hub shows, unless the checkpoint brought one."""
-    place = folder / MODEL_CARD_NAME
-    if not place.exists():
-        place.write_text(format_model_card(folder, path, repo_id), encoding="utf-8")
+    """Write a model card unless the checkpoint has one."""
+    card = folder / MODEL_CARD_NAME
+    if not card.exists():
+        card.write_text(format_model_card(folder, path, repo_id), encoding="utf-8")
 
 
 def format_model_card(folder: Path, path: str, repo_id: str) -> str:
-    """The hub's page of an adapter: what it is, where it is from, how it is used."""
+    """Format the model card of an adapter: base model, source and usage."""
     base = read_base_model(folder) or "unknown"
     rank = _read_rank(folder)
-    # Quoted as JSON, which YAML reads too: a name may hold anything.
+    # Quoted as JSON, which is valid YAML: a name may contain any character.
     lines = [
         "---",
         *([f"base_model: {json.dumps(base)}"] if base != "unknown" else []),
@@ -123,24 +123,24 @@ DTYPES = ("float32", "bfloat16", "float16")
     type=click.Path(path_type=Path),
     required=True,
     metavar="DIR",
-    help="The folder to write.",
+    help="Folder to write.",
 )
-@click.option("--merge", is_flag=True, help="Write a full model: the base with the adapter in it.")
+@click.option("--merge", is_flag=True, help="Write a full model with the adapter merged in.")
 @click.option(
     "--base-model-path",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="The base model's folder, for --merge; looked for on this machine if not given.",
+    help="Folder of the base model, for --merge.  [default: searched on this machine]",
 )
-@click.option("--dtype", type=click.Choice(DTYPES), help="What to save a merged model as.")
-@click.option("--force", is_flag=True, help="Replace the folder if it is there.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="dtype of the merged model.")
+@click.option("--force", is_flag=True, help="Replace an existing folder.")
 @pass_context
 def export(context: Context, path: str, output: Path, force: bool, **merge_options: Any) -> None:
     """Export a checkpoint for PEFT or transformers.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001, or the folder of one that was
-    downloaded. Without --merge, DIR is an adapter that PEFT loads; with it, a model that
-    transformers loads alone. --merge needs the extra tinkex[torch].
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001, or the folder of a downloaded
+    checkpoint. Without --merge, DIR is an adapter for PEFT; with --merge, a full model for
+    transformers. --merge needs the extra tinkex[torch].
     """
     from tinkex.cli.commands.checkpoint import download
     from tinkex.cli.output.checkpoints import CheckpointExport, FileTotals
@@ -158,13 +158,15 @@ def export(context: Context, path: str, output: Path, force: bool, **merge_optio
         adapter = _get_adapter(context, path, scratch)
         check_adapter(adapter, path)
         base_model = read_base_model(adapter)
-        made = scratch / "export"
+        exported = scratch / "export"
         if merge is None:
-            _copy_adapter(adapter, made, SERVER_FILE_NAMES, is_ours=adapter.parent == scratch)
+            _copy_adapter(
+                adapter, exported, SERVER_FILE_NAMES, is_scratch=adapter.parent == scratch
+            )
         else:
             base = merge_options["base_model_path"] or _find_base_model(base_model, path)
-            _run_merge(context, merge, (base, adapter, made), dtype)
-        publish_directory(made, output, replace=force)
+            _run_merge(context, merge, (base, adapter, exported), dtype)
+        publish_directory(exported, output, replace=force)
     data = {"checkpoint_path": path, "format": "merged" if is_merged else "peft", "dtype": dtype}
     show(context, CheckpointExport(data, output, FileTotals.measure(output), base_model))
 
@@ -173,20 +175,20 @@ def _check_usage(is_merged: bool, merge_options: dict[str, Any]) -> None:
     for name in ("base_model_path", "dtype"):
         if merge_options[name] is not None and not is_merged:
             flag = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} is for --merge.")
+            raise click.UsageError(f"{flag} needs --merge.")
 
 
 def _check_disjoint(path: str, output: Path) -> None:
-    """Refuse to write a folder into itself, or in place of itself."""
+    """Raise CliError if source and output folder contain each other."""
     if path.startswith(SCHEME):
         return
     source, target = Path(path).resolve(), output.resolve()
     if source == target or source in target.parents or target in source.parents:
-        raise CliError(f"{output} and {path} lie within each other", "Name another --output.")
+        raise CliError(f"{output} and {path} overlap", "Choose another --output.")
 
 
 def _get_adapter(context: Context, path: str, scratch: Path) -> Path:
-    """The adapter's folder: the one that was named, or one that is downloaded now."""
+    """Return the adapter's folder: the given one, or one downloaded now."""
     from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest
     from tinkex.cli.commands.checkpoint.download import fetch_checkpoint
 
@@ -199,23 +201,23 @@ def _get_adapter(context: Context, path: str, scratch: Path) -> Path:
     return scratch / "adapter"
 
 
-def _copy_adapter(adapter: Path, made: Path, private: Sequence[str], *, is_ours: bool) -> None:
-    """Make a folder of what others need: moved if it was downloaded for this, else copied."""
-    if is_ours:
-        adapter.rename(made)
+def _copy_adapter(adapter: Path, target: Path, private: Sequence[str], *, is_scratch: bool) -> None:
+    """Copy an adapter without its private files; move it if it is a temporary download."""
+    if is_scratch:
+        adapter.rename(target)
         for name in private:
-            (made / name).unlink(missing_ok=True)
+            (target / name).unlink(missing_ok=True)
         return
     try:
-        shutil.copytree(adapter, made, ignore=shutil.ignore_patterns(*private))
+        shutil.copytree(adapter, target, ignore=shutil.ignore_patterns(*private))
     except shutil.Error as error:
-        # It goes on to the end and lists all failures; the first is enough.
+        # copytree collects all failures; report the first one.
         source, _, reason = error.args[0][0]
         raise CliError(f"{source} cannot be copied: {reason}") from error
 
 
 def _import_merge() -> Callable[..., None]:
-    """What merges; asked for before anything is downloaded, for it may not be installed."""
+    """Import merge_adapter; called before the download, because torch may be missing."""
     try:
         from tinkex.engine.checkpoints.merge import merge_adapter
     except ModuleNotFoundError as error:
@@ -231,25 +233,25 @@ def _run_merge(
 ) -> None:
     from tinkex.cli.progress import progress_bar
 
-    with progress_bar(context, "Merging", unit="bytes") as shown:
+    with progress_bar(context, "Merging", unit="bytes") as bar:
 
-        def tell(progress: MergeProgress) -> None:
-            shown.update(progress.done_bytes, progress.total_bytes)
+        def on_progress(progress: MergeProgress) -> None:
+            bar.update(progress.done_bytes, progress.total_bytes)
 
-        merge(*folders, dtype=dtype, progress=tell)
+        merge(*folders, dtype=dtype, progress=on_progress)
 
 
 def _find_base_model(base_model: str | None, path: str) -> Path:
-    """The base model's folder: of the home's list, else of the hub's cache on this machine."""
+    """Return the base model's folder, from the home's model list or the hub cache."""
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_download import Hub
     from tinkex.engine.models.model_folder import read_model_folder
     from tinkex.home import Home
     from tinkex.settings import expand_path, read_environment
 
-    hint = "--base-model-path names the folder that has it; `tinkex model add` fetches one."
+    hint = "Pass its folder with --base-model-path, or download it with `tinkex model add`."
     if base_model is None:
-        raise CliError(f"{path} does not say which base model it is for", hint)
+        raise CliError(f"{path} does not name its base model", hint)
     listed = sources.read_model_list(Home(read_environment().home).models_file)
     place = sources.add_built_in_models(listed).get(base_model, base_model)
     try:

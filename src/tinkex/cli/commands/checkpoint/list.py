@@ -1,4 +1,4 @@
-"""`tinkex checkpoint list`: the checkpoints of this key, or of one run."""
+"""`tinkex checkpoint list` and `info`, and the selection of checkpoints by filters."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ DEFAULT_LIMIT = 20
 
 
 @click.command("list", cls=Command)
-@click.option("--run-id", type=RUN, metavar="ID", help="All checkpoints of this run.")
-@limit_option(None, f"How many to show at most; 0 shows all.  [default: {DEFAULT_LIMIT}]")
+@click.option("--run-id", type=RUN, metavar="ID", help="List all checkpoints of this run.")
+@limit_option(None, f"Maximum number of items to show; 0 shows all.  [default: {DEFAULT_LIMIT}]")
 @columns_option({name: column.summary for name, column in CHECKPOINT_COLUMNS.items()})
 @pass_context
 def list_checkpoints(
@@ -54,20 +54,20 @@ def list_checkpoints(
 
 
 def fetch_checkpoints(context: Context, client: RestClient, limit: int = 0) -> Listing[Checkpoint]:
-    """The newest checkpoints of this key, 0 for all of them; long lists show a bar."""
+    """Fetch the newest `limit` checkpoints of this key (0: all)."""
 
-    def ask(limit: int, offset: int) -> Listing[Checkpoint]:
+    def fetch_page(limit: int, offset: int) -> Listing[Checkpoint]:
         page = client.list_user_checkpoints(limit, offset).result()
         total = page.cursor.total_count if page.cursor else offset + len(page.checkpoints)
         return Listing(page.checkpoints, total)
 
-    with paged_progress_bar(context, "Fetching checkpoints") as told:
-        return fetch_pages(ask, limit, PAGE_SIZE, told)
+    with paged_progress_bar(context, "Fetching checkpoints") as on_progress:
+        return fetch_pages(fetch_page, limit, PAGE_SIZE, on_progress)
 
 
 def _fetch_run_checkpoints(client: RestClient, run_id: str, limit: int) -> Listing[Checkpoint]:
-    found = client.list_checkpoints(run_id).result().checkpoints
-    return Listing(found[:limit] if limit else found, len(found))
+    checkpoints = client.list_checkpoints(run_id).result().checkpoints
+    return Listing(checkpoints[:limit] if limit else checkpoints, len(checkpoints))
 
 
 @click.command(cls=Command)
@@ -76,37 +76,37 @@ def _fetch_run_checkpoints(client: RestClient, run_id: str, limit: int) -> Listi
 def info(context: Context, path: str) -> None:
     """Show one checkpoint.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001.
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001.
     """
     path = expand_path(context, path)
     run_id = parse_tinker_path(path).run_id
     with rest_client(context) as client:
-        asked = client.get_training_run(run_id)
+        future = client.get_training_run(run_id)
         saved = find_checkpoint(client, path)
-        run = asked.result()
+        run = future.result()
     show(context, CheckpointInfo(saved, run))
 
 
 def find_checkpoint(client: RestClient, path: str) -> Checkpoint:
-    """The checkpoint with this address, or a sentence that there is none."""
+    """Return the checkpoint with this path; raise CliError if it does not exist."""
     run_id = parse_tinker_path(path).run_id
     for saved in client.list_checkpoints(run_id).result().checkpoints:
         if saved.tinker_path == path:
             return saved
     raise CliError(
         f"Checkpoint not found: {path}",
-        f"`tinkex checkpoint list --run-id {run_id}` shows those of its run.",
+        f"`tinkex checkpoint list --run-id {run_id}` lists the checkpoints of its run.",
     )
 
 
-#: The words for a type, and the type: its own name, and the middle of its address.
+#: Accepted names of each checkpoint type: its name and its path segment.
 CHECKPOINT_TYPES = {kind: kind for kind in TYPE_BY_SEGMENT.values()} | TYPE_BY_SEGMENT
-#: How many are named before a question; the others are counted.
+#: Number of checkpoints listed in a confirmation; the others are counted.
 MAX_LISTED = 20
 
 
 class CheckpointFilter(NamedTuple):
-    """What checkpoints must be like; None is anything."""
+    """Conditions on checkpoints; None matches everything."""
 
     run_id: str | None = None
     checkpoint_type: str | None = None
@@ -115,22 +115,22 @@ class CheckpointFilter(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was asked for."""
-        asked = (self.run_id, self.checkpoint_type, self.before, self.after)
-        return all(value is None for value in asked)
+        """Whether no condition is set."""
+        conditions = (self.run_id, self.checkpoint_type, self.before, self.after)
+        return all(value is None for value in conditions)
 
     def matches(self, saved: Checkpoint) -> bool:
-        """Whether a checkpoint of the right run is meant."""
-        made = to_utc(saved.time)
+        """Whether a checkpoint fulfills the conditions other than the run id."""
+        created = to_utc(saved.time)
         return (
             self.checkpoint_type in {None, saved.checkpoint_type}
-            and (self.before is None or made < self.before)
-            and (self.after is None or made > self.after)
+            and (self.before is None or created < self.before)
+            and (self.after is None or created > self.after)
         )
 
 
 class SelectedCheckpoint(NamedTuple):
-    """A checkpoint that is meant, and what the server says about it."""
+    """A selected path, and its checkpoint if the server has it."""
 
     path: str
     checkpoint: Checkpoint | None = None
@@ -139,56 +139,60 @@ class SelectedCheckpoint(NamedTuple):
 def find_matching(
     context: Context, client: RestClient, filters: CheckpointFilter
 ) -> list[SelectedCheckpoint]:
-    """All checkpoints that fit."""
+    """Fetch all checkpoints that match the filters."""
     if filters.run_id is not None:
-        found: Sequence[Checkpoint] = client.list_checkpoints(filters.run_id).result().checkpoints
+        checkpoints: Sequence[Checkpoint] = (
+            client.list_checkpoints(filters.run_id).result().checkpoints
+        )
     else:
-        found = fetch_checkpoints(context, client).items
+        checkpoints = fetch_checkpoints(context, client).items
     return [
-        SelectedCheckpoint(saved.tinker_path, saved) for saved in found if filters.matches(saved)
+        SelectedCheckpoint(saved.tinker_path, saved)
+        for saved in checkpoints
+        if filters.matches(saved)
     ]
 
 
 def fetch_selected(client: RestClient, paths: Sequence[str]) -> list[SelectedCheckpoint]:
-    """What the server says about these; of one that it does not know, nothing."""
+    """Fetch the checkpoints of these paths; None for unknown ones."""
     run_ids = {parse_tinker_path(path).run_id for path in paths}
-    asked = [client.list_checkpoints(run_id) for run_id in run_ids]
+    futures = [client.list_checkpoints(run_id) for run_id in run_ids]
     known: dict[str, Checkpoint] = {}
-    for answer in asked:
+    for future in futures:
         try:
-            known |= {saved.tinker_path: saved for saved in answer.result().checkpoints}
+            known |= {saved.tinker_path: saved for saved in future.result().checkpoints}
         except (NotFoundError, PermissionDeniedError):
-            # Deleting will say so, of each one.
+            # The deletion reports this for each path.
             continue
     return [SelectedCheckpoint(path, known.get(path)) for path in paths]
 
 
 def describe_selection(selected: Sequence[SelectedCheckpoint]) -> str:
-    """What will be deleted, in lines for people."""
+    """Describe the checkpoints to delete, for the confirmation."""
     lines = [f"{format_count(len(selected), 'checkpoint')} ({format_total_size(selected)}):"]
-    lines += [f"  {_describe_checkpoint(one)}" for one in selected[:MAX_LISTED]]
+    lines += [f"  {_describe_checkpoint(item)}" for item in selected[:MAX_LISTED]]
     if len(selected) > MAX_LISTED:
         lines.append(f"  and {len(selected) - MAX_LISTED:,} more")
     return "\n".join([*lines, "This cannot be undone."])
 
 
 def format_total_size(selected: Iterable[SelectedCheckpoint]) -> str:
-    """How large they are together, as far as that is known."""
-    sizes = [one.checkpoint.size_bytes if one.checkpoint else None for one in selected]
+    """Format the total of the known sizes."""
+    sizes = [item.checkpoint.size_bytes if item.checkpoint else None for item in selected]
     known = [size for size in sizes if size is not None]
     if not known:
         return "size unknown"
     return ("" if len(known) == len(sizes) else "at least ") + format_size(sum(known))
 
 
-def _describe_checkpoint(one: SelectedCheckpoint) -> str:
-    if one.checkpoint is None:
-        return f"{escape_line(one.path)}\n    not found"
-    size = format_size(one.checkpoint.size_bytes)
-    facts = [
-        one.checkpoint.checkpoint_type,
+def _describe_checkpoint(item: SelectedCheckpoint) -> str:
+    if item.checkpoint is None:
+        return f"{escape_line(item.path)}\n    not found"
+    size = format_size(item.checkpoint.size_bytes)
+    details = [
+        item.checkpoint.checkpoint_type,
         *([size] if size != UNKNOWN else []),
-        format_timestamp(one.checkpoint.time),
-        *(["public"] if one.checkpoint.public else []),
+        format_timestamp(item.checkpoint.time),
+        *(["public"] if item.checkpoint.public else []),
     ]
-    return f"{escape_line(one.path)}\n    {', '.join(facts)}"
+    return f"{escape_line(item.path)}\n    {', '.join(details)}"

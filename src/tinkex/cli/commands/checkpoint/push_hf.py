@@ -1,4 +1,4 @@
-"""`tinkex checkpoint push-hf`: an adapter on the Hugging Face hub."""
+"""`tinkex checkpoint push-hf`: upload an adapter to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex.cli.errors import CliError, missing_extra_error
 from tinkex.cli.id_completion import CHECKPOINT
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
-from tinkex.cli.progress import spinner
+from tinkex.cli.progress import print_status, spinner
 from tinkex.cli.short_ids import expand_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
@@ -30,15 +30,15 @@ _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_.]+")
     "--repo",
     "repo_id",
     metavar="REPO",
-    help="The repository, such as USER/my-adapter.  [default: named after model and run]",
+    help="Repository, such as USER/my-adapter.  [default: named after model and run]",
 )
 @click.option("--public", is_flag=True, help="Make a new repository public.  [default: private]")
 @click.option(
     "--revision",
     metavar="BRANCH",
-    help="The branch; made if it is not there.  [default: main; the checkpoint's id without -r]",
+    help="Branch; created if missing.  [default: main; the checkpoint's id without -r]",
 )
-@click.option("--commit-message", metavar="TEXT", help="What the commit says.")
+@click.option("--commit-message", metavar="TEXT", help="Commit message.")
 @click.option(
     "--create-pr", is_flag=True, help="Open a pull request to the main branch instead of pushing."
 )
@@ -47,33 +47,32 @@ _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_.]+")
     "allow_patterns",
     multiple=True,
     metavar="GLOB",
-    help="Upload only such files; may be repeated.",
+    help="Upload only matching files; may be repeated.",
 )
 @click.option(
     "--ignore-pattern",
     "ignore_patterns",
     multiple=True,
     metavar="GLOB",
-    help="Leave such files out; may be repeated.",
+    help="Skip matching files; may be repeated.",
 )
-@click.option("--no-model-card", is_flag=True, help="Write no README.md.")
-@click.option("--force", is_flag=True, help="Push even where another checkpoint is.")
+@click.option("--no-model-card", is_flag=True, help="Do not write a README.md.")
+@click.option("--force", is_flag=True, help="Overwrite another checkpoint.")
 @pass_context
 def push_hf(context: Context, path: str, **options: Any) -> None:
     """Push a checkpoint to the Hugging Face Hub.
 
-    PATH is its address, such as tinker://RUN_ID/weights/0001. It arrives as an adapter that PEFT
-    loads, with a page that says where it is from. Log in with `hf auth login` first. Needs the
-    extra tinkex[torch].
+    PATH is a checkpoint path such as tinker://RUN_ID/weights/0001. Uploads a PEFT adapter with a
+    model card that names its source. Log in with `hf auth login` first. Needs the extra
+    tinkex[torch].
     """
     import tempfile
 
     from tinkex.cli.commands.checkpoint import download, export
-    from tinkex.cli.commands.checkpoint.download import print_notice
     from tinkex.cli.output.checkpoints import CheckpointPush
 
     if options["create_pr"] and options["revision"]:
-        raise click.UsageError("--create-pr is to the main branch; leave --revision out.")
+        raise click.UsageError("--create-pr targets the main branch; remove --revision.")
     path = expand_path(context, path)
     address = parse_tinker_path(path)
     uploader = _open_uploader()
@@ -91,7 +90,7 @@ def push_hf(context: Context, path: str, **options: Any) -> None:
             pushed = uploader.upload(_build_push(folder, target, options))
     if pushed.is_public != options["public"]:
         state = "public" if pushed.is_public else "private"
-        print_notice(context, f"{pushed.repo_id} was there before and stays {state}.")
+        print_status(f"{pushed.repo_id} already existed and stays {state}.")
     show(context, CheckpointPush(path, pushed))
 
 
@@ -106,7 +105,7 @@ def _open_uploader() -> HubUploader:
 def _resolve_target(
     context: Context, address: TinkerPath, user: str, options: dict[str, Any]
 ) -> tuple[str, str | None]:
-    """The repository and the branch; those that were not named have names of the checkpoint's."""
+    """Return repository and branch; by default they are named after the checkpoint."""
     from tinkex.cli.client import rest_client
 
     repo_id, revision = options["repo_id"], options["revision"]
@@ -121,17 +120,17 @@ def _resolve_target(
 
 
 def sanitize_repo_name(name: str) -> str:
-    """A name of which the hub takes every letter."""
+    """Replace characters that the hub does not allow in repository names."""
     single = re.sub(r"\.{2,}", "-", _INVALID_CHARS.sub("-", name))
     return re.sub(r"-{2,}", "-", single).strip("-._")[:96].rstrip("-._")
 
 
 def _check_origin(uploader: HubUploader, path: str, repo_id: str, revision: str | None) -> None:
-    found = uploader.find_origin(repo_id, revision)
-    if found is not None and found != path:
+    origin = uploader.find_origin(repo_id, revision)
+    if origin is not None and origin != path:
         raise CliError(
-            f"{repo_id} holds another checkpoint, {found}",
-            "Name a branch with --revision or another --repo; --force puts this one over it.",
+            f"{repo_id} contains another checkpoint, {origin}",
+            "Choose a branch with --revision or another --repo; --force overwrites it.",
         )
 
 
@@ -148,6 +147,6 @@ def _build_push(folder: Path, target: tuple[str, str | None], options: dict[str,
         commit_message=options["commit_message"],
         create_pr=options["create_pr"],
         allow_patterns=allowed,
-        # Whoever names files knows which; else what only a server needs stays here.
+        # Without --allow-pattern, skip files that only the server needs.
         ignore_patterns=(*options["ignore_patterns"], *(() if allowed else SERVER_FILE_NAMES)),
     )

@@ -1,4 +1,4 @@
-"""`tinkex doctor`: checks of an installation, each on its own."""
+"""`tinkex doctor`: check the installation and suggest fixes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tinkex.cli.output import show
 @click.command(cls=Command)
 @pass_context
 def doctor(context: Context) -> None:
-    """Check this installation, and say what to do.
+    """Check this installation and suggest fixes.
 
-    Looks at the versions, the key, the server, the clock, the home and its disk, and at the
-    libraries that some commands need. No check takes longer than 5 seconds. Exit code 1 if one
-    fails; a warning is no failure.
+    Checks the versions, the key, the server, the clock, the home and its disk, and the optional
+    libraries. Each check takes at most 5 seconds. Exit code 1 if a check fails; warnings do not
+    count as failures.
     """
     from tinkex.cli.commands.doctor.checks import CHECKS
     from tinkex.cli.commands.doctor.runner import DoctorReport, run_checks

@@ -1,4 +1,4 @@
-"""Checks of this machine: Python, disk, torch and its kernels, other libraries."""
+"""Checks of this machine (Python, disk, libraries, kernels), the key and the server."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tinkex.settings import HOSTED_BASE_URL, package_version, read_environment
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
 
-#: Python that tinkex is made for.
+#: Oldest supported Python version.
 MIN_PYTHON = (3, 11)
-#: With less, a checkpoint or a model may not fit; with very little, nothing does.
+#: Free space below which the disk check warns, and below which it fails.
 LOW_DISK_BYTES, FULL_DISK_BYTES = 5 * 1024**3, 100 * 1024**2
 _TORCH_PROBE = "import torch; print(torch.__version__)"
 _KERNELS_PROBE = (
@@ -45,16 +45,16 @@ _KERNELS_PROBE = (
 
 
 def check_python(context: Context) -> CheckResult:
-    """The versions of tinkex and of Python."""
+    """Check the Python version."""
     found = f"tinkex {package_version()}, Python {platform.python_version()}, {platform.system()}"
     if sys.version_info < MIN_PYTHON:
         wanted = ".".join(map(str, MIN_PYTHON))
-        return CheckResult("fail", found, f"Install Python {wanted} or newer, and tinkex in it.")
+        return CheckResult("fail", found, f"Install Python {wanted} or newer, then tinkex.")
     return CheckResult("ok", found)
 
 
 def check_home(context: Context) -> CheckResult:
-    """Whether the home can be written, and has room."""
+    """Check that the home is writable and has free space."""
     home = read_environment().home
     place = next(path for path in (home, *home.parents) if path.exists())
     if not _is_writable(place):
@@ -80,44 +80,44 @@ def _is_writable(place: Path) -> bool:
 
 
 def check_torch(context: Context) -> CheckResult:
-    """Whether torch is there and can be loaded."""
+    """Check that torch can be imported."""
     if importlib.util.find_spec("torch") is None:
         return CheckResult("warn", "not installed; only a server on this machine needs it")
-    code, said = run_python(_TORCH_PROBE)
+    code, output = run_python(_TORCH_PROBE)
     if code != 0:
-        advice = f"Remove torch and add it again: {install_command('torch')}"
-        return CheckResult("fail", f"cannot be loaded: {said}", advice)
-    return CheckResult("ok", f"torch {said}")
+        advice = f"Reinstall torch: {install_command('torch')}"
+        return CheckResult("fail", f"cannot be loaded: {output}", advice)
+    return CheckResult("ok", f"torch {output}")
 
 
 def check_kernels(context: Context) -> CheckResult:
-    """Whether the kernels for this processor can be compiled."""
+    """Check that the custom C kernels can be compiled."""
     if importlib.util.find_spec("torch") is None:
         return CheckResult("ok", "not needed without torch")
-    code, said = run_python(_KERNELS_PROBE)
-    if code == 0 and said == "yes":
+    code, output = run_python(_KERNELS_PROBE)
+    if code == 0 and output == "yes":
         return CheckResult("ok", "compiled for this processor")
     advice = "Install a C compiler (gcc or clang) to sample and train faster on the CPU."
-    return CheckResult("warn", "cannot be compiled; torch's own are used", advice)
+    return CheckResult("warn", "cannot be compiled; torch's kernels are used", advice)
 
 
 def check_transformers(context: Context) -> CheckResult:
-    """Whether tokenizers can be loaded."""
+    """Check that transformers, needed for tokenizers, is installed."""
     if importlib.util.find_spec("transformers") is None:
         return CheckResult(
             "warn",
-            "not installed; prompts as text need it",
+            "not installed; text prompts need it",
             f"Run: {install_command('text')}",
         )
     return CheckResult("ok", f"transformers {_library_version('transformers')}")
 
 
 def check_server_libraries(context: Context) -> CheckResult:
-    """Whether a server can be started on this machine."""
+    """Check that the libraries for a local server are installed."""
     if missing := missing_libraries("server", "torch"):
         advice = f"To serve models on this machine, run: {install_command('server', 'torch')}"
         return CheckResult("warn", f"{', '.join(missing)} not installed", advice)
-    return CheckResult("ok", "a server can be started here")
+    return CheckResult("ok", "libraries for a local server are installed")
 
 
 def _library_version(name: str) -> str:
@@ -128,7 +128,7 @@ def _library_version(name: str) -> str:
 
 
 def run_python(code: str, seconds: float = CHECK_SECONDS) -> tuple[int, str]:
-    """The exit code and the last line of a Python that can be ended, whatever it does."""
+    """Run code in a Python subprocess with a timeout; return exit code and last output line."""
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.DEVNULL,
@@ -138,91 +138,93 @@ def run_python(code: str, seconds: float = CHECK_SECONDS) -> tuple[int, str]:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        # A compiler that it started ends with it.
+        # Also kill a compiler that it started.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return -1, f"took longer than {seconds:g} seconds"
-    return process.returncode, "".join(said.strip().splitlines()[-1:])
+    return process.returncode, "".join(output.strip().splitlines()[-1:])
 
 
 _LOGIN_HINT = "Run `tinkex auth login`, or set TINKER_API_KEY."
-#: A clock that is further off makes tokens look expired.
+#: With a larger difference, tokens may appear expired.
 MAX_SKEW_SECONDS = 60.0
-#: No clock that was ever set is older than this.
+#: An earlier date means that the clock was never set.
 _MIN_CLOCK = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 def check_key(context: Context) -> CheckResult:
-    """Whether there is a key, and where it comes from."""
+    """Check that a key is configured, and report its origin."""
     access = find_access(context)
     if access.source is not None:
         shown = access.masked_key or "printed by a command"
         return CheckResult("ok", f"{shown}, from {access.source}")
     if access.home is not None:
-        return CheckResult("ok", "not needed: the local server makes its own")
+        return CheckResult("ok", "not needed: the local server creates its own")
     if access.base_url == HOSTED_BASE_URL:
         return CheckResult("fail", f"none, and {access.base_url} needs one", _LOGIN_HINT)
     return CheckResult("warn", f"none; {access.base_url} may need one", _LOGIN_HINT)
 
 
 def check_server(context: Context) -> CheckResult:
-    """Whether the server answers, how fast, and what it offers."""
+    """Check that the server responds; report its latency and number of models."""
     access = find_access(context)
     if access.base_url is None:
-        text = f"none runs in {access.home}; the next command that needs one starts it"
+        text = f"not running in {access.home}; the next command that needs it starts it"
         return CheckResult("warn", text, "Run `tinkex serve` to start it now, or pass --base-url.")
     if access.base_url == HOSTED_BASE_URL and not access.has_credential:
-        return CheckResult("warn", f"{access.base_url} was not asked: there is no key", _LOGIN_HINT)
+        return CheckResult(
+            "warn", f"{access.base_url} was not contacted: no key is configured", _LOGIN_HINT
+        )
     try:
         with rest_client(context) as client:
             return _measure_server(client, access.base_url)
     except TinkexError as error:
-        failure = describe_error(error)
-        return CheckResult("fail", failure.message, failure.hint)
+        report = describe_error(error)
+        return CheckResult("fail", report.message, report.hint)
 
 
 def _measure_server(client: RestClient, url: str) -> CheckResult:
     from tinkex.wire.endpoints import CAPABILITIES, HEALTH
 
-    # The first question also opens the connection and reads the flags.
+    # The first request also opens the connection and fetches the feature flags.
     models = call_endpoint(client, CAPABILITIES).supported_models
-    began = time.perf_counter()
+    start = time.perf_counter()
     call_endpoint(client, HEALTH)
-    milliseconds = 1000 * (time.perf_counter() - began)
-    offer = format_count(len(models), "model")
-    text = f"{url} answers in {milliseconds:.0f} ms and offers {offer}"
+    milliseconds = 1000 * (time.perf_counter() - start)
+    count = format_count(len(models), "model")
+    text = f"{url} responds in {milliseconds:.0f} ms and has {count}"
     if not models:
-        hint = "`tinkex model add smollm2-135m` adds a model to a server of yours."
+        hint = "`tinkex model add smollm2-135m` adds a model to your server."
         return CheckResult("warn", text, hint)
     return CheckResult("ok", text)
 
 
 def check_clock(context: Context) -> CheckResult:
-    """Whether the clock is right, compared with the server's if that tells the time."""
+    """Check the clock against the server's Date header."""
     now = datetime.fromtimestamp(clock.wall_now(), UTC)
     if now < _MIN_CLOCK:
-        return CheckResult("fail", f"it says {now:%Y-%m-%d}", "Set the clock of this machine.")
+        return CheckResult("fail", f"set to {now:%Y-%m-%d}", "Set the clock of this machine.")
     try:
-        theirs = _fetch_server_time(context)
+        server_time = _fetch_server_time(context)
     except TinkexError:
-        # Another check says what is wrong with the server.
-        theirs = None
-    if theirs is None:
+        # check_server() reports the problem.
+        server_time = None
+    if server_time is None:
         return CheckResult("ok", f"{now:%Y-%m-%d %H:%M} UTC, not compared with a server")
-    return check_clock_skew(clock.wall_now() - theirs.timestamp())
+    return check_clock_skew(clock.wall_now() - server_time.timestamp())
 
 
 def check_clock_skew(skew_seconds: float) -> CheckResult:
-    """What a difference to the server's clock means."""
+    """Rate a difference to the server's clock."""
     if abs(skew_seconds) <= MAX_SKEW_SECONDS:
-        return CheckResult("ok", "agrees with the server's")
+        return CheckResult("ok", "matches the server's clock")
     side = "ahead of" if skew_seconds > 0 else "behind"
     return CheckResult(
         "warn",
-        f"{abs(skew_seconds):.0f} seconds {side} the server's",
+        f"{abs(skew_seconds):.0f} seconds {side} the server's clock",
         "Set the clock of this machine: tokens may look expired.",
     )
 
@@ -248,19 +250,19 @@ def _fetch_server_time(context: Context) -> datetime | None:
 _TIMEOUT_MESSAGE = f"took longer than {CHECK_SECONDS:g} seconds"
 _SLOW_MACHINE = CheckResult("warn", _TIMEOUT_MESSAGE, "Run it again when the machine is less busy.")
 _STUCK_DISK = CheckResult(
-    "fail", _TIMEOUT_MESSAGE, "Is the disk of the home, or a network drive, stuck?"
+    "fail", _TIMEOUT_MESSAGE, "Check whether the disk of the home or a network drive hangs."
 )
 _SILENT_SERVER = CheckResult(
     "fail",
-    f"no answer within {CHECK_SECONDS:g} seconds",
-    "Is the server running? `tinkex serve` starts one on this machine; --base-url names another.",
+    f"no response within {CHECK_SECONDS:g} seconds",
+    "Is the server running? `tinkex serve` starts one on this machine; --base-url selects another.",
 )
 CHECKS = (
     Check("version", check_python, _SLOW_MACHINE),
     Check("home", check_home, _STUCK_DISK),
     Check("key", check_key, _STUCK_DISK),
     Check("server", check_server, _SILENT_SERVER),
-    Check("clock", check_clock, CheckResult("warn", "not compared: no answer from the server")),
+    Check("clock", check_clock, CheckResult("warn", "not compared: no response from the server")),
     Check("local server", check_server_libraries, _SLOW_MACHINE),
     Check("torch", check_torch, _SLOW_MACHINE),
     Check("kernels", check_kernels, _SLOW_MACHINE),

@@ -1,4 +1,4 @@
-"""`tinkex run`: a module for each of its commands."""
+"""`tinkex run`: list, watch and plot training runs, and sample."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PACKAGE = "tinkex.cli.commands.run"
 COMMANDS = {
     "info": LazyCommand(f"{_PACKAGE}.list:info", "Show one training run."),
     "list": LazyCommand(f"{_PACKAGE}.list:list_runs", "List training runs, newest first."),
-    "plot": LazyCommand(f"{_PACKAGE}.plot:plot", "Draw how a training run went."),
-    "rename": LazyCommand(f"{_PACKAGE}.list:rename", "Give a training run a name."),
+    "plot": LazyCommand(f"{_PACKAGE}.plot:plot", "Plot a metric of a training run."),
+    "rename": LazyCommand(f"{_PACKAGE}.list:rename", "Name a training run."),
     "sample": LazyCommand(f"{_PACKAGE}.sample:sample", "Sample from a base model or a checkpoint."),
     "watch": LazyCommand(f"{_PACKAGE}.watch:watch", "Follow a training run live."),
 }
@@ -21,5 +21,5 @@ COMMANDS = {
 def run() -> None:
     """List training runs and sample from them.
 
-    Options without a command mean `run sample`: tinkex run --prompt TEXT.
+    Options without a command run `run sample`: tinkex run --prompt TEXT.
     """

@@ -1,4 +1,4 @@
-"""`tinkex run list`: the training runs of this key."""
+"""`tinkex run list`, `info` and `rename`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ PAGE_SIZE = 100
 @click.command("list", cls=Command)
 @limit_option()
 @columns_option({name: column.summary for name, column in RUN_COLUMNS.items()})
-@click.option("--search", metavar="TEXT", help="Only runs whose id begins so or whose name has it.")
+@click.option(
+    "--search",
+    metavar="TEXT",
+    help="Only runs whose id starts with TEXT or whose name contains it.",
+)
 @click.option("--project-id", metavar="ID", help="Only runs of this project.")
 @click.option(
     "--scope",
     type=click.Choice(["owned", "accessible"]),
     default="owned",
     show_default=True,
-    help="Your own runs, or also published ones.",
+    help="Only your own runs, or also public ones.",
 )
 @pass_context
 def list_runs(
@@ -51,18 +55,18 @@ def list_runs(
         return
     with (
         rest_client(context) as client,
-        paged_progress_bar(context, "Fetching training runs") as told,
+        paged_progress_bar(context, "Fetching training runs") as on_progress,
     ):
-        listed = client.list_training_runs
+        list_page = client.list_training_runs
         if search is not None:
-            listed = partial(client.find_training_runs, search)
+            list_page = partial(client.find_training_runs, search)
 
-        def ask(limit: int, offset: int) -> Listing[TrainingRun]:
-            page = listed(limit, offset, scope, project_id).result()
+        def fetch_page(limit: int, offset: int) -> Listing[TrainingRun]:
+            page = list_page(limit, offset, scope, project_id).result()
             return Listing(page.training_runs, page.cursor.total_count)
 
-        found = fetch_pages(ask, limit, PAGE_SIZE, told)
-    show(context, RunList(found, columns))
+        runs = fetch_pages(fetch_page, limit, PAGE_SIZE, on_progress)
+    show(context, RunList(runs, columns))
 
 
 @click.command(cls=Command)
@@ -71,24 +75,28 @@ def list_runs(
 def info(context: Context, run_id: str) -> None:
     """Show one training run."""
     with rest_client(context) as client:
-        found = client.get_training_run(resolve_run(client, run_id)).result()
+        run = client.get_training_run(resolve_run(client, run_id)).result()
     from tinkex.cli.output.runs import RunInfo
 
-    show(context, RunInfo(found))
+    show(context, RunInfo(run))
 
 
 @click.command(cls=Command)
 @click.argument("run_id", type=RUN, cls=Argument, summary=RUN_SUMMARY)
-@click.argument("name", cls=Argument, summary="Its new name; an empty one removes the name.")
+@click.argument("name", cls=Argument, summary="New name; an empty one removes the name.")
 @pass_context
 def rename(context: Context, run_id: str, name: str) -> None:
-    """Give a training run a name.
+    """Name a training run.
 
     Names need not be unique. `tinkex run list --search TEXT` finds runs by a part of their name.
     """
-    wanted = name.strip() or None
+    new_name = name.strip() or None
     with rest_client(context) as client:
         run_id = resolve_run(client, run_id)
-        client.rename_training_run(run_id, wanted).result()
-    sentence = f"{run_id} has no name now." if wanted is None else f"{run_id} is called {wanted!r}."
-    announce(context, sentence, {"training_run_id": run_id, "name": wanted})
+        client.rename_training_run(run_id, new_name).result()
+    sentence = (
+        f"Removed the name of {run_id}."
+        if new_name is None
+        else f"{run_id} is now named {new_name!r}."
+    )
+    announce(context, sentence, {"training_run_id": run_id, "name": new_name})

@@ -1,8 +1,7 @@
-"""`tinkex run plot`: the curve of a training run."""
+"""`tinkex run plot`: plot a metric of a training run."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from tinkex.cli.format import format_count
 from tinkex.cli.id_completion import RUN, RUN_SUMMARY
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce, show
+from tinkex.cli.output.base import can_print_unicode
 from tinkex.cli.progress import paged_progress_bar, print_status
 from tinkex.cli.short_ids import resolve_run
 from tinkex.headline_metrics import HEADLINE_METRICS, primary_metric
@@ -37,7 +37,7 @@ def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str
     "--metric",
     metavar="NAME",
     shell_complete=_complete_metric,
-    help="What to draw: loss, tokens, seconds, tokens_per_second, or a metric of the run such as "
+    help="Metric to plot: loss, tokens, seconds, tokens_per_second, or a metric of the run such as "
     "reward, accuracy, margin or kl.  [default: reward if the run has it, else loss]",
 )
 @click.option(
@@ -45,26 +45,29 @@ def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a picture (.png, .svg), or all numbers (.csv), instead of drawing here.",
+    help="Write an image (.png, .svg) or all values (.csv) instead of plotting in the terminal.",
 )
 @pass_context
 def plot(context: Context, run_id: str, metric: str | None, output: Path | None) -> None:
-    """Draw how a training run went."""
+    """Plot a metric of a training run."""
     if output is not None and output.suffix.lower() not in PLOT_SUFFIXES:
         raise click.BadParameter(
-            f"{output} is no {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]} file.",
+            f"{output} must end in {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]}.",
             param_hint="--output",
         )
-    with rest_client(context) as client, paged_progress_bar(context, "Fetching steps") as told:
+    with (
+        rest_client(context) as client,
+        paged_progress_bar(context, "Fetching steps") as on_progress,
+    ):
         run_id = resolve_run(client, run_id)
-        page, steps = fetch_all_steps(client, run_id, told)
+        page, steps = fetch_all_steps(client, run_id, on_progress)
     if not page.is_whole:
-        print_status("Note: the server has forgotten the oldest steps of this run.")
+        print_status("Note: the server no longer has the oldest steps of this run.")
     from tinkex.cli.output.plots import RunPlot
 
     metric = metric or primary_metric(steps[-1].metrics if steps else {})
     _check_metric(metric, steps)
-    result = RunPlot(run_id, metric, steps, is_unicode=_can_print_unicode())
+    result = RunPlot(run_id, metric, steps, is_unicode=can_print_unicode())
     if output is None:
         show(context, result)
         return
@@ -79,8 +82,4 @@ def _check_metric(metric: str, steps: list[RunStep]) -> None:
 
     known = metric_names(steps)
     if metric not in known:
-        raise CliError(f"This run has no metric {metric!r}", f"It has: {', '.join(known)}.")
-
-
-def _can_print_unicode() -> bool:
-    return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+        raise CliError(f"This run has no metric {metric!r}", f"Available: {', '.join(known)}.")

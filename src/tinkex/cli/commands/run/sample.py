@@ -1,4 +1,4 @@
-"""The prompt of `tinkex run sample`: text or token ids, as an option, in a file or from stdin."""
+"""`tinkex sample`: sample from a model; the prompt is text or token ids."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _PROMPT_FLAGS = ("--prompt", "--prompt-file", "--prompt-tokens")
 
 
 class PromptInput(NamedTuple):
-    """What to continue."""
+    """A prompt as text or as token ids."""
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
 
     def encode(self, tokenizer: Tokenizer | None, *, as_chat: bool) -> list[int]:
-        """Its token ids; as a chat it is what a user says, and the answer comes next."""
+        """Return the token ids; with `as_chat`, render the text as a user message."""
         if self.text is None or tokenizer is None:
             return list(self.tokens or ())
         if as_chat:
@@ -51,22 +51,22 @@ class PromptInput(NamedTuple):
             return Renderer(tokenizer).render_prompt(({"role": "user", "content": self.text},))
         from tinkex.types import ModelInput
 
-        found = ModelInput.from_text(self.text, tokenizer).to_ints()
-        if not found:
+        tokens = ModelInput.from_text(self.text, tokenizer).to_ints()
+        if not tokens:
             raise CliError("The prompt has no tokens", "Give a text that is not empty.")
-        return found
+        return tokens
 
 
 def read_prompt(
     prompt: str | None, prompt_file: str | None, prompt_tokens: str | None
 ) -> PromptInput:
-    """The one prompt that was given; a newline at the end of a file is not part of it."""
+    """Read the prompt from one of the options; drop a newline at the end of a file."""
     given = dict(zip(_PROMPT_FLAGS, (prompt, prompt_file, prompt_tokens), strict=True))
     named = [flag for flag, value in given.items() if value is not None]
     if not named:
-        raise click.UsageError("There is no prompt: give --prompt or --prompt-file.")
+        raise click.UsageError("No prompt: give --prompt or --prompt-file.")
     if len(named) > 1:
-        raise click.UsageError(f"{' and '.join(named)} exclude each other: give one prompt.")
+        raise click.UsageError(f"{' and '.join(named)} cannot be combined: give one prompt.")
     if prompt_tokens is not None:
         return PromptInput(tokens=_read_tokens(prompt_tokens))
     if prompt_file is not None:
@@ -79,7 +79,7 @@ def read_prompt(
 
 
 def parse_tokens(text: str) -> tuple[int, ...] | None:
-    """Token ids as `[1, 2]`, `1,2` or `1 2`; None if it is something else."""
+    """Parse token ids written as `[1, 2]`, `1,2` or `1 2`; None for anything else."""
     inner = text.strip()
     if inner.startswith("[") and inner.endswith("]"):
         inner = inner[1:-1]
@@ -90,19 +90,19 @@ def parse_tokens(text: str) -> tuple[int, ...] | None:
 
 
 def _read_tokens(given: str) -> tuple[int, ...]:
-    found = parse_tokens(given)
-    if found is None:
+    tokens = parse_tokens(given)
+    if tokens is None:
         try:
-            found = parse_tokens(_read_stdin() if given == STDIN else _read_file(given))
+            tokens = parse_tokens(_read_stdin() if given == STDIN else _read_file(given))
         except FileNotFoundError:
             raise click.UsageError(
                 f"--prompt-tokens {given} is neither a list of token ids such as 1,2,3 nor a file."
             ) from None
-    if found is None:
+    if tokens is None:
         raise click.UsageError(
-            f"--prompt-tokens {given} holds no token ids; write them as 1,2,3 or [1, 2, 3]."
+            f"--prompt-tokens {given} contains no token ids; write them as 1,2,3 or [1, 2, 3]."
         )
-    return found
+    return tokens
 
 
 def _read_text_file(name: str) -> str:
@@ -110,9 +110,9 @@ def _read_text_file(name: str) -> str:
     if not text:
         raise click.UsageError(f"The prompt in {name} is empty.")
     if _is_number_list(text):
-        shown = "what stdin gave" if name == STDIN else name
+        source = "stdin" if name == STDIN else name
         print_status(
-            f"Note: {shown} is a list of numbers and is read as text; --prompt-tokens {name} "
+            f"Note: {source} is a list of numbers and is used as text; --prompt-tokens {name} "
             "reads it as token ids."
         )
     return text
@@ -120,25 +120,25 @@ def _read_text_file(name: str) -> str:
 
 def _is_number_list(text: str) -> bool:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return False
-    is_list = isinstance(found, list) and bool(found)
-    return is_list and all(type(item) is int for item in found)
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(type(item) is int for item in value)
 
 
 def _read_file(name: str) -> str:
     try:
         return _without_last_newline(Path(name).expanduser().read_text("utf-8"))
     except UnicodeDecodeError as error:
-        raise CliError(f"{name} is no UTF-8 text: {error}") from error
+        raise CliError(f"{name} is not UTF-8 text: {error}") from error
 
 
 def _read_stdin() -> str:
     try:
         return _without_last_newline("" if sys.stdin is None else sys.stdin.read())
     except UnicodeDecodeError as error:
-        raise CliError(f"stdin is no UTF-8 text: {error}") from error
+        raise CliError(f"stdin is not UTF-8 text: {error}") from error
 
 
 def _without_last_newline(text: str) -> str:
@@ -149,7 +149,7 @@ MAX_SAMPLES = 1024
 
 
 class SampleArguments(NamedTuple):
-    """What to sample, besides how."""
+    """Options of the command besides the prompt and the sampling parameters."""
 
     num_samples: int
     tokenizer: str | None
@@ -158,32 +158,36 @@ class SampleArguments(NamedTuple):
 
 
 @click.command(cls=Command)
-@click.option("--base-model", metavar="NAME", help="The base model to sample from.")
+@click.option("--base-model", metavar="NAME", help="Base model to sample from.")
 @click.option(
     "--model-path",
     type=CHECKPOINT,
     metavar="PATH",
-    help="The tinker:// path of weights to sample from, or latest.",
+    help="tinker:// path of sampler weights, or latest.",
 )
-@click.option("--prompt", metavar="TEXT", help="The text to continue; - reads stdin.")
-@click.option("--prompt-file", metavar="FILE", help="A file with the text; - reads stdin.")
+@click.option("--prompt", metavar="TEXT", help="Text to continue; - reads stdin.")
+@click.option("--prompt-file", metavar="FILE", help="File with the text; - reads stdin.")
 @click.option(
     "--prompt-tokens",
     metavar="IDS",
     help="Token ids instead of text: 1,2,3 or [1,2,3], a file with them, or - for stdin.",
 )
-@click.option("--chat", "as_chat", is_flag=True, help="The prompt is what a user says in a chat.")
+@click.option(
+    "--chat", "as_chat", is_flag=True, help="Send the prompt as a user message of a chat."
+)
 @sampling_options(max_tokens=64, temperature=1.0)
 @click.option(
     "--num-samples",
     type=click.IntRange(1, MAX_SAMPLES),
     default=1,
     show_default=True,
-    help="How many samples to draw.",
+    help="Number of samples.",
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; may be repeated.")
-@click.option("--logprobs", "with_logprobs", is_flag=True, help="Show how likely each token was.")
-@click.option("--http-pool", metavar="NAME", help="The name of the pool of connections to use.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text; may be repeated.")
+@click.option(
+    "--logprobs", "with_logprobs", is_flag=True, help="Show the log-probability of each token."
+)
+@click.option("--http-pool", metavar="NAME", help="Name of the HTTP connection pool.")
 @click.option(
     "-o",
     "--output",
@@ -202,13 +206,13 @@ def sample(
 ) -> None:
     """Sample from a base model or a checkpoint.
 
-    Without --base-model and --model-path it is smollm2-135m if the server has it, else the only
-    model that was added to it, else tinkex/tiny, which every server of tinkex has.
+    Without --base-model and --model-path, the model is smollm2-135m if the server has it, else the
+    only model added to the server, else the built-in tinkex/tiny.
     """
     source = SampleSource.from_options(base_model, model_path)
     prompt = read_prompt(*(given[f"prompt{tail}"] for tail in ("", "_file", "_tokens")))
-    drawing = SamplingOptions(**{name: given[name] for name in SamplingOptions._fields})
-    ask = SampleArguments(**{name: given[name] for name in SampleArguments._fields})
+    options = SamplingOptions(**{name: given[name] for name in SamplingOptions._fields})
+    arguments = SampleArguments(**{name: given[name] for name in SampleArguments._fields})
     settings: dict[str, Any] = {
         "http_pool": http_pool,
         "poll_timeout_seconds": context.timeout_seconds,
@@ -216,11 +220,11 @@ def sample(
     if output is not None:
         output = resolve_output_file(output.expanduser())
     with (
-        on_interrupt("Interrupted: no sample was kept."),
+        on_interrupt("Interrupted: no samples were received."),
         service_client(context, **settings) as client,
     ):
         source = source.resolve(client)
-        result = _request_samples(source.create_client(client), source, prompt, drawing, ask)
+        result = _request_samples(source.create_client(client), source, prompt, options, arguments)
     if output is None:
         show(context, result)
         return
@@ -240,12 +244,12 @@ def _request_samples(
     from tinkex.cli.output.samples import SampleOutput, SampleRequestInfo
     from tinkex.types import ModelInput
 
-    # Checked before anything is said: bad settings are a mistake, not a failed sample.
+    # Validate the settings before printing any status.
     params, model_input = options.to_sampling_params(), ModelInput.from_ints(tokens)
     wanted = format_count(arguments.num_samples, "sample")
     length = format_count(options.max_tokens, "token")
     text = f"Sampling {wanted} of up to {length} from {source.name} ..."
-    began = time.monotonic()
+    start = time.monotonic()
     with spinner(text):
         response = sampler.sample(
             model_input,
@@ -253,32 +257,32 @@ def _request_samples(
             params,
             include_prompt_logprobs=arguments.with_logprobs,
         ).result()
-    asked = SampleRequestInfo(
+    request = SampleRequestInfo(
         base_model=source.base_model,
         model_path=source.model_path,
         prompt_tokens=tokens,
         with_logprobs=arguments.with_logprobs,
     )
-    result = SampleOutput(response, asked, tokenizer)
-    drawn = format_count(result.num_tokens, "token")
-    print_status(f"Done: {drawn} in {format_duration(time.monotonic() - began)}.")
+    result = SampleOutput(response, request, tokenizer)
+    count = format_count(result.num_tokens, "token")
+    print_status(f"Done: {count} in {format_duration(time.monotonic() - start)}.")
     if result.is_empty:
         print_status(_explain_empty(as_chat=arguments.as_chat))
     return result
 
 
 def _explain_empty(*, as_chat: bool) -> str:
-    """Why there is no text, and what to try."""
-    said = "The model ended its text at once, so there is nothing to show."
+    """Explain an empty result and suggest what to try."""
+    reason = "The model produced no text."
     if as_chat:
-        return f"{said} Another --prompt or a higher --temperature may give more."
-    return f"{said} A model that was trained on conversations answers with --chat."
+        return f"{reason} Try another --prompt or a higher --temperature."
+    return f"{reason} Try --chat if the model was trained on conversations."
 
 
 def _load_tokenizer(
     sampler: SamplingClient, prompt: PromptInput, arguments: SampleArguments
 ) -> Tokenizer | None:
-    """The tokenizer; token ids can do without one, text cannot."""
+    """Load the tokenizer; it is optional for a prompt of token ids."""
     if prompt.tokens is not None and arguments.as_chat:
         raise click.UsageError("--chat needs a text, not --prompt-tokens.")
     try:

@@ -1,4 +1,4 @@
-"""A run's steps as the server tells them, page by page."""
+"""`tinkex run watch`: follow the steps of a training run."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ PAGE_SIZE = 1000
 def fetch_run_metrics(
     client: RestClient, run_id: str, limit: int = PAGE_SIZE, after: int | None = None
 ) -> RunMetricsResponse:
-    """Some steps of a run; a server that tells none gets a sentence of its own."""
+    """Fetch steps of a run; raise CliError if the server does not report metrics."""
     from tinkex.cli.errors import CliError
     from tinkex.errors import NotFoundError
 
     try:
         return client.get_run_metrics(run_id, limit, after).result()
     except NotFoundError as error:
-        # Raises the same in other words if it is the run that is not there.
+        # Raises NotFoundError if the run does not exist.
         client.get_training_run(run_id).result()
         raise CliError(
-            "This server does not tell how its training runs go",
-            "A tinkex server does; `tinkex run info` shows what this one knows.",
+            "This server does not report metrics of training runs",
+            "Use a tinkex server; `tinkex run info` shows what this server reports.",
         ) from error
 
 
@@ -49,7 +49,7 @@ def fetch_all_steps(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     page_size: int = PAGE_SIZE,
 ) -> tuple[RunMetricsResponse, list[RunStep]]:
-    """How a run stands, and every step of it that the server remembers."""
+    """Fetch the state of a run and all steps that the server stores."""
     page = fetch_run_metrics(client, run_id, page_size, after=0)
     steps = list(page.steps)
     while page.steps and len(page.steps) >= page_size:
@@ -60,44 +60,44 @@ def fetch_all_steps(
     return page, steps
 
 
-#: So many of the latest steps are shown at first, as lines and as a curve.
+#: Number of latest steps shown at first, as lines and as a curve.
 FIRST_LINES, FIRST_POINTS = 10, 1000
 
 
 @click.command(cls=Command)
 @click.argument("run_id", type=RUN, cls=Argument, summary=RUN_SUMMARY)
-@click.option("--once", is_flag=True, help="Show how it stands now, and end.")
+@click.option("--once", is_flag=True, help="Show the current state and exit.")
 @click.option(
     "--interval",
     type=Duration(),
     default="2s",
     show_default=True,
     metavar="TIME",
-    help="How often to look.",
+    help="Time between updates.",
 )
 @click.option(
     "--last",
     type=click.IntRange(1, PAGE_SIZE),
     metavar="N",
-    help=f"Begin with the latest N steps; {FIRST_LINES} by default, more where a curve is drawn.",
+    help=f"Start with the latest N steps.  [default: {FIRST_LINES}; more for a curve]",
 )
 @pass_context
 def watch(context: Context, run_id: str, once: bool, interval: float, last: int | None) -> None:
     """Follow a training run live.
 
-    Shows state, step, metrics, tokens per second and queue until the run's client is gone. With
-    -f json every step is an object on a line of its own. Ctrl-C ends the watching and nothing else.
+    Shows state, step, metrics, tokens per second and queue until the run ends. With -f json, prints
+    one JSON object per line and step. Ctrl-C stops watching; the run continues.
     """
     first = last or (FIRST_POINTS if _is_live(context, once) else FIRST_LINES)
     try:
-        # It outlives short outages of the server, like the run itself.
+        # Like the run itself, tolerate short server outages.
         with rest_client(context, outage_seconds=60.0) as client, _open_view(context, once) as view:
             run_id = resolve_run(client, run_id)
             for page in _poll_pages(client, run_id, first, None if once else interval):
                 view.show(page)
             view.finish()
     except KeyboardInterrupt:
-        print_status("\nStopped watching; the run itself was not touched.")
+        print_status("\nStopped watching; the run continues.")
         click.get_current_context().exit(INTERRUPTED)
 
 
@@ -107,7 +107,7 @@ def _is_live(context: Context, once: bool) -> bool:
 
 @contextlib.contextmanager
 def _open_view(context: Context, once: bool) -> Iterator[RunView]:
-    """What fits the context: JSON lines, a live picture, or plain lines."""
+    """Open the view for the context: JSON lines, a live chart, or plain lines."""
     if _is_live(context, once):
         from tinkex.cli.output.live_view import live_view
 
@@ -123,9 +123,9 @@ def _open_view(context: Context, once: bool) -> Iterator[RunView]:
 def _poll_pages(
     client: RestClient, run_id: str, first: int, interval: float | None
 ) -> Iterator[RunMetricsResponse]:
-    """How it stands, again and again, each time with the steps that are new."""
+    """Poll the state of a run; each page contains the new steps."""
     page = fetch_run_metrics(client, run_id, first)
-    # The first page ends with the newest step, however many it has.
+    # The first page always ends with the newest step.
     cursor, has_all = 0, True
     while True:
         yield page
@@ -139,5 +139,5 @@ def _poll_pages(
 
 
 def is_finished(page: RunMetricsResponse) -> bool:
-    """Whether nothing will come any more: the client is gone and its work is done."""
+    """Whether the session has ended and no work is queued or running."""
     return page.status != "active" and page.num_waiting + page.num_running == 0

@@ -1,4 +1,4 @@
-"""Finding sessions: by search where a server can, by plain lists where it cannot."""
+"""Find sessions by search, or by plain lists on servers without search."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
     from tinkex.types import SessionSearchRequest
 
-#: The largest page that a server gives.
+#: Maximum page size of the server.
 PAGE_SIZE = 200
-#: Answers of a server that has no search.
+#: Status codes of a server without search.
 NO_SEARCH = frozenset({404, 405, 501})
 SessionScope = Literal["owned", "accessible"]
 ProgressCallback = Callable[[int, int], None]
@@ -24,7 +24,7 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Which sessions are asked for."""
+    """Conditions on sessions."""
 
     scope: SessionScope = "owned"
     statuses: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class SessionFilter:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether a plain list would not do."""
+        """Whether the filter needs a search."""
         return bool(self.statuses or self.project_ids or self.name or self.metadata)
 
 
@@ -49,7 +49,7 @@ class SessionPage:
 def find_sessions(
     client: RestClient, filters: SessionFilter, limit: int, on_progress: ProgressCallback
 ) -> SessionPage:
-    """The newest sessions that fit, 0 for all of them."""
+    """Return the newest `limit` matching sessions (0: all)."""
     try:
         return _search_sessions(client, filters, limit, on_progress)
     except APIStatusError as error:
@@ -57,8 +57,8 @@ def find_sessions(
             raise
         if filters.is_filtered:
             raise CliError(
-                "this server has no search for sessions",
-                "Leave out --status, --project-id, --name and --metadata to list them all.",
+                "this server cannot search sessions",
+                "Remove --status, --project-id, --name and --metadata to list all sessions.",
             ) from error
     return _list_sessions(client, filters.scope, limit)
 
@@ -66,12 +66,12 @@ def find_sessions(
 def find_session(
     client: RestClient, session_id: str, scope: SessionScope = "owned"
 ) -> dict[str, Any]:
-    """One session: what it made, and how it is doing if the server says so."""
+    """Fetch a session with its runs and samplers, and its status if the server reports it."""
     try:
-        made = client.get_session(session_id, scope).result()
+        session = client.get_session(session_id, scope).result()
     except NotFoundError as error:
         raise session_not_found_error(session_id) from error
-    about = {"session_id": session_id} | made.model_dump()
+    data = {"session_id": session_id} | session.model_dump()
     request = _build_request(SessionFilter(scope=scope), 1, session_id=session_id)
     try:
         page = _call_search(client, request).sessions
@@ -80,12 +80,14 @@ def find_session(
             raise
         page = []
     summary = page[0].model_dump() if page and page[0].session_id == session_id else {}
-    return about | {key: value for key, value in summary.items() if key not in about}
+    return data | {key: value for key, value in summary.items() if key not in data}
 
 
 def session_not_found_error(session_id: str) -> CliError:
-    """What to say when there is no such session."""
-    return CliError(f"Session not found: {session_id}", "`tinkex session list` shows yours.")
+    """Create the error for an unknown session."""
+    return CliError(
+        f"Session not found: {session_id}", "`tinkex session list` lists your sessions."
+    )
 
 
 def _search_sessions(
@@ -106,7 +108,7 @@ def _search_sessions(
 def _list_sessions(client: RestClient, scope: SessionScope, limit: int) -> SessionPage:
     ids: list[str] = []
     while True:
-        # One more than wanted says whether there are more.
+        # Fetch one more than needed to know whether there are more.
         size = min(PAGE_SIZE, limit + 1 - len(ids)) if limit else PAGE_SIZE
         page = client.list_sessions(size, len(ids), scope).result().sessions
         ids += page
@@ -118,7 +120,7 @@ def _list_sessions(client: RestClient, scope: SessionScope, limit: int) -> Sessi
 
 def _call_search(client: RestClient, request: SessionSearchRequest) -> Any:
     with warnings.catch_warnings():
-        # The service may change it; then the plain list is there.
+        # If the service changes this experimental endpoint, the plain list is used.
         warnings.simplefilter("ignore", ExperimentalWarning)
         return client.search_sessions(request).result()
 

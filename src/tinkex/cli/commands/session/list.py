@@ -1,4 +1,4 @@
-"""`tinkex session list`: the sessions of this key."""
+"""`tinkex session list`, `info`, `finish` and `export-trace`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ STATUSES = ("active", "finished", "failed", "cancelled")
 
 
 class KeyValuePair(click.ParamType[tuple[str, str]]):
-    """A key and its value with = between them."""
+    """A KEY=VALUE pair."""
 
     name = "pair"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Both parts."""
+        """Split the pair."""
         if isinstance(value, tuple):
             return value
         key, equals, text = value.partition("=")
         if not key or not equals:
-            self.fail(f"{value!r} is no pair; write it as KEY=VALUE", param, ctx)
+            self.fail(f"{value!r} is not a KEY=VALUE pair", param, ctx)
         return key, text
 
 
@@ -47,25 +47,29 @@ class KeyValuePair(click.ParamType[tuple[str, str]]):
     "statuses",
     type=click.Choice(STATUSES),
     multiple=True,
-    help="Only sessions in this state; may be given more than once.",
+    help="Only sessions in this state; may be repeated.",
 )
 @click.option(
-    "--project-id", "project_ids", multiple=True, metavar="ID", help="Only of this project."
+    "--project-id",
+    "project_ids",
+    multiple=True,
+    metavar="ID",
+    help="Only sessions of this project; may be repeated.",
 )
-@click.option("--name", metavar="WORDS", help="Only with these words in their name.")
+@click.option("--name", metavar="WORDS", help="Only sessions with these words in their name.")
 @click.option(
     "--metadata",
     type=KeyValuePair(),
     multiple=True,
     metavar="KEY=VALUE",
-    help="Only with this metadata.",
+    help="Only sessions with this metadata; may be repeated.",
 )
 @click.option(
     "--scope",
     type=click.Choice(["owned", "accessible"]),
     default="owned",
     show_default=True,
-    help="Your own sessions, or all that you may see.",
+    help="Only your own sessions, or all that you can access.",
 )
 @pass_context
 def list_sessions(
@@ -77,9 +81,12 @@ def list_sessions(
         return
     from tinkex.cli.commands.session.find import SessionFilter, find_sessions
 
-    with rest_client(context) as client, paged_progress_bar(context, "Fetching sessions") as told:
-        found = find_sessions(client, SessionFilter(**filters), limit, told)
-    show(context, SessionList(found.sessions, found.has_more, columns))
+    with (
+        rest_client(context) as client,
+        paged_progress_bar(context, "Fetching sessions") as on_progress,
+    ):
+        page = find_sessions(client, SessionFilter(**filters), limit, on_progress)
+    show(context, SessionList(page.sessions, page.has_more, columns))
 
 
 @click.command(cls=Command)
@@ -89,18 +96,18 @@ def list_sessions(
     type=click.Choice(["owned", "accessible"]),
     default="owned",
     show_default=True,
-    help="One of your own, or one that you may see.",
+    help="One of your own sessions, or any that you can access.",
 )
 @pass_context
 def info(context: Context, session_id: str, scope: Literal["owned", "accessible"]) -> None:
-    """Show one session: how it is doing, its training runs and its samplers."""
+    """Show one session with its status, training runs and samplers."""
     from tinkex.cli.commands.session.find import find_session
     from tinkex.cli.output.sessions import SessionInfo
 
     with rest_client(context) as client:
         session_id = resolve_session(client, session_id)
-        found = find_session(client, session_id, scope)
-    show(context, SessionInfo(found))
+        session = find_session(client, session_id, scope)
+    show(context, SessionInfo(session))
 
 
 @click.command(cls=Command)
@@ -110,14 +117,14 @@ def info(context: Context, session_id: str, scope: Literal["owned", "accessible"
     type=click.Choice(["success", "errored", "interrupted"]),
     default="interrupted",
     show_default=True,
-    help="How it ended; what a server was told first stays.",
+    help="Final status; ignored if the session already has one.",
 )
-@click.option("--detail", metavar="TEXT", help="A word about it, kept with the session.")
+@click.option("--detail", metavar="TEXT", help="Note that is stored with the session.")
 @pass_context
 def finish(context: Context, session_id: str, status: str, detail: str | None) -> None:
-    """End a session on the server.
+    """Finish a session on the server.
 
-    Its client, should it still run, can do no more work in it. Checkpoints and training runs stay.
+    A client that is still running can no longer use it. Checkpoints and training runs stay.
     """
     from tinkex.cli.commands.session.find import session_not_found_error
     from tinkex.client.session import FINISH_REASONS
@@ -149,15 +156,15 @@ TRACE_SUFFIX = ".pftrace"
     "--output",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help=f"The file, or a directory for it; ./SESSION_ID{TRACE_SUFFIX} if not given.",
+    help=f"Output file or directory.  [default: ./SESSION_ID{TRACE_SUFFIX}]",
 )
-@click.option("--url-only", is_flag=True, help="Print the download URL and fetch nothing.")
+@click.option("--url-only", is_flag=True, help="Print the download URL instead of downloading.")
 @pass_context
 def export_trace(context: Context, session_id: str, output: Path | None, url_only: bool) -> None:
-    """Save a session's timeline as a Perfetto trace.
+    """Download a session's timeline as a Perfetto trace.
 
-    The server writes down when each training and sampling request waited and ran. Open the file in
-    https://ui.perfetto.dev. It gets its name when all of it has arrived.
+    The trace contains the waiting and running time of each training and sampling request. Open the
+    file in https://ui.perfetto.dev. The file is created when the download is complete.
     """
     from tinkex.cli.commands.session.find import session_not_found_error
     from tinkex.cli.output.sessions import TraceExport
@@ -177,7 +184,7 @@ def export_trace(context: Context, session_id: str, output: Path | None, url_onl
     elif context.is_json:
         show(context, TraceExport(session_id, url=url))
     else:
-        # Bare, for curl "$(tinkex session export-trace ID --url-only)".
+        # Plain output, for curl "$(tinkex session export-trace ID --url-only)".
         click.echo(url)
 
 
@@ -189,17 +196,17 @@ def _output_path(session_id: str, output: Path | None) -> Path:
 
 
 def _download_trace(context: Context, client: RestClient, url: str, place: Path) -> int:
-    """Fetch a URL; download_file resumes, and compares the size with what was announced."""
+    """Download a URL; download_file() resumes and verifies the size."""
     from tinkex.client.download.directory import download_file
 
     holder = client.holder
     timeout = holder.config.timeout_seconds
-    with progress_bar(context, "Downloading trace", unit="bytes") as told:
+    with progress_bar(context, "Downloading trace", unit="bytes") as bar:
         work = download_file(
             lambda url, headers: holder.transport.stream(url, headers, timeout),
             url,
             place,
-            progress=told.update,
+            progress=bar.update,
             max_unsized_bytes=holder.config.max_unsized_download_bytes,
         )
         holder.start(work).result()

@@ -1,4 +1,4 @@
-"""Fine-tunes from a JSONL file."""
+"""`tinkex train`: fine-tune a model on a JSONL file."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import click
 from tinkex.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
-    "dpo": LazyCommand(
-        "tinkex.cli.commands.train.recipes:dpo", "Learn to prefer the better of two answers."
+    "dpo": LazyCommand("tinkex.cli.commands.train.recipes:dpo", "Train on preferences (DPO)."),
+    "rl": LazyCommand("tinkex.cli.commands.train.recipes:rl", "Train with a reward function (RL)."),
+    "sft": LazyCommand(
+        "tinkex.cli.commands.train.recipes:sft", "Train on conversations or completions (SFT)."
     ),
-    "rl": LazyCommand(
-        "tinkex.cli.commands.train.recipes:rl", "Learn from a reward function of your own."
-    ),
-    "sft": LazyCommand("tinkex.cli.commands.train.recipes:sft", "Learn to say what the data says."),
 }
 
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def train() -> None:
-    """Fine-tune a model with a JSONL file.
+    """Fine-tune a model on a JSONL file.
 
-    A run keeps its plan, progress and metrics in a directory. Run the same command again, and an
-    interrupted run goes on where it was saved last.
+    A run stores its plan, progress and metrics in a directory. After an interruption, the same
+    command resumes from the last checkpoint.
     """

@@ -1,4 +1,4 @@
-"""The options that all recipes share; they are named like the settings of a plan."""
+"""Options that all recipes share; their names match the fields of a Plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE_PATH = click.Path(path_type=Path)
 
 
 def recipe_options(learning_rate: float, schedule: str = "linear") -> Callable[[F], F]:
-    """All shared options, with the defaults in which recipes differ."""
+    """Add all shared options, with the defaults of a recipe."""
 
     def decorate(command: F) -> F:
         for add in reversed(
@@ -33,7 +33,7 @@ def recipe_options(learning_rate: float, schedule: str = "linear") -> Callable[[
 
 
 def recipe_option(flag: str, name: str | None = None, **details: Any) -> Callable[[F], F]:
-    """An option whose default, if it has one, is shown."""
+    """Create an option that shows its default."""
     words = [flag] if name is None else [flag, name]
     has_default = details.get("default") is not None
     return click.option(*words, show_default=has_default, **details)
@@ -44,89 +44,102 @@ _MODEL_OPTIONS = (
     recipe_option(
         "--base-model",
         metavar="NAME",
-        help="The model to adapt; without it the one that `tinkex sample` takes.",
+        help="Base model to adapt.  [default: same as for `tinkex sample`]",
     ),
     recipe_option(
         "--from",
         "start_from",
         type=CHECKPOINT,
         metavar="CHECKPOINT",
-        help="Start from a tinker:// path of training weights, or latest.",
+        help="Start from training weights: a tinker:// path, or latest.",
     ),
-    recipe_option("--rank", type=int, default=32, help="The inner dimension of the adapter."),
+    recipe_option("--rank", type=int, default=32, help="LoRA rank."),
     recipe_option(
-        "--max-tokens", type=int, metavar="N", help="Cut longer examples; by default at what fits."
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="Truncate examples to N tokens.  [default: context length]",
     ),
 )
 
 
 def _step_options(learning_rate: float, schedule: str) -> tuple[Callable[[Any], Any], ...]:
     return (
-        recipe_option("--epochs", type=int, default=1, help="How often every row is seen."),
-        recipe_option("--steps", type=int, metavar="N", help="Take so many steps instead."),
-        recipe_option("--batch-size", type=int, default=16, help="How many rows go into a step."),
+        recipe_option("--epochs", type=int, default=1, help="Number of passes over the data."),
         recipe_option(
-            "--learning-rate", type=float, default=learning_rate, help="The largest rate."
+            "--steps", type=int, metavar="N", help="Number of steps, instead of --epochs."
+        ),
+        recipe_option("--batch-size", type=int, default=16, help="Number of rows per step."),
+        recipe_option(
+            "--learning-rate", type=float, default=learning_rate, help="Peak learning rate."
         ),
         recipe_option(
             "--schedule",
             type=click.Choice(["constant", "linear", "cosine"]),
             default=schedule,
-            help="What follows the warm-up.",
+            help="Learning-rate schedule after the warm-up.",
         ),
         recipe_option(
             "--warmup",
             type=float,
             default=0.0,
-            help="A number of steps, or below 1 a share of all.",
+            help="Warm-up steps; below 1, a fraction of all steps.",
         ),
         recipe_option(
             "--grad-clip",
             "grad_clip_norm",
             type=float,
             default=1.0,
-            help="The largest gradient norm; 0 clips nothing.",
+            help="Maximum gradient norm; 0 disables clipping.",
         ),
         recipe_option("--weight-decay", type=float, default=0.0, help="Decoupled weight decay."),
-        recipe_option("--seed", type=int, default=0, help="Makes the run repeatable."),
+        recipe_option("--seed", type=int, default=0, help="Random seed."),
     )
 
 
 _CHECKPOINT_OPTIONS = (
-    recipe_option("--name", metavar="NAME", help="What checkpoints are called."),
+    recipe_option("--name", metavar="NAME", help="Name of the checkpoints."),
     recipe_option(
-        "--save-every", type=int, default=50, help="Steps between checkpoints; 0: at the end."
+        "--save-every",
+        type=int,
+        default=50,
+        help="Steps between checkpoints; 0 saves only at the end.",
     ),
     recipe_option(
         "--eval",
         "eval_data",
         type=FILE_PATH,
         metavar="FILE",
-        help="Rows to measure and not to learn.",
+        help="JSONL file with evaluation data.",
     ),
     recipe_option(
-        "--eval-every", type=int, default=50, help="Steps between measurements; 0: at the end."
+        "--eval-every",
+        type=int,
+        default=50,
+        help="Steps between evaluations; 0 evaluates only at the end.",
     ),
     recipe_option(
         "--sample",
         "samples",
         multiple=True,
         metavar="PROMPT",
-        help="Answer this at the end; may be given several times.",
+        help="Sample a reply to this prompt at the end; may be repeated.",
     ),
-    recipe_option("--sample-tokens", type=int, default=64, help="How long these answers may be."),
+    recipe_option(
+        "--sample-tokens", type=int, default=64, help="Maximum number of tokens of these replies."
+    ),
 )
 _DIRECTORY_OPTIONS = (
     recipe_option(
         "--run-dir",
         type=FILE_PATH,
         metavar="DIR",
-        help="Where the run is kept; by default in runs, named by settings and data.",
+        help="Directory of the run.  [default: in runs, named by settings and data]",
     ),
-    recipe_option("--restart", is_flag=True, help="Begin anew, whatever is there."),
+    recipe_option("--restart", is_flag=True, help="Discard any existing run and start over."),
     recipe_option(
-        "--accept-changes", is_flag=True, help="Go on although settings or data changed."
+        "--accept-changes", is_flag=True, help="Resume even if settings or data have changed."
     ),
 )
-#: What belongs to the run and not to its plan.
+#: Options of the run, not of its plan.
 RUN_OPTION_NAMES = ("run_dir", "restart", "accept_changes")

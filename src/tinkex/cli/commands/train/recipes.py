@@ -15,12 +15,12 @@ from tinkex.cli.options import Command
 @recipe_options(learning_rate=1e-4)
 @pass_context
 def sft(context: Context, /, **settings: Any) -> None:
-    """Learn to say what the data says.
+    """Train on conversations or completions (SFT).
 
-    DATA has rows {"messages": [{"role": ..., "content": ...}, ...]}, of which what the assistant
-    says is learned, or {"prompt": ..., "completion": ...}, of which the completion is. The layouts
-    of ShareGPT (conversations with from and value) and of Alpaca (instruction, input, output), and
-    {"question": ..., "answer": ...}, are conversations too.
+    DATA has rows {"messages": [{"role": ..., "content": ...}, ...]}, trained on the assistant
+    messages, or {"prompt": ..., "completion": ...}, trained on the completion. The layouts of
+    ShareGPT (conversations with from and value) and Alpaca (instruction, input, output), and
+    {"question": ..., "answer": ...}, are also accepted.
     """
     from tinkex.cli.commands.train.run_recipe import run_recipe
     from tinkex.recipes import sft as recipe
@@ -30,11 +30,16 @@ def sft(context: Context, /, **settings: Any) -> None:
 
 
 @click.command(cls=Command)
-@recipe_option("--beta", type=float, default=0.1, help="Less lets the model move further.")
+@recipe_option(
+    "--beta",
+    type=float,
+    default=0.1,
+    help="DPO beta; smaller values allow larger changes of the model.",
+)
 @recipe_options(learning_rate=1e-5)
 @pass_context
 def dpo(context: Context, /, **settings: Any) -> None:
-    """Learn to prefer the better of two answers.
+    """Train on preferences (DPO).
 
     DATA has rows {"prompt": ..., "chosen": ..., "rejected": ...}; a prompt is text or messages.
     Without a prompt, chosen and rejected are conversations that differ in their last message.
@@ -51,26 +56,26 @@ def dpo(context: Context, /, **settings: Any) -> None:
     "--reward",
     required=True,
     metavar="FILE.py:FUNCTION",
-    help="Called with (row, text); returns a number, more is better.",
+    help="Reward function, called with (row, text); higher return values are better.",
 )
+@recipe_option("--group-size", type=int, default=8, help="Number of samples per prompt.")
 @recipe_option(
-    "--group-size", type=int, default=8, help="How many answers to a prompt are compared."
+    "--answer-tokens", type=int, default=128, help="Maximum number of tokens per sample."
 )
-@recipe_option("--answer-tokens", type=int, default=128, help="How long an answer may be.")
-@recipe_option("--temperature", type=float, default=1.0, help="How answers are drawn.")
+@recipe_option("--temperature", type=float, default=1.0, help="Sampling temperature.")
 @recipe_option(
     "--loss",
     type=click.Choice(["importance_sampling", "ppo", "cispo"]),
     default="importance_sampling",
-    help="The objective.",
+    help="Loss function.",
 )
 @recipe_options(learning_rate=1e-5, schedule="constant")
 @pass_context
 def rl(context: Context, /, **settings: Any) -> None:
-    """Learn from a reward function of your own.
+    """Train with a reward function (RL).
 
-    DATA has rows {"prompt": ..., ...}; a prompt is text or messages, and the reward function sees
-    the whole row.
+    DATA has rows {"prompt": ..., ...}; a prompt is text or messages. The reward function gets the
+    whole row.
     """
     from tinkex.cli.commands.train.run_recipe import run_recipe
     from tinkex.recipes import rl as recipe

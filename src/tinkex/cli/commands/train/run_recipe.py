@@ -1,4 +1,4 @@
-"""How far training is: a bar with the live loss for a person, a line now and then for a log."""
+"""Run a recipe for `tinkex train`: progress, interruption and the final report."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ from tinkex.recipes.run import DEFAULT_RUNS_DIR, RunOptions
 if TYPE_CHECKING:
     from tinkex.recipes.report import StepReport
 
-#: So many lines in all, where there is no bar.
+#: Maximum number of progress lines without a terminal.
 MAX_LOG_LINES = 20
 
 
 @contextlib.contextmanager
 def training_progress(context: Context, total: int) -> Iterator[Callable[[StepReport], None]]:
-    """A function that shows each report; beside JSON it shows nothing."""
+    """Yield a callback that shows step reports; with JSON output it shows nothing."""
     if context.is_json:
         yield lambda report: None
     elif context.stderr.is_terminal:
-        with _progress_bar(context, total) as shown:
-            yield shown
+        with _progress_bar(context, total) as on_report:
+            yield on_report
     else:
         every = max(1, total // MAX_LOG_LINES)
         yield lambda report: _print_report(report, every)
 
 
 def _print_report(report: StepReport, every: int) -> None:
-    has_news = any(name.startswith("eval_") for name in report.metrics)
-    if report.step == 1 or report.step == report.total or report.step % every == 0 or has_news:
+    has_eval = any(name.startswith("eval_") for name in report.metrics)
+    if report.step == 1 or report.step == report.total or report.step % every == 0 or has_eval:
         print_status(f"step {report.step}/{report.total}  {format_report(report)}")
 
 
 def format_report(report: StepReport) -> str:
-    """The figures of a step, in a few words."""
-    more = select_headlines(report.metrics)
-    figures = [f"{name} {format_metric(value)}" for name, value in more.items()]
+    """Format loss, headline metrics and speed of a step."""
+    headlines = select_headlines(report.metrics)
+    metrics = [f"{name} {format_metric(value)}" for name, value in headlines.items()]
     speed = f"{report.tokens_per_second:,.0f} tokens/s"
-    return "  ".join([f"loss {format_metric(report.loss)}", *figures, speed])
+    return "  ".join([f"loss {format_metric(report.loss)}", *metrics, speed])
 
 
 @contextlib.contextmanager
@@ -70,56 +70,56 @@ def _progress_bar(context: Context, total: int) -> Iterator[Callable[[StepReport
     progress = make_training_bar(context.stderr)
     task = progress.add_task("", total=total)
 
-    def shown(report: StepReport) -> None:
-        # Not before the first step: loading a tokenizer may take a while, and is no step.
+    def on_report(report: StepReport) -> None:
+        # Start with the first step, so that the rate does not include loading the tokenizer.
         progress.start()
         progress.update(task, completed=report.step, description=format_report(report))
 
     try:
-        yield shown
+        yield on_report
     finally:
         progress.stop()
 
 
-_STOPPING_NOTICE = "Stopping after the steps that were sent; Ctrl-C again ends at once."
+_STOPPING_NOTICE = "Stopping after the submitted steps; press Ctrl-C again to stop now."
 
 
 def run_recipe(
     context: Context, make_plan: type[Plan], recipe: ModuleType, settings: Mapping[str, Any]
 ) -> None:
-    """Run a recipe to its end, or until it is interrupted."""
+    """Run a recipe until it is complete or interrupted."""
     options = RunOptions(**{name: settings[name] for name in RUN_OPTION_NAMES})
     given = {name: settings[name] for name in settings if name not in RUN_OPTION_NAMES}
     if given["start_from"] is not None:
         given["start_from"] = expand_path(
             context, given["start_from"], "weights", needs_worker=True
         )
-    is_open = given["base_model"] is None and given["start_from"] is None
-    # The rest is checked now; which model there is, only the server can say.
-    plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if is_open else given))
-    # A missing file is reported before a server is started for it.
+    needs_default = given["base_model"] is None and given["start_from"] is None
+    # Validate the other settings now; only the server knows the default model.
+    plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if needs_default else given))
+    # Report a missing file before starting a server.
     data = recipe.open_data(plan)
     check_run_directory(options.run_dir or DEFAULT_RUNS_DIR)
     notices: list[str] = []
     with service_client(context) as client, spinner() as wait:
-        say = notices.append if context.is_json else wait.print_line
-        if is_open:
+        notify = notices.append if context.is_json else wait.print_line
+        if needs_default:
             models = client.get_server_capabilities().supported_models
-            usual = default_model(model for model in models if model.trainable is not False)
-            plan = replace(plan, base_model=usual)
-        run = recipe.run(plan, client, options, say, data)
-        say(
+            base_model = default_model(model for model in models if model.trainable is not False)
+            plan = replace(plan, base_model=base_model)
+        run = recipe.run(plan, client, options, notify, data)
+        notify(
             f"Training {plan.base_model or plan.start_from} on "
             f"{format_count(len(run.rows), 'row')}: {format_count(run.total, 'step')}, "
-            f"kept in {run.run_directory.directory}"
+            f"run directory {run.run_directory.directory}"
         )
         with (
-            stop_on_interrupt(run, lambda: say(_STOPPING_NOTICE)),
-            training_progress(context, run.total) as shown,
+            stop_on_interrupt(run, lambda: notify(_STOPPING_NOTICE)),
+            training_progress(context, run.total) as on_report,
         ):
             for report in run:
                 wait.close()
-                shown(report)
+                on_report(report)
         assert run.result is not None  # the loop has ended
         if not run.result.is_complete:
             client.close("interrupted").result()
@@ -133,13 +133,13 @@ def _print_result(context: Context, result: RecipeResult, notices: list[str]) ->
         return
     if not context.is_json:
         print_status(
-            f"Stopped after step {result.step} of {result.total}; the same command goes on there."
+            f"Stopped after step {result.step} of {result.total}; the same command resumes it."
         )
     click.get_current_context().exit(INTERRUPTED)
 
 
 def next_commands(context: Context, result: RecipeResult) -> list[list[str]]:
-    """What can be done with the checkpoints of a complete run."""
+    """Suggest commands that use the checkpoints of a complete run."""
     assert result.sampler_path is not None  # the run is complete
     run_id = parse_tinker_path(result.sampler_path).run_id
     return [

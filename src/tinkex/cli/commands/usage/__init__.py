@@ -1,4 +1,4 @@
-"""`tinkex usage` and `tinkex billing`: what was used, a module for each view."""
+"""`tinkex usage` and `tinkex billing`: token usage and checkpoint storage."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tinkex.cli.context import Context, pass_context
 from tinkex.cli.lazy import LazyCommand, LazyGroup
 
 _PACKAGE = "tinkex.cli.commands.usage"
-_TOKENS_SUMMARY = "Show what was used, hour by hour."
-_STORAGE_SUMMARY = "Show what the stored checkpoints take now."
+_TOKENS_SUMMARY = "Show usage per hour."
+_STORAGE_SUMMARY = "Show the current checkpoint storage."
 USAGE_COMMANDS = {
     "storage": LazyCommand(f"{_PACKAGE}.reports:storage", _STORAGE_SUMMARY),
     "tokens": LazyCommand(f"{_PACKAGE}.reports:tokens", _TOKENS_SUMMARY),
@@ -27,13 +27,13 @@ BILLING_COMMANDS = {
     default=7,
     show_default=True,
     metavar="N",
-    help="How many days the summary goes back, 14 at most.",
+    help="Number of days in the summary.",
 )
 @pass_context
 def usage(context: Context, days: int) -> None:
-    """Show tokens trained and sampled, and storage.
+    """Show token usage and checkpoint storage.
 
-    Without a command: a summary of the last days, a line per model.
+    Without a command, print a summary of the last days with a row per model.
     """
     if click.get_current_context().invoked_subcommand is None:
         from tinkex.cli.commands.usage.reports import show_summary
@@ -43,4 +43,4 @@ def usage(context: Context, days: int) -> None:
 
 @click.group(cls=LazyGroup, entries=BILLING_COMMANDS)
 def billing() -> None:
-    """Show usage under the names of the official command line."""
+    """Show usage; same commands as the official CLI."""

@@ -1,4 +1,4 @@
-"""Rows as CSV, on stdout or in a file that appears when it is complete."""
+"""Usage reports as tables or CSV: tokens, storage and summary."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ STDOUT_PATH = "-"
 
 
 def check_csv_targets(context: Context, *places: str | None) -> None:
-    """Refuse what would put two things on stdout."""
+    """Raise UsageError if two outputs would go to stdout."""
     named = places.count(STDOUT_PATH)
     if named > 1:
-        raise click.UsageError("only one table fits on stdout; give one of them a file")
+        raise click.UsageError(
+            "only one CSV table can be written to stdout; use a file for the other"
+        )
     if named and context.is_json:
-        raise click.UsageError("CSV on stdout is no JSON; give it a file, or leave out -f json")
+        raise click.UsageError("CSV on stdout cannot be combined with -f json; write it to a file")
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], place: str) -> None:
-    """Write rows; columns that only some of them have come last."""
+    """Write rows as CSV to a file, atomically, or to stdout; extra columns come last."""
     extra = [key for row in rows for key in row if key not in columns]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [*columns, *dict.fromkeys(extra)], restval="")
@@ -58,7 +60,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], place: 
         scratch.unlink(missing_ok=True)
 
 
-_CSV_HELP = "Write CSV to this file instead of printing a table; - is stdout."
+_CSV_HELP = "Write CSV to this file instead of a table; - is stdout."
 
 
 @click.command("tokens", cls=Command)
@@ -67,14 +69,14 @@ _CSV_HELP = "Write CSV to this file instead of printing a table; - is stdout."
     type=FullHour(),
     required=False,
     cls=Argument,
-    summary="The first hour, as 2026-01-31T13:00:00Z, or a day; 7 days before END if left out.",
+    summary="First hour, such as 2026-01-31T13:00:00Z, or a day.  [default: 7 days before END]",
 )
 @click.argument(
     "end",
     type=FullHour(),
     required=False,
     cls=Argument,
-    summary="The hour after the last, at most 14 days later; now if left out.",
+    summary="Hour after the last one, at most 14 days later.  [default: now]",
 )
 @click.option("--csv", "csv_place", metavar="PATH", help=_CSV_HELP)
 @click.option(
@@ -91,83 +93,83 @@ def tokens(
     csv_place: str | None,
     sessions_place: str | None,
 ) -> None:
-    """Show what was used, hour by hour.
+    """Show usage per hour.
 
-    A row for each hour, kind of use, model and session: tokens trained, read and sampled,
-    checkpoints made, storage. Costs are estimates where a server has prices, and no invoice.
+    Prints a row for each hour, kind of usage, model and session: trained, prompt and sampled
+    tokens, saved checkpoints, storage. Costs are estimates from the server's prices, not an invoice.
     """
     check_csv_targets(context, csv_place, sessions_place)
     start, end = resolve_period(start, end, clock.utc_now())
     with admin_client(context) as client:
-        found = client.get_billing_usage(start, end).result()
+        usage = client.get_billing_usage(start, end).result()
     from tinkex.cli.output.usage import UsageTable
 
     places = {"csv": csv_place, "sessions_csv": sessions_place}
     written = {name: place for name, place in places.items() if place is not None}
     if not written:
-        show(context, UsageTable(found))
+        show(context, UsageTable(usage))
         return
-    _write_csv_files(found, csv_place, sessions_place)
+    _write_csv_files(usage, csv_place, sessions_place)
     if STDOUT_PATH not in written.values():
-        rows = {"rows": len(found.data), "sessions": len(found.sessions)}
+        rows = {"rows": len(usage.data), "sessions": len(usage.sessions)}
         announce(context, f"Wrote {' and '.join(written.values())}", written | rows)
 
 
 def _write_csv_files(
-    found: BillingUsageResponse, csv_place: str | None, sessions_place: str | None
+    usage: BillingUsageResponse, csv_place: str | None, sessions_place: str | None
 ) -> None:
     from tinkex.cli.output.usage import SESSION_FIELDS, USAGE_FIELDS, flatten_usage, session_rows
 
     if sessions_place is not None:
-        write_csv(session_rows(found), SESSION_FIELDS, sessions_place)
+        write_csv(session_rows(usage), SESSION_FIELDS, sessions_place)
     if csv_place is not None:
-        write_csv(flatten_usage(found), USAGE_FIELDS, csv_place)
+        write_csv(flatten_usage(usage), USAGE_FIELDS, csv_place)
 
 
-#: The same command under its official name.
+#: The command under its official name.
 billing_usage = Command(
     "usage", callback=tokens.callback, params=list(tokens.params), help=tokens.help
 )
 
 
 @click.command("storage", cls=Command)
-@click.option("--project-id", metavar="ID", help="Only what is in this project.")
+@click.option("--project-id", metavar="ID", help="Only checkpoints of this project.")
 @click.option(
     "--csv",
     "csv_place",
     metavar="PATH",
-    help="Write CSV to this file instead of printing a table; - is stdout.",
+    help=_CSV_HELP,
 )
 @pass_context
 def storage(context: Context, project_id: str | None, csv_place: str | None) -> None:
-    """Show what the stored checkpoints take now.
+    """Show the current checkpoint storage.
 
-    A row for each project and owner. The monthly cost is what 720 hours of it would cost, where a
+    Prints a row for each project and owner. The monthly cost is the price of 720 hours, if the
     server has prices.
     """
     check_csv_targets(context, csv_place)
     with admin_client(context) as client:
-        found = client.get_current_checkpoint_storage_usage(project_id).result()
+        usage = client.get_current_checkpoint_storage_usage(project_id).result()
     from tinkex.cli.output.usage import STORAGE_FIELDS, StorageTable
 
-    result = StorageTable(found)
+    result = StorageTable(usage)
     if csv_place is None:
         show(context, result)
         return
     write_csv(result.csv_rows(), STORAGE_FIELDS, csv_place)
     if csv_place != STDOUT_PATH:
-        data = {"csv": csv_place, "rows": len(found.data)}
+        data = {"csv": csv_place, "rows": len(usage.data)}
         announce(context, f"Wrote {csv_place}", data)
 
 
-#: The same command under its official name.
+#: The command under its official name.
 checkpoint_storage = Command(
     "checkpoint-storage", callback=storage.callback, params=list(storage.params), help=storage.help
 )
 
 
 def show_summary(context: Context, days: int) -> None:
-    """Print a line per model, and what storage takes."""
+    """Print usage per model and the current storage."""
     start, end = resolve_period(None, None, clock.utc_now(), timedelta(days=days))
     with admin_client(context) as client:
         used = client.get_billing_usage(start, end).result()
@@ -177,7 +179,7 @@ def show_summary(context: Context, days: int) -> None:
 
 
 def _fetch_quotas(client: AdminClient) -> list[QuotaUsage]:
-    """The quotas of the caller; none where a server does not know them."""
+    """Fetch the caller's quotas; empty if the server does not report them."""
     try:
         return client.get_quotas().result().quotas
     except NotFoundError:
