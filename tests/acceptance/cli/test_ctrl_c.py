@@ -1,4 +1,4 @@
-"""S3-34: Ctrl-C exits with 130 and leaves nothing half done, here and on the server."""
+"""Ctrl-C exits with 130 and leaves nothing half done, here and on the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3-20: the official command line and ours say the same about the same server."""
+"""The official command line and ours say the same about the same server."""
 
 from __future__ import annotations
 

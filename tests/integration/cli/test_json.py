@@ -1,4 +1,4 @@
-"""S3-30: with `-f json` stdout is one JSON document or empty, whatever the command and its fate."""
+"""With `-f json` stdout is one JSON document or empty, whatever the command and its fate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3-G19: a question that nobody answers is answered with no, and nothing is changed."""
+"""A question that nobody answers is answered with no, and nothing is changed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ def is_public(seeded: SeededServer, tinkex: RunCli) -> bool:
 
 
 def test_publish_and_unpublish_say_what_is_so_now(seeded: SeededServer, tinkex: RunCli) -> None:
-    """S3-12, S3-13, S3-G04."""
     result = tinkex("checkpoint", "publish", seeded.training)
     assert (result.exit_code, result.out) == (0, "")
     assert result.err == f"{seeded.training} is public now.\n"
@@ -39,7 +38,6 @@ def test_publish_and_unpublish_say_what_is_so_now(seeded: SeededServer, tinkex: 
 
 
 def test_publishing_twice_is_no_failure(seeded: SeededServer, tinkex: RunCli) -> None:
-    """S3-30."""
     expected = {"tinker_path": seeded.training, "public": True, "changed": True}
     assert tinkex("checkpoint", "publish", seeded.training, "--json").json == expected
     again = tinkex("checkpoint", "publish", seeded.training, "--json").json
@@ -63,7 +61,7 @@ def test_a_conflict_for_another_reason_is_a_failure(seeded: SeededServer, tinkex
 def test_unpublish_asks_a_person(
     typed: str, goes: bool, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3-G19: only y or yes; nothing typed is a no."""
+    """Only y or yes; nothing typed is a no."""
     tinkex("checkpoint", "publish", seeded.training)
     answer(monkeypatch, typed)
     result = tinkex("checkpoint", "unpublish", seeded.training, context=PERSON)
@@ -76,7 +74,6 @@ def test_unpublish_asks_a_person(
 def test_unpublish_asks_nobody_if_nobody_can_answer_or_yes_is_given(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3-G19."""
     tinkex("checkpoint", "publish", seeded.training)
     answer(monkeypatch, "n\n")
     assert "[y/N]" not in tinkex("checkpoint", "unpublish", seeded.training).err
@@ -88,7 +85,6 @@ def test_unpublish_asks_nobody_if_nobody_can_answer_or_yes_is_given(
 def test_a_cancelled_unpublish_is_json_too(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3-30."""
     answer(monkeypatch, "")
     result = tinkex("checkpoint", "unpublish", seeded.training, "--json", context=PERSON)
     assert result.exit_code == 1
@@ -153,7 +149,7 @@ def test_a_copy_has_an_address_and_a_lifetime_of_its_own(
 def test_the_project_of_the_environment_gets_the_copy(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S0-16: Config knows it, the command does not ask for it."""
+    """Config knows it, the command does not ask for it."""
     monkeypatch.setenv("TINKER_PROJECT_ID", "p-env")
     copied = tinkex("checkpoint", "copy", seeded.training, "--json").json
     assert copied["project_id"] == "p-env"
@@ -171,7 +167,6 @@ def test_a_token_opens_the_checkpoint_of_another(seeded: SeededServer, tinkex: R
 def test_a_checkpoint_that_is_not_there_or_no_address(
     command: str, seeded: SeededServer, tinkex: RunCli
 ) -> None:
-    """S3-G04, S3-G11."""
     more = ("--remove",) if command == "set-ttl" else ()
     missing = tinkex("checkpoint", command, seeded.training + "x", *more, "--json")
     assert (missing.exit_code, missing.failure["status"]) == (1, 404)

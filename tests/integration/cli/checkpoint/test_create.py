@@ -19,7 +19,7 @@ from tinkex.testing import Fault
 def test_the_bare_form_saves_weights_that_can_be_listed(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
-    """S0-01 to S0-07, S0-20, S3-39: and the session ends well."""
+    """And the session ends well."""
     output = tmp_path / "out" / "made.json"
     words = ("--base-model", BASE_MODEL, "--output", str(output), "--rank", "3", "--seed", "5")
     made = tinkex("checkpoint", *words, "--no-train-unembed", "--json").json
@@ -50,7 +50,6 @@ def test_a_table_names_what_was_made(seeded: SeededServer, tinkex: RunCli, tmp_p
 
 
 def test_a_checkpoint_is_restored(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
-    """S0-08b."""
     words = ("--model-path", seeded.training, "--output", str(tmp_path / "m.json"))
     made = tinkex("checkpoint", *words, "--json").json
     assert (made["base_model"], made["lora"]["rank"]) == (BASE_MODEL, 8)
@@ -61,7 +60,7 @@ def test_a_checkpoint_is_restored(seeded: SeededServer, tinkex: RunCli, tmp_path
 def test_a_model_that_is_not_there_is_the_users_fault(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
-    """S0-10, S0-11, S0-14: nothing is written, and the session is told that it failed."""
+    """Nothing is written, and the session is told that it failed."""
     result = tinkex("checkpoint", "--base-model", "no/such", "--output", str(tmp_path / "m.json"))
     assert (result.exit_code, result.out) == (1, "")
     assert "no/such" in result.err
@@ -81,7 +80,7 @@ def test_a_wrong_key_is_named(seeded: SeededServer, tinkex: RunCli, tmp_path: Pa
 def test_a_server_that_is_slow_is_given_the_time_that_was_said(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
-    """S0-08k: milliseconds, for one operation."""
+    """Milliseconds, for one operation."""
     seeded.server.inject("retrieve_future", Fault(delay_seconds=60.0), times=None)
     words = ("--base-model", BASE_MODEL, "--output", str(tmp_path / "m.json"))
     result = tinkex("checkpoint", *words, "--timeout", "300")
@@ -91,7 +90,6 @@ def test_a_server_that_is_slow_is_given_the_time_that_was_said(
 
 
 def test_ctrl_c_leaves_no_session_and_no_file(seeded: SeededServer, tmp_path: Path) -> None:
-    """S3-34, P-26."""
     seeded.server.inject("save_weights_for_sampler", Fault(delay_seconds=60.0), times=None)
     before = len(seeded.server.calls("save_weights_for_sampler"))
     output = tmp_path / "m.json"
@@ -120,7 +118,6 @@ def test_the_key_may_stand_anywhere(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """S0-08i, S0-08j."""
     monkeypatch.delenv("TINKER_API_KEY")
     monkeypatch.delenv("TINKER_BASE_URL")
     where = ("--api-key", KEY, "--base-url", seeded.server.url)

@@ -48,7 +48,7 @@ def result(done: CliResult) -> Any:
 
 
 def test_paths_are_deleted_once_each(seeded: SeededServer, tinkex: RunCli) -> None:
-    """S3-14, S3-20: the official fields, and more."""
+    """The official fields, and more."""
     words = (seeded.training, seeded.sampler, seeded.training, "--yes", "--json")
     done = tinkex("checkpoint", "delete", *words).json
     assert done == OF_NOTHING | {"deleted_count": 2, "deleted": [seeded.training, seeded.sampler]}
@@ -128,7 +128,6 @@ def test_a_path_that_is_no_address_stops_all_before_anything_is_deleted(
 def test_it_asks_once_with_what_will_be_deleted(
     typed: str, goes: bool, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3-14, S3-G05, S3-G19."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     done = tinkex("checkpoint", "delete", seeded.training, seeded.sampler)
     assert (done.exit_code, done.out) == (0 if goes else 1, "")
@@ -144,7 +143,6 @@ def test_it_asks_once_with_what_will_be_deleted(
 def test_a_closed_stdin_is_a_no_and_a_failure(
     words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
-    """S3-G19, S3-30."""
     asked = [seeded.training if word == "PATH" else word for word in words]
     done = tinkex("checkpoint", "delete", *asked, "--json")
     assert done.exit_code == 1
@@ -200,7 +198,7 @@ def test_a_wrong_key_is_said_once(seeded: SeededServer, tinkex: RunCli) -> None:
 def test_the_official_command_line_gives_the_same_fields(
     seeded: SeededServer, tinkex: RunCli
 ) -> None:
-    """S3-20; unlike it, ours fails when a deletion failed."""
+    """Unlike it, ours fails when a deletion failed."""
     missing = seeded.training + "x"
     theirs = subprocess.run(
         [OFFICIAL, "-f", "json", "checkpoint", "delete", "-y", seeded.sampler, missing],
@@ -235,7 +233,6 @@ def interrupted(seeded: SeededServer, *paths: str) -> CliResult:
 
 
 def test_ctrl_c_tells_what_was_deleted_and_what_may_be(seeded: SeededServer) -> None:
-    """S3-34."""
     seeded.server.inject(
         "delete_checkpoint",
         Fault(delay_seconds=60.0),

@@ -1,4 +1,4 @@
-"""`checkpoint download` (S3-15, S3-G03, P-32): every kind of checkpoint from every server."""
+"""`checkpoint download`: every kind of checkpoint from every server."""
 
 from __future__ import annotations
 

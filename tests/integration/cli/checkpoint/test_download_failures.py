@@ -1,4 +1,4 @@
-"""`checkpoint download` (P-32): whatever goes wrong, it is whole and checked or not there."""
+"""`checkpoint download`: whatever goes wrong, it is whole and checked or not there."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_place_that_cannot_be_written_is_said(
 def test_what_is_there_stays_unless_it_is_replaced_whole(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
-    """P-32: the official one deletes the old folder before it asks for the new one."""
+    """The official one deletes the old folder before it asks for the new one."""
     path = external if kind == "files" else seeded.training
     folder = folder_of(place, path)
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""`checkpoint push-hf` (protocol 9, 12.35) against a hub on this machine."""
+"""`checkpoint push-hf` against a hub on this machine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_official_command_says_the_same(
 
 
 def test_a_branch_is_made_and_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
-    """Protocol 12.35: the official one neither makes nor reports the branch it derives."""
+    """The official one neither makes nor reports the branch it derives."""
     derived = tinkex("checkpoint", "push-hf", seeded.training, "--json").json
     run_id = parse_tinker_path(seeded.training).run_id.replace(":", "-")
     assert derived["repo_id"] == f"anna/tinker-bigram-{run_id}"

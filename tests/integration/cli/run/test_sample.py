@@ -1,4 +1,4 @@
-"""`run sample`, its bare form and its alias, against a server (S1-20..28, S3-19)."""
+"""`run sample`, its bare form and its alias, against a server."""
 
 from __future__ import annotations
 

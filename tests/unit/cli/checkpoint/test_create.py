@@ -116,7 +116,6 @@ def runner(tmp_path: Path) -> CommandRunner:
 def test_the_clients_are_driven_and_the_result_is_written(
     words: tuple[str, ...], runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S0-01, S0-02, S0-05, S0-06, S0-14, S0-17, S0-20, S3-18, S3-G22."""
     assert runner.run(*words, "--base-model", "m/base", "--rank", "8").exit_code == 0
     lora = {
         "rank": 8,
@@ -133,7 +132,7 @@ def test_the_clients_are_driven_and_the_result_is_written(
 
 
 def test_the_metadata_says_all_that_is_known(runner: CommandRunner) -> None:
-    """S0-07: a superset of what is promised, with a time in UTC to the second."""
+    """A superset of what is promised, with a time in UTC to the second."""
     assert runner.run("--base-model", "m/base", "--seed", "7", "--no-train-mlp").exit_code == 0
     written = runner.written
     saved_at = datetime.fromisoformat(written.pop("saved_at"))
@@ -161,14 +160,13 @@ def test_the_metadata_says_all_that_is_known(runner: CommandRunner) -> None:
 def test_a_model_id_that_is_not_known_is_null_and_never_the_base_model(
     model_id: str | None, runner: CommandRunner
 ) -> None:
-    """S0-07, P-31."""
     runner.service.model_id = model_id
     assert runner.run("--base-model", "m/base").exit_code == 0
     assert runner.written["model_id"] is None
 
 
 def test_the_options_become_a_config(runner: CommandRunner) -> None:
-    """S0-03, S0-04, S0-08i, S0-08j, S0-08k, S0-16: the time is in milliseconds."""
+    """The time is in milliseconds."""
     words = ("--api-key", "tml-x", "--base-url", "http://h:1", "--timeout", "1500")
     assert runner.run("--base-model", "m", *words).exit_code == 0
     config = runner.service.config
@@ -178,7 +176,6 @@ def test_the_options_become_a_config(runner: CommandRunner) -> None:
 
 @pytest.mark.parametrize("part", ["mlp", "attn", "unembed"])
 def test_each_part_can_be_left_out(part: str, runner: CommandRunner) -> None:
-    """S0-08f, S0-08g, S0-08h."""
     assert runner.run("--base-model", "m", f"--no-train-{part}").exit_code == 0
     assert runner.service.asked[0][2][f"train_{part}"] is False
     assert runner.run("--base-model", "m", f"--no-train-{part}", f"--train-{part}").exit_code == 0
@@ -186,7 +183,7 @@ def test_each_part_can_be_left_out(part: str, runner: CommandRunner) -> None:
 
 
 def test_a_model_path_can_name_a_checkpoint(runner: CommandRunner) -> None:
-    """S0-08b: the adapter is the checkpoint's own."""
+    """The adapter is the checkpoint's own."""
     assert runner.run("--model-path", STATE).exit_code == 0
     assert runner.service.asked == [
         ("info", STATE),
@@ -204,7 +201,6 @@ def test_a_model_path_can_name_a_checkpoint(runner: CommandRunner) -> None:
 def test_another_model_path_is_a_model_unless_one_is_named(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S0-08b."""
     assert runner.run("--model-path", "m/other").exit_code == 0
     assert (runner.service.asked[0][1], runner.written["base_model"]) == ("m/other", "m/other")
     capsys.readouterr()
@@ -222,7 +218,7 @@ STEPS = ("Starting a session", "Creating the training client", "Saving weights")
 def test_progress_goes_to_stderr_in_order(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S0-09, P-27: three steps are named, and stdout carries the result alone."""
+    """Three steps are named, and stdout carries the result alone."""
     assert runner.run("--base-model", "m").exit_code == 0
     told = capsys.readouterr()
     places = [told.err.index(step) for step in STEPS]
@@ -233,7 +229,7 @@ def test_progress_goes_to_stderr_in_order(
 def test_a_program_that_reads_json_hears_of_no_progress(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """P-27: what is on stderr beside JSON is an error, which is JSON too."""
+    """What is on stderr beside JSON is an error, which is JSON too."""
     assert runner.run("--base-model", "m", "-f", "json").exit_code == 0
     assert capsys.readouterr().err == ""
 
@@ -241,13 +237,12 @@ def test_a_program_that_reads_json_hears_of_no_progress(
 def test_the_json_result_is_the_metadata_and_where_it_is(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S3-30."""
     assert runner.run("--base-model", "m", "--json").exit_code == 0
     assert json.loads(capsys.readouterr().out) == {**runner.written, "output": str(runner.output)}
 
 
 def test_help_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """S0-13: the group shows its commands and the bare form, the command every flag."""
+    """The group shows its commands and the bare form, the command every flag."""
     assert run(["checkpoint", "--help"]).exit_code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Usage: tinkex checkpoint")
@@ -284,7 +279,6 @@ def test_help_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_option_is_a_usage_error_before_anything_is_done(
     words: tuple[str, ...], said: str, runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S0-08, S0-21, P-29."""
     assert runner.run(*words).exit_code == 2
     told = capsys.readouterr()
     assert (told.out, runner.service.asked) == ("", [])
@@ -293,7 +287,6 @@ def test_a_wrong_option_is_a_usage_error_before_anything_is_done(
 
 
 def test_an_output_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    """S0-08c."""
     assert run(["checkpoint", "--base-model", "m"], Context()).exit_code == 2
     assert "--output" in capsys.readouterr().err
 
@@ -314,7 +307,7 @@ def test_a_path_that_is_no_address_is_refused(runner: CommandRunner) -> None:
 def test_faults_of_the_user_and_of_the_server_are_told_apart(
     error: TinkexError, hint: str, runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S0-10, S0-11, S0-14, S0-15, P-26: and the session is closed."""
+    """And the session is closed."""
     runner.service.create_error = error
     outcome = runner.run("--base-model", "m")
     assert (outcome.exit_code, outcome.error) == (1, error)
@@ -330,7 +323,6 @@ def test_faults_of_the_user_and_of_the_server_are_told_apart(
 def test_a_save_that_fails_writes_nothing_and_closes_the_session(
     error: BaseException, runner: CommandRunner
 ) -> None:
-    """S0-14, S0-17, S3-34."""
     runner.service.saved = Ready(error)
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     assert runner.run("--base-model", "m").exit_code == code
@@ -342,7 +334,6 @@ def test_a_save_that_fails_writes_nothing_and_closes_the_session(
 
 
 def test_directories_are_made_and_an_old_file_is_replaced(tmp_path: Path) -> None:
-    """S0-07."""
     runner = CommandRunner(tmp_path / "a" / "b" / "made.json")
     assert runner.run("--base-model", "m/1").exit_code == 0
     assert runner.run("--base-model", "m/2").exit_code == 0
@@ -373,7 +364,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_made(
 def test_a_disk_that_fills_up_leaves_the_old_file_and_says_where_the_weights_are(
     runner: CommandRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S0-07: atomic."""
+    """Atomic."""
 
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -127,7 +127,6 @@ def interrupted_at(path: str, answer: Future[None]) -> Callable[[str], Future[No
 
 
 def test_an_interrupt_tells_what_was_and_was_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3-34."""
     monkeypatch.setattr(delete, "SETTLE_SECONDS", 0.0)
     outcome = BulkDeletion(interrupted_at("c", Future()), ["a", "b", "c", "d"]).run()
     assert outcome == DeletionResult(
@@ -166,7 +165,6 @@ class StubService(SimpleNamespace):
 def test_a_reason_that_all_share_is_said_once_with_its_hint(
     error: TinkexError, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S3-G11."""
     stub: Any = StubService(delete_checkpoint_from_tinker_path=lambda path: done(error))
     context = Context(make_service=lambda config: stub)
     paths = [f"tinker://{RUN_ID}/weights/{number}" for number in range(3)]

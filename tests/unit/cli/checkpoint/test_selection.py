@@ -71,7 +71,6 @@ def test_an_empty_filter_knows_that_it_is() -> None:
 
 
 def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
-    """S3-G05."""
     chosen = [
         SelectedCheckpoint("tinker://r/weights/0001", saved(size_bytes=1024)),
         SelectedCheckpoint("tinker://r/weights/0002", saved(size_bytes=512, public=True)),

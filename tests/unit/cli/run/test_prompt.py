@@ -1,4 +1,4 @@
-"""Where a prompt comes from: one place, told apart from token ids, never guessed (P-49, S1-27)."""
+"""Where a prompt comes from: one place, told apart from token ids, never guessed."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def tokens(
     """Show usage per hour.
 
     Prints a row for each hour, kind of usage, model and session: trained, prompt and sampled
-    tokens, saved checkpoints, storage. Costs are estimates from the server's prices, not an invoice.
+    tokens, saved checkpoints, storage. Costs are estimates from the server's prices, not invoices.
     """
     check_csv_targets(context, csv_place, sessions_place)
     start, end = resolve_period(start, end, clock.utc_now())
