@@ -73,7 +73,9 @@ def session_states(user: User) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_a_training_is_saved_and_its_session_is_over(flags: tuple[str, ...], user: User) -> None:
+def test_interrupted_training_is_saved_and_session_finished(
+    flags: tuple[str, ...], user: User
+) -> None:
     data = user.directory / "rows.jsonl"
     data.write_text(json.dumps({"prompt": "two and two are ", "completion": "four"}))
     words = ["train", "sft", str(data), "--base-model", BASE_MODEL, "--steps", "100000"]
@@ -102,7 +104,7 @@ def has_steps(user: User) -> bool:
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_a_sample_that_is_waited_for_leaves_no_session(flags: tuple[str, ...], user: User) -> None:
+def test_interrupted_sample_leaves_no_session(flags: tuple[str, ...], user: User) -> None:
     words = ["sample", "--prompt-tokens", "104,101", "--max-tokens", "4", "-o", "answer.txt"]
     with stuck(user.url, "/retrieve_future") as proxy:
         command = [*TINKEX, *words, "--base-url", proxy.url, *flags]
@@ -120,9 +122,7 @@ def test_a_sample_that_is_waited_for_leaves_no_session(flags: tuple[str, ...], u
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_a_download_leaves_nothing_under_its_name_and_goes_on(
-    flags: tuple[str, ...], user: User
-) -> None:
+def test_interrupted_download_is_resumed(flags: tuple[str, ...], user: User) -> None:
     with tinkex.ServiceClient(base_url=user.url, api_key=user.key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
         path = client.save_state("whole").result(TIMEOUT_SECONDS).path
@@ -145,7 +145,7 @@ def test_a_download_leaves_nothing_under_its_name_and_goes_on(
     assert [each["tinker_path"] for each in left] == [path]
 
 
-def test_a_checkpoint_that_is_being_made_leaves_no_file_and_no_session(user: User) -> None:
+def test_interrupted_checkpoint_create_leaves_no_file_and_no_session(user: User) -> None:
     words = ["checkpoint", "--base-model", BASE_MODEL, "--output", "made.json"]
     with (
         stuck(user.url, "/retrieve_future") as proxy,

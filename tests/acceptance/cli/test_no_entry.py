@@ -23,7 +23,7 @@ def without(user: User, *names: str, **more: str) -> Ours:
 
 
 @pytest.mark.parametrize("by", ["flag", "variable", "own variable", "profile"])
-def test_a_wrong_key_is_told_by_its_source(by: str, user: User) -> None:
+def test_rejected_key_names_its_source(by: str, user: User) -> None:
     ours = without(user, "TINKER_API_KEY")
     words, source = ["run", "list"], "--api-key"
     if by == "flag":
@@ -46,14 +46,14 @@ def test_a_wrong_key_is_told_by_its_source(by: str, user: User) -> None:
     assert WRONG not in said.stderr
 
 
-def test_a_named_server_without_a_key_is_a_sentence(user: User) -> None:
+def test_server_without_key_is_an_error(user: User) -> None:
     said = without(user, "TINKER_API_KEY")("run", "list", status=1)
     assert said.stderr.startswith("Error: ")
     assert "--api-key" in said.stderr
 
 
 @pytest.mark.parametrize("words", [("run", "list"), ("model", "list"), ("sample", "--prompt", "x")])
-def test_no_server_is_said_with_how_to_start_one(words: tuple[str, ...], user: User) -> None:
+def test_unreachable_server_error_suggests_serve(words: tuple[str, ...], user: User) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -63,7 +63,7 @@ def test_no_server_is_said_with_how_to_start_one(words: tuple[str, ...], user: U
     assert "`tinkex serve` starts one" in error["hint"]
 
 
-def test_a_server_that_says_nothing_is_given_up(user: User) -> None:
+def test_silent_server_times_out(user: User) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         said = user.ours("run", "list", "--base-url", url, status=1)
@@ -71,7 +71,7 @@ def test_a_server_that_says_nothing_is_given_up(user: User) -> None:
     assert "within 4.5 s" in said.stderr
 
 
-def test_a_key_made_with_the_command_opens_the_server(user: User, cli_server: RealServer) -> None:
+def test_created_key_is_accepted(user: User, cli_server: RealServer) -> None:
     made = user.ours.json("key", "create", "--home", str(cli_server.home), "--tenant", "new")
     ours = without(user, TINKER_API_KEY=made["key"])
     assert ours.json("run", "list")["total"] == 0

@@ -73,7 +73,7 @@ def are_iso(value: Any) -> bool:
     return True
 
 
-def test_what_both_can_look_at_is_equal(user: User, stock: Stock) -> None:
+def test_read_commands_match_official_cli(user: User, stock: Stock) -> None:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = [(hour + timedelta(hours=add)).strftime("%Y-%m-%dT%H:00:00Z") for add in (-1, 2)]
     for words in (
@@ -96,12 +96,12 @@ def test_what_both_can_look_at_is_equal(user: User, stock: Stock) -> None:
         assert are_iso(ours), words
 
 
-def test_nothing_at_all_is_equal(user: User) -> None:
+def test_empty_server_matches_official_cli(user: User) -> None:
     for words in (("run", "list"), ("checkpoint", "list")):
         assert missing(user.ours.json(*words), user.theirs.json(*words)) == [], words
 
 
-def test_what_both_can_change_is_changed_alike(user: User, stock: Stock) -> None:
+def test_write_commands_match_official_cli(user: User, stock: Stock) -> None:
     def info(path: str) -> Any:
         return user.ours.json("checkpoint", "info", path)
 
@@ -121,7 +121,7 @@ def test_what_both_can_change_is_changed_alike(user: User, stock: Stock) -> None
     assert info(mine)["expires_at"] is info(other)["expires_at"] is None
 
 
-def test_deleting_says_the_same_but_a_failure_is_a_failure(user: User, stock: Stock) -> None:
+def test_delete_matches_official_cli_except_exit_code(user: User, stock: Stock) -> None:
     one, two, three, four = stock.states
     theirs = user.theirs.json("checkpoint", "delete", one, "--yes")
     assert missing(user.ours.json("checkpoint", "delete", two, "--yes"), theirs) == []
@@ -133,7 +133,7 @@ def test_deleting_says_the_same_but_a_failure_is_a_failure(user: User, stock: St
     assert all(each["error"] for each in ours["failed"])
 
 
-def test_a_download_and_a_trace_are_equal(user: User, stock: Stock, tmp_path: Path) -> None:
+def test_download_and_trace_match_official_cli(user: User, stock: Stock, tmp_path: Path) -> None:
     path = stock.states[0]
     theirs = user.theirs.json("checkpoint", "download", path, "-o", str(tmp_path / "theirs"))
     ours = user.ours.json("checkpoint", "download", path, "-o", str(tmp_path / "ours"))

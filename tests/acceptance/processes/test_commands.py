@@ -66,7 +66,7 @@ def test_status_and_stop(serve: Serve, home: Path) -> None:
     # It runs in the foreground, so its log is on its own stderr.
     logs = run_tinkex("serve", "logs", "--home", str(home))
     assert logs.returncode == 1
-    assert "in its own terminal" in logs.stderr
+    assert "its own terminal" in logs.stderr
     stop = run_tinkex("serve", "stop", "--home", str(home))
     assert (stop.returncode, stop.stdout) == (0, "")
     assert serve_process.ended() == 0

@@ -37,7 +37,7 @@ def login(tinkex: RunCli, server: StubServer, *words: str, key: str = KEY) -> di
     return found
 
 
-def test_a_key_is_checked_stored_and_found_by_the_sdk(
+def test_login_verifies_and_stores_key_for_sdk(
     guarded: StubServer, tinkex: RunCli, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"  {KEY}\n"))
@@ -56,21 +56,21 @@ def test_a_key_is_checked_stored_and_found_by_the_sdk(
         assert client.get_server_capabilities().supported_models
 
 
-def test_a_wrong_key_is_not_stored(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
+def test_rejected_key_is_not_stored(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
     words = ("auth", "login", "--base-url", guarded.url, "--api-key", "tml-wrong", "--json")
     refused = tinkex(*words)
     assert (refused.exit_code, file.exists()) == (1, False)
     assert refused.failure["message"] == f"{guarded.url} rejected this key, so it was not stored"
 
 
-def test_a_server_that_is_not_there_stores_nothing(tinkex: RunCli, file: Path) -> None:
+def test_unreachable_server_stores_nothing(tinkex: RunCli, file: Path) -> None:
     words = ("auth", "login", "--base-url", "http://127.0.0.1:9", "--api-key", KEY)
     failed = tinkex(*words)
     assert (failed.exit_code, file.exists()) == (1, False)
     assert "Connection failed" in failed.err
 
 
-def test_a_server_that_knows_no_names_of_keys(guarded: StubServer, tinkex: RunCli) -> None:
+def test_login_on_server_without_key_names(guarded: StubServer, tinkex: RunCli) -> None:
     guarded.inject("get_api_key", Fault(status=404), times=None)
     found = login(tinkex, guarded)
     assert (found["email"], found["profile"]) == (None, "default")
@@ -79,7 +79,7 @@ def test_a_server_that_knows_no_names_of_keys(guarded: StubServer, tinkex: RunCl
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-def test_no_key_is_no_login(
+def test_login_without_key_fails(
     text: str, guarded: StubServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
@@ -87,7 +87,7 @@ def test_no_key_is_no_login(
     assert "no key was given" in refused.failure["message"]
     monkeypatch.setattr(sys, "stdin", None)
     refused = tinkex("auth", "login", "--base-url", guarded.url, "--json")
-    assert "no terminal" in refused.failure["message"]
+    assert "not a terminal" in refused.failure["message"]
     assert "--api-key-stdin" in refused.failure["hint"]
     assert guarded.calls() == []
 
@@ -112,13 +112,13 @@ def type_in(server: StubServer, typed: bytes, last: bytes) -> tuple[int, bytes]:
         os.close(ours)
 
 
-def test_a_person_types_a_key_that_nobody_sees(guarded: StubServer, file: Path) -> None:
+def test_typed_key_is_not_echoed(guarded: StubServer, file: Path) -> None:
     code, shown = type_in(guarded, KEY.encode() + b"\n", b"Logged in")
     assert (code, KEY.encode() in shown) == (0, False)
     assert KEY in file.read_text()
 
 
-def test_a_person_who_types_nothing_stores_nothing(guarded: StubServer, file: Path) -> None:
+def test_empty_prompt_stores_nothing(guarded: StubServer, file: Path) -> None:
     # Ctrl-D ends the input, which is no answer.
     code, _ = type_in(guarded, b"\x04", b"no key was given")
     assert (code, file.exists()) == (1, False)
@@ -147,7 +147,7 @@ def test_several_profiles_and_the_default_one(
     assert tinkex("auth", "status", "--json").json["base_url"] == other.url
 
 
-def test_a_profile_does_not_change_its_server_by_accident(
+def test_default_profile_keeps_its_server(
     guarded: StubServer, serve: Serve, tinkex: RunCli, file: Path
 ) -> None:
     login(tinkex, guarded)
@@ -161,7 +161,7 @@ def test_a_profile_does_not_change_its_server_by_accident(
     assert other.url in file.read_text()
 
 
-def test_what_stands_in_the_file_stays(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
+def test_login_preserves_file_content(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
     file.parent.mkdir()
     text = f"""\
 # Mine.
@@ -180,7 +180,7 @@ base_url = "{guarded.url}"  # here
     assert {path.name for path in file.parent.iterdir()} <= {file.name, f".{file.name}.lock"}
 
 
-def test_a_file_behind_a_link_and_one_that_is_wrong(
+def test_symlinked_and_invalid_profiles_file(
     guarded: StubServer, tinkex: RunCli, file: Path, tmp_path: Path
 ) -> None:
     file.parent.mkdir()
@@ -195,7 +195,7 @@ def test_a_file_behind_a_link_and_one_that_is_wrong(
     assert file.read_text() == "not = toml = at all"
 
 
-def test_a_variable_that_goes_before_the_profile_is_told(
+def test_login_warns_about_overriding_variable(
     guarded: StubServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-variable")
@@ -205,7 +205,7 @@ def test_a_variable_that_goes_before_the_profile_is_told(
 # --- logout -------------------------------------------------------------------------------------
 
 
-def test_a_key_is_forgotten_and_its_server_kept(
+def test_logout_deletes_key_and_keeps_server(
     guarded: StubServer, tinkex: RunCli, file: Path
 ) -> None:
     login(tinkex, guarded)
@@ -213,13 +213,11 @@ def test_a_key_is_forgotten_and_its_server_kept(
     assert result == {"profiles": ["default"], "path": str(file), "revoked": False}
     assert tomllib.loads(file.read_text())["profiles"] == {"default": {"base_url": guarded.url}}
     again = tinkex("auth", "logout", "--json")
-    assert (again.exit_code, "nothing to log out" in again.failure["message"]) == (1, True)
+    assert (again.exit_code, "not logged in" in again.failure["message"]) == (1, True)
     assert guarded.calls("delete_api_key") == []
 
 
-def test_logging_out_goes_back_to_the_server_of_this_machine(
-    guarded: StubServer, tinkex: RunCli, file: Path
-) -> None:
+def test_logout_returns_to_local_server(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
     login(tinkex, guarded)
     assert tinkex("auth", "status", "--json").json["base_url"] == guarded.url
     result = tinkex("auth", "logout")
@@ -230,7 +228,7 @@ def test_logging_out_goes_back_to_the_server_of_this_machine(
     assert again["base_url"] == guarded.url
 
 
-def test_all_keys_are_forgotten_and_revoked(
+def test_logout_all_deletes_and_revokes_keys(
     guarded: StubServer, tinkex: RunCli, file: Path
 ) -> None:
     login(tinkex, guarded)
@@ -240,7 +238,7 @@ def test_all_keys_are_forgotten_and_revoked(
     assert tinkex(*words).failure["status"] == 401
 
 
-def test_the_key_of_the_official_command_line_is_known_too(
+def test_logout_deletes_official_key(
     guarded: StubServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CredentialStore(tmp_path / ".tinker" / "credentials.json")
@@ -255,7 +253,7 @@ def test_the_key_of_the_official_command_line_is_known_too(
 # --- status and whoami ----------------------------------------------------------------------------
 
 
-def test_status_of_a_good_key(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
+def test_status_with_valid_key(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
     login(tinkex, guarded)
     found = tinkex("auth", "status", "--json").json
     assert found == {
@@ -270,9 +268,7 @@ def test_status_of_a_good_key(guarded: StubServer, tinkex: RunCli, file: Path) -
     assert KEY not in tinkex("auth", "status").out
 
 
-def test_status_of_a_bad_key_no_server_and_nothing_at_all(
-    guarded: StubServer, tinkex: RunCli, tmp_path: Path
-) -> None:
+def test_status_with_problems(guarded: StubServer, tinkex: RunCli, tmp_path: Path) -> None:
     for words, text in (
         (("--base-url", guarded.url, "--api-key", "tml-no"), "from --api-key"),
         (("--base-url", "http://127.0.0.1:9", "--api-key", KEY), "Connection failed"),
@@ -284,7 +280,7 @@ def test_status_of_a_bad_key_no_server_and_nothing_at_all(
     assert not (tmp_path / ".tinkex").exists()
 
 
-def test_whoami_of_a_server_with_tokens(serve: Serve, tinkex: RunCli) -> None:
+def test_whoami_with_user_tokens(serve: Serve, tinkex: RunCli) -> None:
     server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True})
     where = ("--base-url", server.url, "--api-key", KEY)
     found = tinkex("auth", "whoami", *where, "--json").json
@@ -292,7 +288,7 @@ def test_whoami_of_a_server_with_tokens(serve: Serve, tinkex: RunCli) -> None:
     assert found["user_urn"] in tinkex("auth", "whoami", *where).out
 
 
-def test_whoami_of_a_server_that_knows_keys_alone(guarded: StubServer, tinkex: RunCli) -> None:
+def test_whoami_with_plain_keys(guarded: StubServer, tinkex: RunCli) -> None:
     where = ("--base-url", guarded.url, "--api-key", KEY)
     found = tinkex("auth", "whoami", *where, "--json").json
     assert (found["user_urn"], found["email"]) == (None, "user@example.com")

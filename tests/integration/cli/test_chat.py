@@ -41,7 +41,7 @@ def prompts(server: StubServer) -> list[str]:
     return seen
 
 
-def test_every_line_is_answered_and_remembered(
+def test_each_line_gets_a_reply_with_history(
     server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one", "", "two")
@@ -56,14 +56,14 @@ def test_every_line_is_answered_and_remembered(
     assert result.err == "", "a program that reads JSON hears of errors alone"
 
 
-def test_a_model_without_a_template_is_said_to_have_none(
+def test_missing_chat_template_is_reported(
     context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one")
     assert "no chat template" in tinkex("chat", BASE_MODEL, *SHORT, context=context).err
 
 
-def test_an_answer_comes_in_pieces(
+def test_reply_is_streamed_in_chunks(
     server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one")
@@ -78,7 +78,7 @@ def test_an_answer_comes_in_pieces(
     assert [len(later) - len(tokens[0]) for later in tokens][1] == 4
 
 
-def test_orders_work_in_a_pipe_and_other_lines_are_messages(
+def test_slash_commands_work_in_a_pipe(
     server: StubServer,
     context: Context,
     tinkex: RunCli,
@@ -91,7 +91,7 @@ def test_orders_work_in_a_pipe_and_other_lines_are_messages(
     assert prompts(server)[1] == "User: /etc/hosts\n\nAssistant:"
 
 
-def test_a_failure_ends_a_pipe(
+def test_error_ends_a_piped_chat(
     server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one", "two")
@@ -101,7 +101,7 @@ def test_a_failure_ends_a_pipe(
     assert len(server.calls("asample")) == 1
 
 
-def test_a_person_may_try_again_after_a_failure(
+def test_interactive_chat_continues_after_error(
     server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one", "/nope", "two")
@@ -115,7 +115,7 @@ def test_a_person_may_try_again_after_a_failure(
     assert prompts(server)[-1] == "User: two\n\nAssistant:"
 
 
-def test_a_conversation_that_does_not_fit_is_said(
+def test_too_long_conversation_is_an_error(
     context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "x" * 100_000)
@@ -125,7 +125,7 @@ def test_a_conversation_that_does_not_fit_is_said(
     assert "/reset" in result.err
 
 
-def test_nobody_there_is_a_quiet_end(
+def test_missing_stdin_ends_quietly(
     context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for stdin in (None, io.StringIO("")):

@@ -122,14 +122,12 @@ def last_message(server: StubServer, folder: Path) -> str:
     return text.rpartition("User: ")[2].partition("\n\nAssistant:")[0]
 
 
-def test_a_person_talks_stops_an_answer_and_leaves(
-    server: StubServer, terminal: Terminal, tmp_path: Path
-) -> None:
+def test_interactive_chat_session(server: StubServer, terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("Chatting with tinkex/bigram; /help lists the commands.")
     terminal.wait_for("> ")
 
     terminal.type("/help\n")
-    terminal.wait_for_prompt_after("Ctrl-C stops an answer.")
+    terminal.wait_for_prompt_after("Ctrl-C stops a reply.")
 
     server.inject("asample", Fault(delay_seconds=120.0), times=None)
     terminal.type("first line\nsecond line\n")

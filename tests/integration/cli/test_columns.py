@@ -159,7 +159,7 @@ def joined(text: str) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_table_is_as_a_person_last_saw_it(name: str, width: int) -> None:
+def test_table_matches_snapshot(name: str, width: int) -> None:
     file = snapshot(name, width)
     kept = file.read_text("utf-8") if file.exists() else ""
     hint = "`python -m tests.integration.cli.test_columns` writes it anew"
@@ -168,7 +168,7 @@ def test_a_table_is_as_a_person_last_saw_it(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", RESULTS)
-def test_every_id_and_path_can_be_put_together_again(name: str, width: int) -> None:
+def test_folded_ids_and_paths_are_complete(name: str, width: int) -> None:
     text = shown(name, width)
     whole = joined(text)
     missing = [one for one in IMPORTANT[name] if one not in whole]
@@ -179,7 +179,7 @@ def test_every_id_and_path_can_be_put_together_again(name: str, width: int) -> N
     assert all(len(line) <= width for line in table)
 
 
-def test_no_snapshot_is_left_over() -> None:
+def test_no_unused_snapshots() -> None:
     expected = {snapshot(name, width).name for name in RESULTS for width in WIDTHS}
     assert {file.name for file in SNAPSHOTS.iterdir()} == expected
 

@@ -42,7 +42,7 @@ def test_keys(tinkex: RunCli) -> None:
     assert made["key"] not in shown
 
 
-def test_a_new_key_stands_alone_on_stdout(tinkex: RunCli) -> None:
+def test_new_key_is_the_only_stdout(tinkex: RunCli) -> None:
     result = tinkex("key", "create")
     assert result.out.startswith("tml-")
     assert len(result.out.split()) == 1
@@ -58,9 +58,7 @@ def test_models(tinkex: RunCli, tmp_path: Path) -> None:
     assert [row["name"] for row in tinkex("model", "list", "--json").json] == [TINY]
 
 
-def test_a_server_that_runs_says_how_long_ago_it_started(
-    tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_shows_relative_start_time(tinkex: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     began = clock.now() - 7200
     state = ServerState(url="http://127.0.0.1:9", pid=1, version="1", started_at=began)
     monkeypatch.setattr("tinkex.server_discovery.find_server", lambda home: state)
@@ -71,17 +69,17 @@ def test_a_server_that_runs_says_how_long_ago_it_started(
     assert datetime.fromisoformat(started).timestamp() == int(began)
 
 
-def test_a_server_that_does_not_run(tinkex: RunCli, home: Path) -> None:
+def test_status_of_stopped_server(tinkex: RunCli, home: Path) -> None:
     status = tinkex("serve", "status", "--json")
     assert status.exit_code == 1
     assert '"status": "stopped"' in status.out
     stopped = tinkex("-f", "json", "serve", "stop")
     assert (stopped.exit_code, stopped.err) == (1, "")
     assert '"stopped": false' in stopped.out
-    assert "no log file" in tinkex("serve", "logs", "--json").failure["message"]
+    assert "no server log" in tinkex("serve", "logs", "--json").failure["message"]
 
 
-def test_the_log_of_a_server_as_json(tinkex: RunCli, home: Path) -> None:
+def test_logs_as_json(tinkex: RunCli, home: Path) -> None:
     log = home / "logs" / "server.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\ntwo\nthree\n")

@@ -28,7 +28,7 @@ WRONG = "tml-wrong"
         (500, "Internal server error"),
     ],
 )
-def test_an_answer_that_is_a_no(
+def test_error_status_is_reported(
     status: int, title: str, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     seeded.server.inject(
@@ -46,7 +46,7 @@ def test_an_answer_that_is_a_no(
 
 
 @pytest.mark.parametrize("by", ["flag", "variable", "own variable", "profile"])
-def test_a_wrong_key_is_told_with_where_it_came_from(
+def test_rejected_key_error_names_origin(
     by: str, seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, source = ["run", "list", "--base-url", seeded.server.url], ""
@@ -70,7 +70,7 @@ def test_a_wrong_key_is_told_with_where_it_came_from(
     assert f"refused the key from {source}." in refused.err
 
 
-def test_a_profile_opens_its_server(
+def test_profile_selects_server_and_key(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TINKER_API_KEY")
@@ -86,7 +86,7 @@ def test_a_profile_opens_its_server(
     assert "unknown profile 'y'" in tinkex("run", "list", "--profile", "y").err
 
 
-def test_no_server_is_said_with_how_to_start_one(tinkex: RunCli) -> None:
+def test_unreachable_server_error_suggests_serve(tinkex: RunCli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -99,21 +99,21 @@ def test_no_server_is_said_with_how_to_start_one(tinkex: RunCli) -> None:
             assert "`tinkex serve` starts one" in refused.err
 
 
-def test_a_server_that_does_not_answer_in_time(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_timeout_is_reported(seeded: SeededServer, tinkex: RunCli) -> None:
     seeded.server.inject("get_training_run", Fault(delay_seconds=60.0), times=None)
     refused = tinkex("run", "info", seeded.run_ids[0], "--timeout", "50ms")
     assert refused.exit_code == 1
     assert refused.err.splitlines()[-2].startswith("Error: Request timeout: ")
 
 
-def test_nothing_is_left_open_after_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_connections_are_closed_after_failure(seeded: SeededServer, tinkex: RunCli) -> None:
     before = len(seeded.server.sessions)
     assert tinkex("run", "info", "nosuch").exit_code == 1
     assert tinkex("checkpoint", "list").exit_code == 0
     assert len(seeded.server.sessions) == before
 
 
-def test_verbose_shows_where_it_failed(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_verbose_prints_traceback(seeded: SeededServer, tinkex: RunCli) -> None:
     told = tinkex("run", "info", "nosuch", "-v").err
     assert "Traceback (most recent call last)" in told
     assert told.splitlines()[-2].startswith("Error: Resource not found: ")

@@ -14,7 +14,7 @@ from tinkex.testing import Fault
 TINKEX = [sys.executable, "-m", "tinkex"]
 
 
-def test_ctrl_c_while_waiting_ends_with_130_and_no_traceback(seeded: SeededServer) -> None:
+def test_ctrl_c_exits_with_130_without_traceback(seeded: SeededServer) -> None:
     seeded.server.inject("list_training_runs", Fault(delay_seconds=60.0), times=None)
     process = subprocess.Popen(
         [*TINKEX, "run", "list", "--json"],
@@ -31,7 +31,7 @@ def test_ctrl_c_while_waiting_ends_with_130_and_no_traceback(seeded: SeededServe
     assert "Traceback" not in err
 
 
-def test_a_reader_that_has_seen_enough_hears_no_complaint(seeded: SeededServer) -> None:
+def test_closed_pipe_prints_no_error(seeded: SeededServer) -> None:
     command = f"{' '.join(TINKEX)} run list --json | true"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.stderr == ""

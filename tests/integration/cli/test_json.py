@@ -58,7 +58,7 @@ def test_every_command_has_an_example() -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_result_is_json_and_nothing_else(name: str, place: str, stage: Stage) -> None:
+def test_stdout_is_one_json_document(name: str, place: str, stage: Stage) -> None:
     example = EXAMPLES[name]
     words = stage.prepare(example)
     words = ["-f", "json", *words] if place == "before" else [*words, "--format=json"]
@@ -73,7 +73,7 @@ def test_a_result_is_json_and_nothing_else(name: str, place: str, stage: Stage) 
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_pipe_gets_no_escape_codes(name: str, stage: Stage) -> None:
+def test_pipe_output_has_no_escape_codes(name: str, stage: Stage) -> None:
     example = EXAMPLES[name]
     result = stage.run(*stage.prepare(example), stdin=example.stdin)
     assert result.exit_code == example.exit_code, result.err
@@ -81,7 +81,7 @@ def test_a_pipe_gets_no_escape_codes(name: str, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_wrong_option_is_an_error_in_json_and_exit_code_2(name: str, stage: Stage) -> None:
+def test_usage_error_is_json_with_exit_code_2(name: str, stage: Stage) -> None:
     for words in ([*name.split(), "--nosuch", "--json"], ["--json", *name.split(), "--nosuch"]):
         result = stage.run(*words)
         assert result.exit_code == 2
@@ -89,7 +89,7 @@ def test_a_wrong_option_is_an_error_in_json_and_exit_code_2(name: str, stage: St
 
 
 @pytest.mark.parametrize("words", ["", *GROUPS])
-def test_a_missing_or_unknown_command_is_an_error_in_json(words: str, stage: Stage) -> None:
+def test_unknown_command_error_is_json(words: str, stage: Stage) -> None:
     for more in (["--json"], ["nosuch", "--json"]):
         result = stage.run(*words.split(), *more)
         assert result.exit_code == 2
@@ -97,7 +97,7 @@ def test_a_missing_or_unknown_command_is_an_error_in_json(words: str, stage: Sta
 
 
 @pytest.mark.parametrize("name", OF_SERVERS)
-def test_a_server_that_says_no_is_an_error_in_json(name: str, stage: Stage) -> None:
+def test_server_error_is_json(name: str, stage: Stage) -> None:
     example = EXAMPLES[name]
     words = stage.prepare(example)
     stage.monkeypatch.setenv("TINKER_API_KEY", WRONG)
@@ -107,7 +107,7 @@ def test_a_server_that_says_no_is_an_error_in_json(name: str, stage: Stage) -> N
 
 
 @pytest.mark.parametrize("name", [n for n, one in EXAMPLES.items() if one.is_verdict])
-def test_a_verdict_is_a_result_also_when_it_is_bad(name: str, stage: Stage) -> None:
+def test_failed_check_is_still_a_result(name: str, stage: Stage) -> None:
     stage.monkeypatch.setenv("TINKER_API_KEY", WRONG)
     result = stage.run(*EXAMPLES[name].words.split(), "--json")
     assert result.exit_code == 1
@@ -128,7 +128,7 @@ def test_an_empty_list_is_json(words: str, stage: Stage, serve: Serve) -> None:
     "words", ["checkpoint delete {training}", "checkpoint unpublish {training}"]
 )
 @pytest.mark.parametrize("answer", ["", "n\n", "nonsense\n", "n"])
-def test_a_cancelled_question_is_json(words: str, answer: str, stage: Stage) -> None:
+def test_cancelled_confirmation_is_json(words: str, answer: str, stage: Stage) -> None:
     result = stage.run(*stage.fill(words), "--json", stdin=answer, is_person=True)
     assert result.exit_code == 1
     assert json.loads(result.out)["cancelled"] is True

@@ -17,7 +17,7 @@ def test_runs_are_listed_newest_first(seeded: SeededServer, tinkex: RunCli) -> N
     assert "Rank 8" in shown
 
 
-def test_a_limit_says_how_many_more_there_are(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_limit_reports_hidden_items(seeded: SeededServer, tinkex: RunCli) -> None:
     assert tinkex("run", "list", "--limit", "1").out.startswith(
         "1 training run (1 more not shown, use --limit to see more)\n"
     )
@@ -25,13 +25,13 @@ def test_a_limit_says_how_many_more_there_are(seeded: SeededServer, tinkex: RunC
     assert (found["total"], found["shown"], len(found["checkpoints"])) == (2, 1, 1)
 
 
-def test_runs_of_a_project(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_runs_filtered_by_project(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("run", "list", "--project-id", "p-1", "--json").json
     assert [run["training_run_id"] for run in found["runs"]] == seeded.run_ids[:1]
     assert seeded.server.calls("list_training_runs")[-1].query["project_id"] == "p-1"
 
 
-def test_columns_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_columns_are_chosen_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
     shown = tinkex("run", "list", "-c", "checkpoint,owner,id").out
     assert "Last Checkpoint" in shown
     assert "Base Model" not in shown
@@ -41,9 +41,7 @@ def test_columns_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
     assert "'colour' is not a column; available: id, name, status" in refused.err
 
 
-def test_long_lists_come_in_pages_of_a_hundred(
-    serve: Serve, connect: Connect, tinkex: RunCli
-) -> None:
+def test_long_lists_are_fetched_in_pages(serve: Serve, connect: Connect, tinkex: RunCli) -> None:
     server = serve(api_keys={KEY})
     service = connect(server)
     for _ in range(103):
@@ -69,7 +67,7 @@ def test_checkpoints_of_all_runs_and_of_one(seeded: SeededServer, tinkex: RunCli
     assert empty.out == f"No checkpoints found for run {seeded.run_ids[0]}\n"
 
 
-def test_one_run(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_run_info(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("run", "info", seeded.run_ids[1], "--json").json
     assert (found["lora_rank"], found["user_metadata"]) == (8, {"team": "red"})
     assert found["last_checkpoint"]["tinker_path"] == seeded.training
@@ -78,7 +76,7 @@ def test_one_run(seeded: SeededServer, tinkex: RunCli) -> None:
         assert text in shown
 
 
-def test_one_checkpoint(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_checkpoint_info(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("checkpoint", "info", seeded.sampler, "--json").json
     assert (found["checkpoint_type"], found["lora_rank"]) == ("sampler", 8)
     shown = tinkex("checkpoint", "info", seeded.training).out
@@ -86,7 +84,7 @@ def test_one_checkpoint(seeded: SeededServer, tinkex: RunCli) -> None:
         assert text in shown
 
 
-def test_a_checkpoint_that_is_not_there(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_unknown_checkpoint(seeded: SeededServer, tinkex: RunCli) -> None:
     missing = tinkex("checkpoint", "info", seeded.training + "x", "--json")
     assert missing.exit_code == 1
     assert missing.failure["message"] == f"Checkpoint not found: {seeded.training}x"
@@ -105,7 +103,7 @@ def test_a_checkpoint_that_is_not_there(seeded: SeededServer, tinkex: RunCli) ->
         ("checkpoint", "list", "--limit", "x"),
     ],
 )
-def test_a_wrong_word_is_a_usage_error_before_anything_is_asked(
+def test_invalid_option_sends_no_request(
     words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
     before = len(seeded.server.calls())

@@ -41,7 +41,7 @@ def same_times(value: Any) -> Any:
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
-def test_lists_and_single_things_are_equal(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_list_and_info_json_match_official_cli(seeded: SeededServer, tinkex: RunCli) -> None:
     for words in (
         ("run", "list"),
         ("run", "info", seeded.run_ids[1]),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_models_usage_and_storage_are_equal(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_models_usage_and_storage_match_official_cli(seeded: SeededServer, tinkex: RunCli) -> None:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = [(hour + timedelta(hours=n)).isoformat().replace("+00:00", "Z") for n in (-2, 2)]
     for words in (
@@ -30,7 +30,7 @@ def test_models_usage_and_storage_are_equal(seeded: SeededServer, tinkex: RunCli
         assert same_times(kept) == same_times(official(*words)), words
 
 
-def test_the_url_of_a_trace_is_equal(
+def test_trace_url_matches_official_cli(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rest, "TRACE_POLL_SECONDS", 0.01)
@@ -38,7 +38,9 @@ def test_the_url_of_a_trace_is_equal(
     assert tinkex(*words, "--json").json == official(*words)
 
 
-def test_who_one_is_is_equal(serve: Serve, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoami_matches_official_cli(
+    serve: Serve, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True})
     monkeypatch.setenv("TINKER_BASE_URL", server.url)
     monkeypatch.setenv("TINKER_API_KEY", KEY)

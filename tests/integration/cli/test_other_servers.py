@@ -50,7 +50,7 @@ def other() -> Iterator[Serve]:
 
 @pytest.mark.parametrize("status", [200, 404, 405, 501])
 @pytest.mark.parametrize("words", [("run", "list"), ("sample", "--prompt", "hi")])
-def test_a_command_says_one_sentence(
+def test_command_reports_other_server(
     status: int, words: tuple[str, ...], other: Serve, tinkex: RunCli
 ) -> None:
     url = other(status)
@@ -62,7 +62,7 @@ def test_a_command_says_one_sentence(
     )
 
 
-def test_the_sdk_says_the_same(other: Serve) -> None:
+def test_sdk_reports_other_server(other: Serve) -> None:
     url = other(404)
     with (
         tinkex.ServiceClient(base_url=url, api_key="tml-x") as service,
@@ -73,9 +73,7 @@ def test_the_sdk_says_the_same(other: Serve) -> None:
     assert "base_url" in (refused.value.hint or "")
 
 
-def test_a_proxy_whose_server_is_away_shows_no_page_and_is_tried_again(
-    other: Serve, tinkex: RunCli
-) -> None:
+def test_proxy_error_page_is_hidden_and_retried(other: Serve, tinkex: RunCli) -> None:
     result = tinkex("run", "list", context=Context(base_url=other(502), api_key="tml-x"))
     assert result.exit_code == 1
     assert "is unavailable: a proxy in front of it answered with a web page" in result.err

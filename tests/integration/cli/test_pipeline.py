@@ -97,7 +97,7 @@ def test_the_plot_of_a_stage_names_its_steps(made: PipelineProject, tinkex: RunC
 
 
 @pytest.mark.parametrize("value", ["", "{dir}/nothing"])
-def test_curves_that_do_not_exist_are_refused(
+def test_tensorboard_without_curves_is_an_error(
     value: str, made: PipelineProject, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_DIR", value.format(dir=made.root))
@@ -106,7 +106,7 @@ def test_curves_that_do_not_exist_are_refused(
     assert result.failure["message"].startswith("No curves to show: ")
 
 
-def test_without_tensorboard_the_command_names_what_installs_it(
+def test_missing_tensorboard_error_has_install_command(
     made: PipelineProject, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
@@ -139,7 +139,7 @@ def test_tensorboard_is_served_until_a_signal(number: int, tmp_path: Path) -> No
         urllib.request.urlopen(found["url"], timeout=5)
 
 
-def test_a_run_that_is_refused_fails_with_a_sentence(made: PipelineProject, tinkex: RunCli) -> None:
+def test_rejected_run_error(made: PipelineProject, tinkex: RunCli) -> None:
     tinkex("pipeline", "run")
     result = tinkex("pipeline", "run", "--smoke-test", "--json")
     assert result.exit_code == 1
@@ -149,7 +149,7 @@ def test_a_run_that_is_refused_fails_with_a_sentence(made: PipelineProject, tink
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_is_not_an_error_and_says_how_to_resume(
+def test_interrupted_run_reports_how_to_resume(
     number: signal.Signals, code: int, made: PipelineProject
 ) -> None:
     process = made.start(command=("tinkex", "pipeline", "run"), FAKE="wait sft 3")
@@ -165,10 +165,10 @@ def test_an_interrupted_run_is_not_an_error_and_says_how_to_resume(
     assert "Traceback" not in text
 
 
-def test_status_tells_of_every_stage(made: PipelineProject, tinkex: RunCli) -> None:
+def test_status_lists_every_stage(made: PipelineProject, tinkex: RunCli) -> None:
     empty = tinkex("pipeline", "status")
     assert (empty.exit_code, empty.out) == (0, "")
-    assert "No stage has begun" in empty.err
+    assert "No stage has started" in empty.err
     assert tinkex("pipeline", "status", "--json").json == {"out_dir": str(made.out), "stages": []}
     made.run()
     found = tinkex("pipeline", "status", "--json").json["stages"]
@@ -207,9 +207,7 @@ def test_clean_asks_first(
     assert tinkex("pipeline", "clean", "--yes", "--json").json == {"removed": []}
 
 
-def test_a_stage_is_drawn_here_or_into_a_file(
-    made: PipelineProject, tinkex: RunCli, tmp_path: Path
-) -> None:
+def test_plot_to_terminal_or_file(made: PipelineProject, tinkex: RunCli, tmp_path: Path) -> None:
     made.run()
     drawn = tinkex("pipeline", "plot", "sft")
     assert drawn.out.startswith("loss of sft: 9.0000 to 2.2500 in 4 steps")
@@ -221,7 +219,7 @@ def test_a_stage_is_drawn_here_or_into_a_file(
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
 
 
-def test_a_plot_of_nothing_says_what_there_is(
+def test_plot_of_unknown_metric_lists_available_ones(
     made: PipelineProject, tinkex: RunCli, tmp_path: Path
 ) -> None:
     made.run()

@@ -8,13 +8,13 @@ from tinkex.cli.context import Context
 from tinkex.testing import Fault
 
 
-def test_the_first_answer_has_five_seconds(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_silent_server_fails_within_five_seconds(seeded: SeededServer, tinkex: RunCli) -> None:
     assert tinkex("run", "list").exit_code == 0
     *_, first = seeded.server.calls("client_config")
     assert float(first.headers["x-stainless-read-timeout"]) < 5.0
 
 
-def test_who_says_how_long_to_wait_is_obeyed(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_timeout_option_is_respected(seeded: SeededServer, tinkex: RunCli) -> None:
     assert build_config(Context(timeout_seconds=8.0)).first_answer_seconds == 8.0
     seeded.server.inject("client_config", Fault(delay_seconds=60.0), times=None)
     refused = tinkex("run", "list", "--timeout", "50ms", "--json")

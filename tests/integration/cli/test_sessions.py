@@ -37,7 +37,7 @@ def test_sessions_are_listed_newest_first(
     assert "Active" in shown
 
 
-def test_a_limit_says_that_there_are_more(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_limit_reports_more_sessions(seeded: SeededServer, tinkex: RunCli) -> None:
     assert tinkex("session", "list", "--limit", "1").out.startswith(
         "1 session (more not shown, use --limit to see more)\n"
     )
@@ -66,15 +66,15 @@ def test_sessions_are_filtered_by_the_server(
     assert tinkex("session", "list", "--name", "zzz").out == "No sessions found\n"
 
 
-def test_columns_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_columns_are_chosen_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
     shown = tinkex("session", "list", "-c", "project,id").out
     assert "p-1" in shown
     assert "Status" not in shown
     assert tinkex("session", "list", "-c", "colour").exit_code == 2
-    assert "write it as KEY=VALUE" in tinkex("session", "list", "--metadata", "x").err
+    assert "is not a KEY=VALUE pair" in tinkex("session", "list", "--metadata", "x").err
 
 
-def test_long_lists_come_in_pages(
+def test_long_lists_are_fetched_in_pages(
     serve: Serve, connect: Connect, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(api_keys={KEY})
@@ -98,10 +98,10 @@ def test_a_server_without_search_lists_ids(
     assert (found["shown"], found["has_more"]) == (1, True)
     assert tinkex("session", "info", session_ids[0], "--json").json["sampler_ids"] == []
     refused = tinkex("session", "list", "--status", "active", "--json")
-    assert "no search" in refused.failure["message"]
+    assert "cannot search sessions" in refused.failure["message"]
 
 
-def test_one_session(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
+def test_session_info(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
     found = tinkex("session", "info", session_ids[0], "--json").json
     assert found["training_run_ids"] == [seeded.run_ids[1]]
     assert (found["status"], found["project_id"]) == ({"type": "active"}, "p-2")
@@ -111,7 +111,7 @@ def test_one_session(seeded: SeededServer, session_ids: list[str], tinkex: RunCl
 
 
 @pytest.mark.parametrize("verb", ["info", "finish", "export-trace"])
-def test_a_session_that_is_not_there(verb: str, seeded: SeededServer, tinkex: RunCli) -> None:
+def test_unknown_session(verb: str, seeded: SeededServer, tinkex: RunCli) -> None:
     missing = tinkex("session", verb, "nosuch", "--json")
     assert (missing.exit_code, missing.failure["message"]) == (1, "Session not found: nosuch")
     assert "session list" in missing.failure["hint"]
@@ -133,7 +133,7 @@ def test_finishing_a_session(seeded: SeededServer, session_ids: list[str], tinke
 # --- traces -------------------------------------------------------------------------------------
 
 
-def test_a_trace_in_a_file(
+def test_trace_is_written_to_a_file(
     seeded: SeededServer, session_ids: list[str], tinkex: RunCli, tmp_path: Path
 ) -> None:
     place = tmp_path / "new" / "mine.pftrace"
@@ -147,7 +147,7 @@ def test_a_trace_in_a_file(
     assert [path.name for path in place.parent.iterdir()] == ["mine.pftrace"]
 
 
-def test_a_trace_goes_where_the_shell_is_or_into_a_directory(
+def test_trace_default_path_and_directory(
     seeded: SeededServer,
     session_ids: list[str],
     tinkex: RunCli,
@@ -165,7 +165,7 @@ def test_a_trace_goes_where_the_shell_is_or_into_a_directory(
     assert (tmp_path / "traces" / name).is_file()
 
 
-def test_only_the_url(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
+def test_url_only(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
     words = ("session", "export-trace", session_ids[0], "--url-only")
     url = tinkex(*words).out
     assert url.startswith(seeded.server.url)
@@ -173,7 +173,7 @@ def test_only_the_url(seeded: SeededServer, session_ids: list[str], tinkex: RunC
     assert tinkex(*words, "--json").json == {"session_id": session_ids[0], "url": url.strip()}
 
 
-def test_a_trace_that_cannot_be_fetched_leaves_the_old_one(
+def test_failed_trace_download_keeps_old_file(
     seeded: SeededServer,
     session_ids: list[str],
     tinkex: RunCli,
@@ -191,7 +191,7 @@ def test_a_trace_that_cannot_be_fetched_leaves_the_old_one(
     assert place.read_text() == "the old one"
 
 
-def test_a_trace_that_is_cut_off_is_fetched_to_its_end(
+def test_truncated_trace_download_is_resumed(
     seeded: SeededServer, session_ids: list[str], tinkex: RunCli, tmp_path: Path
 ) -> None:
     place = tmp_path / "cut.pftrace"
@@ -205,7 +205,7 @@ def test_a_trace_that_is_cut_off_is_fetched_to_its_end(
     ]
 
 
-def test_an_export_that_fails_says_why(
+def test_failed_export_is_reported(
     seeded: SeededServer, session_ids: list[str], tinkex: RunCli
 ) -> None:
     seeded.server.inject("export_session_trace", Fault(status=422), times=None)

@@ -42,7 +42,7 @@ def profiles(tmp_path: Path) -> Path:
 # --- config -------------------------------------------------------------------------------------
 
 
-def test_settings_without_anything(tinkex: RunCli, tmp_path: Path) -> None:
+def test_default_settings(tinkex: RunCli, tmp_path: Path) -> None:
     found = settings(tinkex)
     home = tmp_path / ".tinkex"
     assert found["base_url"] == ("started when it is needed", f"the local server of {home}")
@@ -65,7 +65,7 @@ def test_settings_of_a_profile(tinkex: RunCli, profiles: Path) -> None:
     assert f"Profiles in {profiles}: a, b\n" in shown
 
 
-def test_options_and_variables_go_first(
+def test_options_and_variables_override_profile(
     tinkex: RunCli, profiles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "https://v.example")
@@ -83,14 +83,14 @@ def test_options_and_variables_go_first(
     assert found["timeout_seconds"] == (3.0, "--timeout")
 
 
-def test_the_path(tinkex: RunCli, tmp_path: Path) -> None:
+def test_config_path(tinkex: RunCli, tmp_path: Path) -> None:
     path = tmp_path / ".tinkex" / "config.toml"
     assert tinkex("config", "path").out == f"{path}\n"
     found = tinkex("config", "path", "--json").json
     assert (found["path"], found["exists"]) == (str(path), False)
 
 
-def test_a_file_that_is_wrong_is_a_sentence(tinkex: RunCli, profiles: Path) -> None:
+def test_invalid_profiles_file_is_an_error(tinkex: RunCli, profiles: Path) -> None:
     profiles.write_text("[profiles.a]\ncolour = 'red'\n")
     failed = tinkex("config", "show", "--json")
     assert "known: base_url, api_key" in failed.failure["message"]
@@ -112,7 +112,7 @@ def diagnosis(out: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("light")
-def test_a_healthy_machine(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_doctor_on_healthy_machine(seeded: SeededServer, tinkex: RunCli) -> None:
     result = tinkex("doctor", "--json")
     assert result.exit_code == 0
     found = diagnosis(result.out)
@@ -123,7 +123,9 @@ def test_a_healthy_machine(seeded: SeededServer, tinkex: RunCli) -> None:
 
 
 @pytest.mark.usefixtures("light")
-def test_a_wrong_key_and_a_server_that_is_not_there(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_doctor_with_rejected_key_and_unreachable_server(
+    seeded: SeededServer, tinkex: RunCli
+) -> None:
     result = tinkex("doctor", "--json", "--api-key", "tml-no")
     server = diagnosis(result.out)["server"]
     assert (result.exit_code, server["status"]) == (1, "fail")
@@ -136,7 +138,7 @@ def test_a_wrong_key_and_a_server_that_is_not_there(seeded: SeededServer, tinkex
 
 
 @pytest.mark.usefixtures("light")
-def test_a_server_that_says_nothing(
+def test_doctor_with_silent_server(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeded.server.inject("client_config", Fault(delay_seconds=2.0), times=None)
@@ -146,7 +148,7 @@ def test_a_server_that_says_nothing(
 
 
 @pytest.mark.usefixtures("light")
-def test_nothing_is_set_up(tinkex: RunCli, tmp_path: Path) -> None:
+def test_doctor_without_configuration(tinkex: RunCli, tmp_path: Path) -> None:
     result = tinkex("doctor", "--json")
     found = diagnosis(result.out)
     assert (result.exit_code, found["server"]["status"]) == (0, "warn")
@@ -155,13 +157,13 @@ def test_nothing_is_set_up(tinkex: RunCli, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("light")
-def test_the_hosted_service_without_a_key(tinkex: RunCli) -> None:
+def test_doctor_for_hosted_service_without_key(tinkex: RunCli) -> None:
     words = ("--base-url", "https://tinker.thinkingmachines.dev/services/tinker-prod")
     found = diagnosis(tinkex("doctor", "--json", *words).out)
     assert (found["key"]["status"], found["server"]["status"]) == ("fail", "warn")
 
 
-def test_the_servers_clock(
+def test_doctor_compares_server_clock(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "not compared" in checks.check_clock(Context()).message
@@ -186,14 +188,12 @@ def test_models_of_a_server(serve: Serve, tinkex: RunCli) -> None:
     assert missing.failure["message"] == f"no model on {server.url} has 'nosuch' in its name"
 
 
-def test_models_of_a_home_if_it_is_named(
-    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
-) -> None:
+def test_models_of_given_home(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path / "home"))
     folder = write_folder(tmp_path / "small")
     assert tinkex("model", "add", "mine", str(folder), *home).exit_code == 0
     assert [row["name"] for row in tinkex("model", "list", *home, "--json").json] == ["mine", TINY]
     assert [row["name"] for row in tinkex("model", "list", "MI", *home, "--json").json] == ["mine"]
     missing = tinkex("model", "list", "zzz", *home)
-    assert "has 'zzz' in its name; there is: mine" in missing.err
+    assert "has 'zzz' in its name; available: mine" in missing.err
     assert tinkex("model", "list", "--json").json["models"][0]["model_name"] == BASE_MODEL

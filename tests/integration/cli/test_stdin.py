@@ -52,9 +52,7 @@ def test_delete_without_an_answer_deletes_nothing(
 
 @pytest.mark.parametrize("command", ASKING)
 @pytest.mark.parametrize("typed", [b"\x04", b"\n", b"no\n", b"yeah\n"])
-def test_only_a_yes_on_a_terminal_changes_anything(
-    command: str, typed: bytes, seeded: SeededServer
-) -> None:
+def test_only_yes_on_a_terminal_confirms(command: str, typed: bytes, seeded: SeededServer) -> None:
     person, terminal = pty.openpty()
     try:
         os.write(person, typed)
@@ -70,9 +68,7 @@ def test_only_a_yes_on_a_terminal_changes_anything(
     assert changes(seeded) == 0
 
 
-def test_a_piped_yes_deletes_and_the_questions_line_is_ended(
-    seeded: SeededServer, tmp_path: Path
-) -> None:
+def test_piped_yes_confirms_and_ends_the_prompt_line(seeded: SeededServer, tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     answer.write_text("y\n")
     with answer.open() as stdin:
@@ -97,9 +93,7 @@ def test_a_login_without_a_key_stores_nothing(
 
 @pytest.mark.parametrize("kind", ["closed", "empty"])
 @pytest.mark.parametrize("option", ["--prompt", "--prompt-file", "--prompt-tokens"])
-def test_a_prompt_that_never_comes_is_a_sentence(
-    option: str, kind: str, seeded: SeededServer
-) -> None:
+def test_missing_prompt_on_stdin_is_an_error(option: str, kind: str, seeded: SeededServer) -> None:
     before = len(seeded.server.sessions)
     stdin = None if kind == "closed" else subprocess.DEVNULL
     result = run_with(stdin, "sample", option, "-", "--api-key", KEY)

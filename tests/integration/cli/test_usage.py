@@ -38,7 +38,7 @@ def test_a_summary_by_model(busy: SeededServer, tinkex: RunCli) -> None:
     assert BASE_MODEL in shown
 
 
-def test_nothing_was_used(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_empty_usage(seeded: SeededServer, tinkex: RunCli) -> None:
     span = ("2020-01-01", "2020-01-02")
     assert tinkex("usage", "tokens", *span).out == "No usage in this period\n"
     assert tinkex("usage", "tokens", *span, "--json").json == {
@@ -48,7 +48,7 @@ def test_nothing_was_used(seeded: SeededServer, tinkex: RunCli) -> None:
     }
 
 
-def test_rows_of_hours(busy: SeededServer, tinkex: RunCli) -> None:
+def test_hourly_rows(busy: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("usage", "tokens", "--json").json
     assert set(found) == {"data", "sessions", "cost_data_through"}
     assert {"type": "training", "token_count": 16} in [row["event_info"] for row in found["data"]]
@@ -75,7 +75,7 @@ def test_rows_as_csv(busy: SeededServer, tinkex: RunCli, tmp_path: Path) -> None
     assert tinkex(*words).err == f"Wrote {places[0]} and {places[1]}\n"
 
 
-def test_stdout_has_room_for_one_thing(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_only_one_output_on_stdout(seeded: SeededServer, tinkex: RunCli) -> None:
     before = len(seeded.server.calls())
     for words in (
         ("usage", "tokens", "--csv", "-", "--sessions-csv", "-"),
@@ -86,9 +86,7 @@ def test_stdout_has_room_for_one_thing(seeded: SeededServer, tinkex: RunCli) -> 
     assert len(seeded.server.calls()) == before
 
 
-def test_a_place_that_cannot_be_written_is_a_sentence(
-    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
-) -> None:
+def test_unwritable_csv_is_an_error(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     failed = tinkex("usage", "storage", "--csv", str(tmp_path / "file" / "x.csv"))
     assert (failed.exit_code, failed.err.startswith("Error: ")) == (1, True)

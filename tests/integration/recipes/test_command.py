@@ -176,7 +176,7 @@ def test_of_several_models_one_has_to_be_named(
     with StubServer(models=("a", "b")) as server:
         context = Context(base_url=server.url, api_key=KEY)
         assert run(["train", "sft", str(rows)], context).exit_code == 1
-    assert "Which model? the server has: a, b" in capsys.readouterr().err
+    assert "No model was given; the server has: a, b" in capsys.readouterr().err
 
 
 def test_a_setting_that_is_wrong_is_told_before_any_server_is_asked(

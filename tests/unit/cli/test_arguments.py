@@ -19,7 +19,7 @@ def help_of(command: click.Command) -> str:
     return command.get_help(click.Context(command, info_name="c"))
 
 
-def test_an_explained_argument_has_a_section() -> None:
+def test_argument_with_summary_has_a_help_section() -> None:
     @click.command(cls=Command)
     @click.argument("path", cls=Argument, summary="Where it goes.")
     @click.option("--much", help="How much.")
@@ -31,7 +31,7 @@ def test_an_explained_argument_has_a_section() -> None:
     assert shown.count("PATH") == 2
 
 
-def test_an_argument_without_a_word_is_in_the_usage_line_alone() -> None:
+def test_argument_without_summary_is_only_in_usage() -> None:
     @click.command(cls=Command)
     @click.argument("path")
     @click.option("--much", help="How much.")
@@ -45,7 +45,7 @@ def test_an_argument_without_a_word_is_in_the_usage_line_alone() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_names_the_variable_and_the_command(
+def test_completion_script_contains_variable_and_command(
     shell: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["completion", shell]).exit_code == 0
@@ -56,7 +56,7 @@ def test_a_script_names_the_variable_and_the_command(
     assert json.loads(capsys.readouterr().out) == {"shell": shell, "script": script}
 
 
-def test_another_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", "csh"]).exit_code == 2
     assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
 
@@ -80,7 +80,7 @@ def complete(words: str, place: int) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
 
-def test_words_are_completed_without_heavy_imports() -> None:
+def test_completion_avoids_heavy_imports() -> None:
     assert {"session", "serve"} <= set(complete("tinkex se", 1))
     assert complete("tinkex session ", 2) == ["export-trace", "finish", "info", "list"]
     assert complete("tinkex --json session list --st", 4) == ["--status"]
@@ -89,7 +89,7 @@ def test_words_are_completed_without_heavy_imports() -> None:
     assert "--base-url" in complete("tinkex auth login --", 3)
 
 
-def test_completing_a_command_imports_none_of_its_siblings() -> None:
+def test_completing_a_command_does_not_import_siblings() -> None:
     probe = (
         "import sys, click\n"
         "from tinkex.cli.main import main\n"

@@ -95,16 +95,16 @@ def answer(
 
 
 @given(st.integers(1, 64), st.floats(min_value=0.0, max_value=1e6))
-def test_pieces_stay_within_bounds(size: int, seconds: float) -> None:
+def test_chunk_size_stays_within_bounds(size: int, seconds: float) -> None:
     assert 1 <= next_chunk_size(size, seconds) <= min(2 * size, MAX_CHUNK_TOKENS)
 
 
-def test_slow_servers_get_smaller_pieces_and_quick_ones_larger() -> None:
+def test_chunk_size_follows_server_speed() -> None:
     assert next_chunk_size(16, 3.0) < 16 < next_chunk_size(16, 0.01)
 
 
 @given(st.text(), st.lists(st.text(min_size=1, max_size=5), max_size=3), st.data())
-def test_what_was_shown_stays(text: str, ends: list[str], data: st.DataObject) -> None:
+def test_stable_text_never_changes(text: str, ends: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     final, _ = stable_text(text, ends, is_over=True)
     for cut in cuts:
@@ -112,7 +112,7 @@ def test_what_was_shown_stays(text: str, ends: list[str], data: st.DataObject) -
         assert final.startswith(shown)
 
 
-def test_an_answer_is_the_pieces_together() -> None:
+def test_reply_is_the_concatenated_chunks() -> None:
     text = "Grüße, 世界! " * 5
     script = Script(list(text.encode()), stops_at_end=True)
     told = answer(script)
@@ -127,28 +127,28 @@ def test_an_answer_is_the_pieces_together() -> None:
     assert len({params.seed for _, params in script.asked}) == len(script.asked)
 
 
-def test_an_answer_is_not_longer_than_allowed() -> None:
+def test_reply_respects_max_tokens() -> None:
     script = Script(list(b"a" * 500))
     told = answer(script)
     assert "".join(told.stream()) == "a" * 100
     assert (told.end_reason, len(told.tokens)) == ("length", 100)
 
 
-def test_the_next_speakers_name_ends_an_answer_without_a_template() -> None:
+def test_role_name_ends_reply_without_template() -> None:
     script = Script(list(b" fine, thanks\nUser: and then?"), stops_at_end=False)
     told = answer(script)
     assert "".join(told.stream()) == "fine, thanks"
     assert told.end_reason == "stop"
 
 
-def test_a_stop_may_lie_across_pieces() -> None:
+def test_stop_text_may_span_chunks() -> None:
     script = Script(list(b"abcENDdef"), stops_at_end=False)
     told = answer(script, drawing=DRAWING._replace(stop=("END",)))
     assert "".join(told.stream()) == "abc"
     assert told.end_reason == "stop"
 
 
-def test_with_a_seed_pieces_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeded_chunks_do_not_depend_on_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     def sizes(seconds: float) -> list[int | None]:
         ticks = iter(range(1000))
         monkeypatch.setattr("time.monotonic", lambda: next(ticks) * seconds)
@@ -159,7 +159,7 @@ def test_with_a_seed_pieces_do_not_depend_on_the_clock(monkeypatch: pytest.Monke
     assert sizes(1e-4) == sizes(10.0)
 
 
-def test_the_templates_own_mark_ends_an_answer() -> None:
+def test_end_of_turn_token_ends_reply() -> None:
     manner = ReplyFormat.for_renderer(Renderer(Template()))
     assert manner.end_tokens == {301}
     script = Script([*b"fine", 301, *b"nonsense"], stops_at_end=False)
@@ -168,7 +168,7 @@ def test_the_templates_own_mark_ends_an_answer() -> None:
     assert told.end_reason == "stop"
 
 
-def test_ctrl_c_gives_up_on_the_piece_and_keeps_what_was_said() -> None:
+def test_ctrl_c_cancels_chunk_and_keeps_text() -> None:
     script = Script(list(b"a long story"))
     script.interrupt_at = 2
     told = answer(script)
@@ -181,7 +181,7 @@ def test_ctrl_c_gives_up_on_the_piece_and_keeps_what_was_said() -> None:
 # --- what is remembered -----------------------------------------------------------------------
 
 
-def test_the_model_sees_all_that_was_said() -> None:
+def test_prompt_contains_the_whole_conversation() -> None:
     talk = Conversation("be brief")
     talk.add("hi", "hello")
     assert talk.with_user_message("and?") == [
@@ -192,7 +192,7 @@ def test_the_model_sees_all_that_was_said() -> None:
     ]
 
 
-def test_orders() -> None:
+def test_slash_commands() -> None:
     talk = Conversation()
     talk.add("hi", "hello")
     assert talk.run_slash_command("/system  be kind ") == "System message set."
@@ -207,13 +207,13 @@ def test_orders() -> None:
 
 
 @given(st.text())
-def test_everything_else_is_no_order(text: str) -> None:
+def test_other_text_is_not_a_slash_command(text: str) -> None:
     known = ("/system", "/reset", "/save", "/quit", "/exit", "/help")
     if not text.strip().startswith(known):
         assert Conversation().run_slash_command(text) is None
 
 
-def test_saving_adds_rows_that_training_reads(tmp_path: Path) -> None:
+def test_save_appends_training_rows(tmp_path: Path) -> None:
     from tinkex.data.rows import ChatRow
 
     path = tmp_path / "talks.jsonl"

@@ -63,7 +63,7 @@ def context(made: list[StubService]) -> Context:
     return Context(api_key="tml-k", base_url="http://h", timeout_seconds=7.0, make_service=make)
 
 
-def test_the_context_becomes_a_config(context: Context, made: list[StubService]) -> None:
+def test_context_options_are_passed_to_config(context: Context, made: list[StubService]) -> None:
     with service_client(context, http_pool="mine"):
         pass
     config = made[0].config
@@ -71,13 +71,13 @@ def test_the_context_becomes_a_config(context: Context, made: list[StubService])
     assert (config.key_source, config.http_pool) == ("--api-key", "mine")
 
 
-def test_a_server_that_is_not_there_is_given_up_within_five_seconds() -> None:
+def test_unreachable_server_fails_within_five_seconds() -> None:
     config = build_config(Context(base_url="http://h"))
     assert config.connect_timeout_seconds + config.first_contact_seconds <= 5.0
     assert config.key_source == ""
 
 
-def test_clients_are_closed_whatever_happens(context: Context, made: list[StubService]) -> None:
+def test_clients_are_closed_on_success_and_error(context: Context, made: list[StubService]) -> None:
     with rest_client(context), admin_client(context):
         pass
     with pytest.raises(KeyboardInterrupt), rest_client(context):
@@ -93,13 +93,13 @@ def test_commands_use_the_injected_client(
     assert made[0].ended_with == [None]
 
 
-def test_a_bad_url_is_a_sentence_in_flags() -> None:
+def test_bad_url_error_names_the_flag() -> None:
     with pytest.raises(ConfigError) as refused:
         build_config(Context(base_url="ftp://x"))
     assert describe_error(refused.value).hint == "Pass --base-url, or set TINKER_BASE_URL."
 
 
-def test_a_library_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_error_has_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any) -> Any:

@@ -13,7 +13,7 @@ from tinkex.cli.context import Context
 from tinkex.cli.id_completion import RUN, within_deadline
 
 
-def test_an_answer_in_time_is_given_and_a_late_one_is_not() -> None:
+def test_only_candidates_before_the_deadline_are_returned() -> None:
     held = threading.Event()
     try:
         assert within_deadline(lambda: [("a", "b")], 30.0) == [("a", "b")]
@@ -23,7 +23,7 @@ def test_an_answer_in_time_is_given_and_a_late_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(3), KeyboardInterrupt()])
-def test_a_failure_completes_nothing(
+def test_error_returns_no_candidates(
     error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> list[tuple[str, str]]:
@@ -33,7 +33,9 @@ def test_a_failure_completes_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_completion_starts_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_does_not_start_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("TINKEX_HOME", str(home))
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKEX_API_KEY", "TINKEX_BASE_URL"):

@@ -38,9 +38,7 @@ def detected(stream: TextIO | None, monkeypatch: pytest.MonkeyPatch) -> Context:
         return Context.detect()
 
 
-def test_a_terminal_has_colours_and_its_own_width(
-    terminal: TextIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_has_colors_and_width(terminal: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
     found = detected(terminal, monkeypatch)
     assert found.stdout == Screen(is_terminal=True, is_colored=True, width=97)
     assert found.stderr == found.stdout
@@ -48,7 +46,7 @@ def test_a_terminal_has_colours_and_its_own_width(
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colours_can_be_declined(
+def test_colors_can_be_disabled(
     name: str, value: str, terminal: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -57,12 +55,14 @@ def test_colours_can_be_declined(
     )
 
 
-def test_a_width_that_is_told_wins(terminal: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_variable_overrides_width(
+    terminal: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     assert detected(terminal, monkeypatch).stdout.width == 50
 
 
-def test_a_pipe_has_no_colours_and_no_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipe_has_no_colors_and_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     closed = io.StringIO()
     closed.close()
@@ -73,5 +73,5 @@ def test_a_pipe_has_no_colours_and_no_edge(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("columns", ["", "0", "-3", "x", "3.5"])
-def test_a_width_that_makes_no_sense_counts_as_unset(columns: str) -> None:
+def test_invalid_columns_variable_is_ignored(columns: str) -> None:
     assert read_terminal({"COLUMNS": columns, "NO_COLOR": ""}) == TerminalSettings()

@@ -1,4 +1,4 @@
-"""Which model is sampled if nobody names one."""
+"""The default model when none is given."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def found(*names: str) -> str | None:
     return SampleSource().resolve(client).base_model
 
 
-def test_the_only_model_is_taken_whatever_it_is() -> None:
+def test_single_model_is_the_default() -> None:
     assert found("org/mine") == "org/mine"
 
 
-def test_of_several_the_usual_one_is_taken() -> None:
+def test_preferred_model_is_the_default() -> None:
     assert found("a", DEFAULT_MODEL, "z") == DEFAULT_MODEL
 
 
-def test_what_was_added_goes_before_what_is_built_in() -> None:
+def test_added_model_precedes_built_in() -> None:
     assert found("org/mine", TINY) == "org/mine"
     assert found(TINY) == TINY
     assert found(f"[{DEFAULT_MODEL}]", TINY) == TINY
 
 
 @pytest.mark.parametrize("names", [(), ("a", "b"), ("a", "b", f"[{DEFAULT_MODEL}]", TINY)])
-def test_else_somebody_has_to_say(names: tuple[str, ...]) -> None:
-    with pytest.raises(CliError, match="Which model"):
+def test_ambiguous_default_is_an_error(names: tuple[str, ...]) -> None:
+    with pytest.raises(CliError, match="No model was given"):
         found(*names)
 
 
-def test_a_name_wins() -> None:
+def test_explicit_model_overrides_default() -> None:
     client: Any = Server(DEFAULT_MODEL, "a")
     assert SampleSource("a").resolve(client).base_model == "a"

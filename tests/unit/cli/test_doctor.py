@@ -21,7 +21,7 @@ FINE = Check("fine", lambda context: CheckResult("ok", "good"), LATE)
 BAD = Check("bad", lambda context: CheckResult("fail", "broken", "Mend it."), LATE)
 
 
-def test_a_check_that_hangs_is_left_behind() -> None:
+def test_hanging_check_times_out() -> None:
     never = threading.Event()
     stuck = Check("stuck", lambda context: CheckResult("ok", str(never.wait())), LATE)
     found = run_checks([stuck, FINE], Context(), seconds=0.05)
@@ -29,7 +29,7 @@ def test_a_check_that_hangs_is_left_behind() -> None:
     assert found[0] == ("stuck", LATE)
 
 
-def test_errors_become_findings_and_mistakes_are_seen() -> None:
+def test_expected_errors_become_results_and_bugs_are_raised() -> None:
     def refuse(context: Context) -> CheckResult:
         raise ConfigError("wrong", hint="Write it right.")
 
@@ -58,7 +58,7 @@ def test_the_command_exits_1_if_a_check_fails(
     assert run(["doctor"]).exit_code == 0
 
 
-def test_colours_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_colors_only_on_terminals(capsys: pytest.CaptureFixture[str]) -> None:
     report = DoctorReport([("fine", CheckResult("warn", "so so"))])
     report.print(screen=Screen(is_terminal=True, is_colored=True))
     assert "\x1b[33mwarn" in capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_colours_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
 # --- this machine -----------------------------------------------------------------------------
 
 
-def test_libraries_that_are_not_there_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert checks.check_torch(Context()).status == "warn"
     for look, extras in (
@@ -83,7 +83,7 @@ def test_libraries_that_are_not_there_are_no_failure(monkeypatch: pytest.MonkeyP
     assert checks.check_kernels(Context()).status == "ok"
 
 
-def test_torch_that_cannot_be_loaded_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "run_python", lambda code: (1, "ImportError: libx.so"))
     found = checks.check_torch(Context())
     assert (found.status, "libx.so" in found.message) == ("fail", True)
@@ -93,7 +93,7 @@ def test_torch_that_cannot_be_loaded_fails(monkeypatch: pytest.MonkeyPatch) -> N
     assert checks.check_kernels(Context()).status == "ok"
 
 
-def test_a_python_is_ended_with_what_it_started() -> None:
+def test_timeout_kills_python_and_its_children() -> None:
     assert checks.run_python("print('a'); print('b')") == (0, "b")
     assert checks.run_python("raise SystemExit(3)")[0] == 3
     code = "import subprocess; subprocess.run(['sleep', '60'])"
@@ -104,9 +104,7 @@ class Usage(NamedTuple):
     free: int
 
 
-def test_a_home_with_room_with_little_and_with_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_home_check_rates_free_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "not" / "there"))
     for free, status in ((10**12, "ok"), (10**9, "warn"), (10**6, "fail")):
         monkeypatch.setattr("shutil.disk_usage", lambda place, free=free: Usage(free))
@@ -118,7 +116,7 @@ def test_a_home_with_room_with_little_and_with_none(
     assert (found.status, "TINKEX_HOME" in (found.advice or "")) == ("fail", True)
 
 
-def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.check_python(Context()).status == "ok"
     monkeypatch.setattr(checks, "MIN_PYTHON", (99, 0))
     assert checks.check_python(Context()).status == "fail"
@@ -128,10 +126,10 @@ def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("skew", "status"), [(0, "ok"), (59, "ok"), (-61, "warn"), (3600, "warn")])
-def test_a_clock_is_compared_with_the_servers(skew: float, status: str) -> None:
+def test_clock_skew_is_rated(skew: float, status: str) -> None:
     assert checks.check_clock_skew(skew).status == status
 
 
-def test_a_clock_that_nobody_set_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unset_clock_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 0.0)
     assert checks.check_clock(Context()).status == "fail"

@@ -52,9 +52,7 @@ def refusal(status: int) -> sdk.APIStatusError:
         (503, "Internal server error", "server"),
     ],
 )
-def test_an_answer_that_is_a_no_has_a_title_a_hint_and_a_category(
-    status: int, title: str, category: str
-) -> None:
+def test_status_errors_have_title_hint_and_category(status: int, title: str, category: str) -> None:
     failure = describe_error(refusal(status))
     assert failure.message == f"{title}: no such luck"
     assert (failure.status, failure.category, failure.exit_code) == (status, category, 1)
@@ -77,20 +75,24 @@ def test_an_answer_that_is_a_no_has_a_title_a_hint_and_a_category(
         (sdk.APIResponseValidationError(), "API error: ", "again"),
     ],
 )
-def test_no_answer_has_a_title_and_a_hint(error: sdk.TinkexError, title: str, words: str) -> None:
+def test_connection_errors_have_title_and_hint(
+    error: sdk.TinkexError, title: str, words: str
+) -> None:
     failure = describe_error(error)
     assert failure.message.startswith(title)
     assert words in (failure.hint or "")
     assert failure.category == "server"
 
 
-def test_work_that_failed_is_told_by_whose_fault_it_was() -> None:
+def test_failed_operation_reports_category() -> None:
     user, server = sdk.RequestErrorCategory.User, sdk.RequestErrorCategory.Server
     assert "Correct the input" in (describe_error(sdk.RequestFailedError("x", "", user)).hint or "")
-    assert "may pass" in (describe_error(sdk.RequestFailedError("x", "", server)).hint or "")
+    assert "may be temporary" in (
+        describe_error(sdk.RequestFailedError("x", "", server)).hint or ""
+    )
 
 
-def test_a_wrong_key_is_named_by_its_source() -> None:
+def test_rejected_key_names_its_source() -> None:
     error = refusal(401)
     error.hint = "The server refused the key from profile 'work' in /home/me/config.toml."
     assert "profile 'work' in /home/me/config.toml" in (describe_error(error).hint or "")
@@ -98,14 +100,14 @@ def test_a_wrong_key_is_named_by_its_source() -> None:
     assert "No key was sent" in (describe_error(error).hint or "")
 
 
-def test_hints_of_the_library_are_told_in_flags() -> None:
+def test_sdk_hints_use_flag_names() -> None:
     failure = describe_error(
         sdk.ConfigError("no key", hint="Pass api_key=..., or base_url=... of it.")
     )
     assert failure.hint == "Pass --api-key, or --base-url of it."
 
 
-def test_errors_of_ours_stay_what_they_say() -> None:
+def test_own_errors_keep_their_message() -> None:
     failure = describe_error(CliError("the port is 'x'", "Pass a number.", exit_code=3))
     assert (failure.to_text(), failure.exit_code) == ("Error: the port is 'x'\nPass a number.", 3)
     assert describe_error(missing_extra_error(ModuleNotFoundError(name="torch"), "torch")).hint == (
@@ -113,7 +115,7 @@ def test_errors_of_ours_stay_what_they_say() -> None:
     )
 
 
-def test_serve_names_everything_that_it_lacks(
+def test_serve_lists_all_missing_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for library in ("torch", "transformers"):
@@ -125,7 +127,7 @@ def test_serve_names_everything_that_it_lacks(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_file_is_named_and_a_mistake_is_ours() -> None:
+def test_file_errors_name_the_file_and_bugs_are_reported() -> None:
     assert describe_error(PermissionError(13, "Permission denied", "/x")).message == (
         "/x cannot be used: Permission denied"
     )
@@ -142,24 +144,24 @@ def test_interrupts_and_usage_have_their_own_exit_codes() -> None:
     assert describe_error(click.ClickException("x")).exit_code == 1
 
 
-def test_no_mapping_hides_another() -> None:
+def test_no_title_shadows_a_later_one() -> None:
     kinds = [kind for kind, _, _ in ERROR_TITLES]
     for place, kind in enumerate(kinds):
         assert not any(issubclass(kind, earlier) for earlier in kinds[:place])
 
 
-def test_json_leaves_out_what_is_not_known() -> None:
+def test_json_omits_unknown_fields() -> None:
     assert ErrorReport(message="m", type="T").to_dict() == {
         "error": {"message": "m", "hint": None, "type": "T"}
     }
 
 
-def test_a_report_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_text_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(CliError("two\nlines \x1b[2J"), Context())
     assert capsys.readouterr().err == "Error: two\nlines \\x1b[2J\n"
 
 
-def test_a_report_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_json_with_json_format(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(refusal(404), Context(format="json"))
     told = capsys.readouterr()
     found = json.loads(told.err)["error"]
@@ -174,7 +176,7 @@ def test_a_report_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> No
         Exception("I/O error: No space left on device (os error 28)"),
     ],
 )
-def test_a_full_disk_is_not_a_mistake_of_tinkex(error: Exception) -> None:
+def test_full_disk_is_not_reported_as_a_bug(error: Exception) -> None:
     failure = describe_error(error)
     place = getattr(error, "filename", None) or "The disk"
     assert failure.message == f"{place} cannot be written: No space left on device"

@@ -67,7 +67,7 @@ def test_times(ago: timedelta, text: str) -> None:
 
 
 @pytest.mark.parametrize(("when", "text"), [(None, "N/A"), ("", "N/A"), ("soon", "soon")])
-def test_what_is_no_time(when: str | None, text: str) -> None:
+def test_invalid_times(when: str | None, text: str) -> None:
     assert words.format_timestamp(when, NOW) == text
 
 
@@ -90,7 +90,7 @@ def test_durations(seconds: float | None, text: str) -> None:
     assert words.format_duration(seconds) == text
 
 
-def test_small_words() -> None:
+def test_bool_and_optional() -> None:
     assert (words.format_bool(True), words.format_bool(False)) == ("Yes", "No")
     assert (words.format_optional(None), words.format_optional(0)) == ("N/A", "0")
     assert words.format_optional(1024, words.format_size) == "1.0 kB"
@@ -98,7 +98,7 @@ def test_small_words() -> None:
 
 
 @given(st.text())
-def test_a_plain_line_is_one_line_that_prints(text: str) -> None:
+def test_escape_line_returns_one_printable_line(text: str) -> None:
     assert words.escape_line(text).isprintable()
 
 
@@ -106,7 +106,7 @@ def test_a_plain_line_is_one_line_that_prints(text: str) -> None:
     ("text", "shown"),
     [("a run", "a run"), ("a longer name", "a longe…"), ("日本語日本", "日本語 …")],
 )
-def test_a_long_text_is_shortened_to_cells(text: str, shown: str) -> None:
+def test_truncate_cells(text: str, shown: str) -> None:
     assert words.truncate_cells(text, 8) == shown
 
 
@@ -117,7 +117,7 @@ _COUNT = re.compile(
 )
 
 
-def test_counts_in_messages_of_commands_are_written_by_one_helper() -> None:
+def test_commands_use_format_count_for_counts() -> None:
     packages = ("cli", "recipes", "pipeline", "jobs")
     places = [path for name in packages for path in (SOURCES / name).rglob("*.py")]
     found = [
@@ -132,5 +132,5 @@ def test_counts_in_messages_of_commands_are_written_by_one_helper() -> None:
     ("key", "shown"),
     [("started_at", "Started At"), ("url", "URL"), ("training_run_id", "Training Run ID")],
 )
-def test_properties_have_one_spelling(key: str, shown: str) -> None:
+def test_property_labels(key: str, shown: str) -> None:
     assert words.property_label(key) == shown

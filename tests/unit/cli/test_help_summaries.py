@@ -26,7 +26,7 @@ GROUPS = list(groups(main, click.Context(main, info_name="tinkex", **SETTINGS)))
 
 @pytest.mark.parametrize("ctx", GROUPS, ids=lambda ctx: ctx.command_path)
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_summaries_of_commands_are_whole(ctx: click.Context, width: int) -> None:
+def test_command_summaries_are_not_truncated(ctx: click.Context, width: int) -> None:
     ctx.terminal_width = width
     text = ctx.command.get_help(ctx)
     lines = text.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()

@@ -57,7 +57,7 @@ def test_help_lists_every_command_with_its_own_summary(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
-def test_every_command_is_ours_and_its_summary_is_its_own_first_sentence(
+def test_lazy_summary_equals_first_sentence_of_help(
     words: tuple[str, ...],
 ) -> None:
     command = ALL[words]
@@ -74,7 +74,7 @@ def test_every_command_is_ours_and_its_summary_is_its_own_first_sentence(
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
-def test_help_of_every_command_names_the_global_options(
+def test_every_help_lists_global_options(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flag in ("-h", "--help"):
@@ -85,7 +85,7 @@ def test_help_of_every_command_names_the_global_options(
             assert option in shown
 
 
-def test_help_of_every_command_loads_nothing_heavy() -> None:
+def test_help_avoids_heavy_imports() -> None:
     probe = (
         "import sys\n"
         "from tinkex.cli.main import run\n"
@@ -98,7 +98,7 @@ def test_help_of_every_command_loads_nothing_heavy() -> None:
     assert (done.returncode, done.stderr.strip()) == (0, "")
 
 
-def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sreve"]).exit_code == 2
     assert "sreve" in capsys.readouterr().err
 
@@ -134,7 +134,7 @@ def test_ctrl_c_has_the_exit_code_of_shells(
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about(
+def test_broken_pipe_prints_no_error(
     failing: list[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing.append(BrokenPipeError(32, "Broken pipe"))
@@ -156,7 +156,7 @@ def test_a_traceback_is_shown_only_with_verbose(
         assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_failures_are_json_if_the_result_would_have_been(
+def test_errors_are_json_with_json_format(
     failing: list[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing.append(RuntimeError("a mistake"))
@@ -179,19 +179,19 @@ def test_usage_errors_are_json_too(words: list[str], capsys: pytest.CaptureFixtu
         assert "--help" in found["hint"]
 
 
-def test_main_ends_the_process_with_the_exit_code() -> None:
+def test_main_exits_with_the_exit_code() -> None:
     for words, code in ((["version"], 0), (["nosuch"], 2)):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == code
 
 
-def test_an_injected_context_is_what_commands_get(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_get_the_injected_context(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["version"], Context(format="json")).exit_code == 0
     assert set(json.loads(capsys.readouterr().out)) == {"version", "commit"}
 
 
-def test_a_pipe_whose_reader_has_gone_is_quiet() -> None:
+def test_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m tinkex --help | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
@@ -200,7 +200,7 @@ def test_a_pipe_whose_reader_has_gone_is_quiet() -> None:
 # --- homes ------------------------------------------------------------------------------------
 
 
-def test_a_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+def test_unusable_file_error_has_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for words in (["serve", "status"], ["serve", "stop"], ["key", "list"], ["serve"]):
         shown = CliRunner().invoke(main, [*words, "--home", str(tmp_path / "file" / "home")])
@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
         assert "Not a directory" in shown.stderr
 
 
-def test_a_name_that_is_too_long_for_a_home_is_a_sentence(tmp_path: Path) -> None:
+def test_too_long_home_path_is_an_error(tmp_path: Path) -> None:
     for words in (["serve", "status"], ["serve"]):
         shown = CliRunner().invoke(main, [*words, "--home", str(tmp_path / ("x" * 300))])
         assert (shown.exit_code, shown.stdout) == (1, "")
@@ -218,7 +218,7 @@ def test_a_name_that_is_too_long_for_a_home_is_a_sentence(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [["serve"], ["serve", "status"], ["key", "list"]])
-def test_an_empty_home_is_not_the_directory_of_the_shell(words: list[str]) -> None:
+def test_empty_home_is_rejected(words: list[str]) -> None:
     shown = CliRunner().invoke(main, [*words, "--home", ""])
     assert shown.exit_code == 2
     assert "'--home': the name is empty; give a directory" in shown.stderr

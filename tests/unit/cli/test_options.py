@@ -55,7 +55,7 @@ GIVEN = ("-f", "json", "-v", "--api-key", "tml-k", "--base-url", "http://h", "--
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_global_options_are_read_before_between_and_behind(place: int) -> None:
+def test_global_options_work_at_any_position(place: int) -> None:
     words = ["inner", "look"]
     words[place:place] = [*GIVEN, "--timeout", "2m"]
     found = seen(*words)
@@ -80,33 +80,33 @@ def test_global_options_are_read_before_between_and_behind(place: int) -> None:
         ("inner look", "table"),
     ],
 )
-def test_the_later_word_wins(words: str, expected: str) -> None:
+def test_last_global_option_wins(words: str, expected: str) -> None:
     assert seen(*words.split()).format == expected
 
 
-def test_what_is_not_given_stays_as_the_context_says() -> None:
+def test_options_not_given_keep_context_values() -> None:
     base = Context(format="json", base_url="http://base", api_key="tml-base")
     found = seen("inner", "look", "--base-url", "http://flag", base=base)
     assert (found.format, found.base_url, found.api_key) == ("json", "http://flag", "tml-base")
 
 
-def test_an_own_option_of_the_same_name_wins_and_the_rest_stays_global() -> None:
+def test_own_option_overrides_global_flag() -> None:
     context, own = seen("owner", "--api-key", "mine", "--format", "json")
     assert (context.api_key, context.format, own) == (None, "json", "mine")
     context, own = seen("--api-key", "tml-k", "-f", "json", "owner", "-f", "mine")
     assert (context.api_key, context.format, own) == ("tml-k", "json", "mine")
 
 
-def test_a_wrong_format_is_refused() -> None:
+def test_invalid_format_is_rejected() -> None:
     with pytest.raises(click.BadParameter, match="xml"):
         seen("inner", "look", "-f", "xml")
 
 
-def test_the_key_is_no_part_of_a_contexts_text() -> None:
+def test_context_repr_hides_key() -> None:
     assert "secret" not in repr(Context(api_key="tml-secret"))
 
 
-def test_without_a_context_the_process_is_looked_at() -> None:
+def test_context_is_detected_by_default() -> None:
     with click.Context(group, help_option_names=["-h", "--help"]) as ctx:
         assert get_context(ctx).format == "table"
 
@@ -123,13 +123,13 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "-1s", "x", "1d", "nan", "inf", "1e400", "0ms"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter, match="30s, 500ms or 2m"):
         Duration().convert(text, None, None)
 
 
 @given(st.text())
-def test_any_text_is_a_duration_or_refused(text: str) -> None:
+def test_any_text_parses_or_is_rejected(text: str) -> None:
     with contextlib.suppress(click.BadParameter):
         assert Duration().convert(text, None, None) > 0
 
@@ -152,14 +152,12 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
         ("", {}),
     ],
 )
-def test_what_was_asked_for_is_known_without_reading_the_command(
-    words: str, expected: dict[str, Any]
-) -> None:
+def test_scan_output_flags(words: str, expected: dict[str, Any]) -> None:
     assert scan_output_flags(words.split()) == expected
 
 
 @given(st.lists(st.sampled_from(["-f", "json", "--json", "-v", "--", "--prompt", "x", "-fx", ""])))
-def test_asking_never_fails(words: list[str]) -> None:
+def test_scan_output_flags_never_fails(words: list[str]) -> None:
     assert scan_output_flags(words).get("format") in {None, "json"}
 
 
@@ -174,7 +172,7 @@ def test_asking_never_fails(words: list[str]) -> None:
         ("", None),
     ],
 )
-def test_the_first_word_that_is_no_global_option(words: str, place: int | None) -> None:
+def test_first_argument_index(words: str, place: int | None) -> None:
     assert first_argument_index(words.split()) == place
 
 
@@ -212,7 +210,7 @@ def defaulting() -> None:
     """A group that samples."""
 
 
-def test_options_before_a_command_mean_the_default_command() -> None:
+def test_options_select_the_default_command() -> None:
     for words in (["--prompt", "x"], ["-f", "json", "--prompt", "x"], ["sample", "--prompt", "x"]):
         SEEN.clear()
         defaulting.main(words, standalone_mode=False)
@@ -220,31 +218,29 @@ def test_options_before_a_command_mean_the_default_command() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_of_a_group_with_a_default_is_about_the_group(
-    flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_flag_prints_group_help(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     defaulting.main([flag], standalone_mode=False)
     assert "Commands:\n  far     Far." in capsys.readouterr().out
 
 
-def test_a_misspelt_command_is_not_the_default() -> None:
+def test_misspelled_command_is_not_the_default() -> None:
     with pytest.raises(click.UsageError, match="smaple"):
         defaulting.main(["smaple"], standalone_mode=False)
 
 
-def test_a_command_of_another_module_is_imported_when_called() -> None:
+def test_lazy_command_is_imported_when_called() -> None:
     SEEN.clear()
     defaulting.main(["far"], standalone_mode=False)
     assert SEEN == ["far"]
 
 
-def test_summaries_need_no_import(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summaries_do_not_import_commands(capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = LazyGroup("x", entries={"gone": LazyCommand("no.such.module:x", "Is listed.")})
     nowhere.main(["--help"], standalone_mode=False)
     assert "gone  Is listed." in capsys.readouterr().out
 
 
-def test_the_help_of_a_group_shows_the_options_of_the_command_that_it_means() -> None:
+def test_group_help_shows_options_of_default_command() -> None:
     shown = CliRunner().invoke(main, ["checkpoint", "--help"]).stdout
     assert "Options of `create`, also without its name:" in shown
     assert "--base-model NAME" in shown

@@ -64,9 +64,7 @@ def test_a_missing_reward_function(rows: Path, capsys: pytest.CaptureFixture[str
     assert "absent.py cannot be read" in fails(capsys, *words)
 
 
-def test_a_run_directory_that_cannot_be_made(
-    rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_run_directory(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("train", "sft", "rows.jsonl", "--run-dir", "rows.jsonl/run")
     said = fails(capsys, *words)
     assert "rows.jsonl is not a directory that this user can write to" in said
@@ -78,7 +76,7 @@ def test_a_missing_prompt_file(rows: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("words", [("run", "list"), ("checkpoint", "list"), ("session", "list")])
-def test_a_list_of_a_new_home_is_empty_without_a_server(
+def test_list_of_new_home_does_not_start_server(
     words: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

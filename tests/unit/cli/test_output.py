@@ -72,7 +72,7 @@ def joined(text: str) -> str:
 
 @pytest.mark.parametrize("width", [40, 80, 200, None])
 @pytest.mark.parametrize("result", ALL, ids=lambda result: type(result).__name__)
-def test_ids_and_paths_are_whole_at_every_width(
+def test_ids_and_paths_are_complete_at_every_width(
     result: Output, width: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = printed(capsys, result, width=width)
@@ -103,7 +103,7 @@ def test_a_wide_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[5].split()[5:] == ["Yes", "│", "2026-01-02", "│", "Failed", "│"]
 
 
-def test_unimportant_columns_go_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_high_rank_columns_are_dropped_first(capsys: pytest.CaptureFixture[str]) -> None:
     wide, narrow = (printed(capsys, CHECKPOINTS, width=width) for width in (200, 80))
     for heading in ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path"):
         assert heading in wide
@@ -112,7 +112,7 @@ def test_unimportant_columns_go_first(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(("width", "shown"), [(80, "a sweep over learni…"), (120, "a sweep over")])
-def test_a_list_of_runs_keeps_the_column_of_a_long_name(
+def test_run_list_truncates_long_names(
     width: int, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "a sweep over learning rates with a very long name, seed 17"
@@ -130,7 +130,7 @@ def test_a_list_of_runs_keeps_the_column_of_a_long_name(
 @pytest.mark.parametrize(
     ("width", "name"), [(40, None), (45, "a sweep…"), (59, "a sweep over learni…")]
 )
-def test_a_list_of_runs_keeps_the_status_longer_than_the_name(
+def test_run_list_drops_name_before_status(
     width: int, name: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(name="a sweep over learning rates", state="interrupted", step=7)
@@ -142,7 +142,7 @@ def test_a_list_of_runs_keeps_the_status_longer_than_the_name(
     assert max(map(len, table.splitlines())) <= width
 
 
-def test_the_name_of_a_run_is_not_repeated_in_its_metadata(
+def test_run_name_is_not_repeated_in_metadata(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     named = {"name": "squad", "state": "training", "metrics": {"loss": 1.25}}
@@ -156,7 +156,7 @@ def test_the_name_of_a_run_is_not_repeated_in_its_metadata(
     assert "Metadata" not in alone
 
 
-def test_a_screen_too_narrow_for_a_table_gets_a_block_for_each_item(
+def test_narrow_screen_gets_blocks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = printed(capsys, CHECKPOINTS, width=40).splitlines()
@@ -172,7 +172,7 @@ def test_a_screen_too_narrow_for_a_table_gets_a_block_for_each_item(
     ]
 
 
-def test_chosen_columns_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_columns_are_never_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = RunList(Listing([trained()], 1), ("status", "owner", "id"))
     for width in (40, 80, 200):
         shown = printed(capsys, chosen, width=width)
@@ -181,13 +181,13 @@ def test_chosen_columns_are_all_shown(capsys: pytest.CaptureFixture[str]) -> Non
             assert text in shown
 
 
-def test_facts_are_lines_where_a_table_has_no_room(capsys: pytest.CaptureFixture[str]) -> None:
+def test_properties_are_lines_on_narrow_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"\nRun ID: {RUN_ID}\n" in printed(capsys, RunInfo(trained()), width=40)
     assert f"  - Path: {PATH}\n" in printed(capsys, RunInfo(trained()), width=40)
     assert "│ Metadata " in printed(capsys, RunInfo(trained()), width=80)
 
 
-def test_an_empty_list_says_so_and_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
     empty = CheckpointList(Listing([], 0), RUN_ID)
     assert printed(capsys, empty) == f"No checkpoints found for run {RUN_ID}\n"
     empty.print("json")
@@ -200,15 +200,13 @@ def test_an_empty_list_says_so_and_is_json_too(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("result", ALL, ids=lambda result: type(result).__name__)
-def test_colours_only_where_they_are_welcome(
-    result: Output, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_colors_only_on_color_terminals(result: Output, capsys: pytest.CaptureFixture[str]) -> None:
     for screen in ({}, {"is_terminal": True, "width": 80}):
         assert "\x1b" not in printed(capsys, result, **screen)
     assert "\x1b[1m" in printed(capsys, result, is_terminal=True, is_colored=True, width=200)
 
 
-def test_what_others_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     nasty = trained(user_metadata={"x": "\x1b[2J[red]:boom:\nnext"})
     shown = printed(capsys, RunInfo(nasty), width=200)
     assert "\x1b" not in shown
@@ -228,7 +226,7 @@ def test_json_is_indented_and_has_iso_times(capsys: pytest.CaptureFixture[str]) 
     assert found["runs"][0]["last_checkpoint"]["tinker_path"] == PATH
 
 
-def test_a_checkpoint_has_the_facts_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_info_includes_run_fields(capsys: pytest.CaptureFixture[str]) -> None:
     CheckpointInfo(saved(expires_at=MADE + timedelta(days=1)), trained()).print("json")
     found = json.loads(capsys.readouterr().out)
     assert (found["is_lora"], found["lora_rank"]) == (True, 32)
@@ -248,11 +246,11 @@ def test_a_checkpoint_has_the_facts_of_its_run(capsys: pytest.CaptureFixture[str
         ({1: Column("x")}, {"1": ["x", 0, False]}),
     ],
 )
-def test_everything_has_a_form_in_json(value: Any, plain: Any) -> None:
+def test_to_jsonable_supports_all_types(value: Any, plain: Any) -> None:
     assert to_jsonable(value) == plain
 
 
-def test_what_has_no_form_is_a_mistake_of_ours() -> None:
+def test_to_jsonable_rejects_unknown_types() -> None:
     with pytest.raises(TypeError, match="object"):
         to_jsonable(object())
 
@@ -267,7 +265,7 @@ def test_json_is_always_valid(value: Any) -> None:
 # --- plain results ----------------------------------------------------------------------------
 
 
-def test_rows_and_facts_of_plain_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_properties_from_plain_data(capsys: pytest.CaptureFixture[str]) -> None:
     columns = {"id": Column("ID"), "note": Column("Note")}
     show(Context(), TableOutput([{"id": 1, "note": None, "more": 2}], columns))
     assert "│ 1  │      │" in capsys.readouterr().out
@@ -279,7 +277,7 @@ def test_rows_and_facts_of_plain_data(capsys: pytest.CaptureFixture[str]) -> Non
     assert "log" not in shown
 
 
-def test_an_announcement_is_for_people_or_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_announce_prints_sentence_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     announce(Context(), "it is done", {"done": True})
     assert tuple(capsys.readouterr()) == ("", "it is done\n")
     announce(Context(format="json"), "it is done", {"done": True})
@@ -292,9 +290,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 4)), min_size=1, m
 
 
 @given(SIZES, st.integers(10, 250))
-def test_what_is_kept_fits_and_importance_decides(
-    columns: list[tuple[int, int]], screen: int
-) -> None:
+def test_visible_columns_fit_and_follow_rank(columns: list[tuple[int, int]], screen: int) -> None:
     widths, ranks = [width for width, _ in columns], [rank for _, rank in columns]
     layout = fit_columns(widths, ranks, screen)
     dropped = set(range(len(widths))) - set(layout.visible_columns)
@@ -306,11 +302,11 @@ def test_what_is_kept_fits_and_importance_decides(
         assert ranks[i] >= max(ranks[j] for j in layout.visible_columns)
 
 
-def test_a_pipe_has_no_edge() -> None:
+def test_pipe_has_unlimited_width() -> None:
     assert fit_columns([5000], [9], None).visible_columns == (0,)
 
 
-def test_a_long_title_is_broken_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_title_is_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     title = "Tokens from 2026-11-10 to 2026-11-17 UTC; 8 checkpoints stored, 16.8 MB"
     rows = TableOutput([{"a": "1"}], {"a": Column("A")}, title)
     lines = printed(capsys, rows, width=40, is_terminal=True).splitlines()

@@ -23,7 +23,7 @@ SOURCES = Path(tinkex.__file__).parent
 WATCHED = Context(stderr=Screen(is_terminal=True, width=120))
 
 
-def test_a_bar_shows_count_percent_and_rate_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_shows_count_percent_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(WATCHED, "Fetching [x]", 4) as shown:
         shown.advance(1)
         shown.advance(2)
@@ -35,7 +35,7 @@ def test_a_bar_shows_count_percent_and_rate_on_stderr(capsys: pytest.CaptureFixt
         assert text in told.err
 
 
-def test_a_bar_of_bytes_shows_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_byte_bar_shows_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(WATCHED, "Downloading", None, "bytes") as shown:
         shown.update(1500, 3000)
     assert "1.5/3.0 kB" in capsys.readouterr().err
@@ -44,7 +44,7 @@ def test_a_bar_of_bytes_shows_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "context", [Context(), Context(format="json", stderr=Screen(is_terminal=True, width=80))]
 )
-def test_a_bar_is_silent_when_nobody_looks_or_programs_read(
+def test_bar_is_hidden_without_terminal_or_with_json(
     context: Context, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with progress_bar(context, "Fetching", 4) as shown:
@@ -53,7 +53,7 @@ def test_a_bar_is_silent_when_nobody_looks_or_programs_read(
     assert tuple(capsys.readouterr()) == ("", "")
 
 
-def test_a_list_of_one_page_needs_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_page_list_shows_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
     with paged_progress_bar(WATCHED, "Fetching") as told:
         told(3, 3)
     assert capsys.readouterr().err == ""
@@ -63,12 +63,15 @@ def test_a_list_of_one_page_needs_no_bar(capsys: pytest.CaptureFixture[str]) -> 
     assert "9/9" in capsys.readouterr().err
 
 
-def test_a_line_of_progress_is_always_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_goes_to_stderr_except_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_status("Saving weights")
     assert tuple(capsys.readouterr()) == ("", "Saving weights\n")
+    with click.Context(click.Command("x"), obj=Context(format="json")):
+        print_status("Saving weights")
+    assert tuple(capsys.readouterr()) == ("", "")
 
 
-def test_waiting_is_one_line_in_place_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_spinner_is_one_line_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with click.Context(click.Command("x"), obj=WATCHED), spinner("Starting ...") as shown:
         shown.print_line("Saving [x] ...")
         shown.print_line("Saved.")
@@ -79,7 +82,7 @@ def test_waiting_is_one_line_in_place_on_a_terminal(capsys: pytest.CaptureFixtur
     assert told.err.rpartition("\x1b[2K")[2] == "Saved.\n"
 
 
-def test_a_line_that_is_told_while_waiting_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_line_pauses_spinner(capsys: pytest.CaptureFixture[str]) -> None:
     with click.Context(click.Command("x"), obj=WATCHED), spinner("Loading ..."):
         print_status("This model has no chat template.")
     written = capsys.readouterr().err
@@ -87,7 +90,7 @@ def test_a_line_that_is_told_while_waiting_stands_alone(capsys: pytest.CaptureFi
     assert "\x1b[2KThis model has no chat template.\n" in written
 
 
-def test_a_narrow_terminal_shows_all_that_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_spinner_text_is_wrapped_on_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     context = Context(stderr=Screen(is_terminal=True, width=40))
     text = "Creating the adapter on tinkex/bigram with rank 32 ..."
     with click.Context(click.Command("x"), obj=context), spinner(text):
@@ -97,7 +100,7 @@ def test_a_narrow_terminal_shows_all_that_is_waited_for(capsys: pytest.CaptureFi
     assert "rank 32 ..." in " ".join(written.split())
 
 
-def test_waiting_is_plain_lines_elsewhere_and_nothing_beside_json(
+def test_spinner_prints_lines_without_terminal_and_nothing_with_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with click.Context(click.Command("x"), obj=Context()), spinner("Starting ...") as shown:
@@ -109,7 +112,7 @@ def test_waiting_is_plain_lines_elsewhere_and_nothing_beside_json(
     assert tuple(capsys.readouterr()) == ("", "")
 
 
-def test_one_module_alone_draws_bars() -> None:
+def test_progress_bars_are_built_in_two_modules() -> None:
     drawing = [
         str(path.relative_to(SOURCES))
         for path in sorted(SOURCES.rglob("*.py"))
@@ -140,7 +143,7 @@ def test_one_module_alone_draws_bars() -> None:
         ("ja\n", False),
     ],
 )
-def test_only_yes_is_yes(
+def test_confirm_accepts_only_yes(
     answer: str,
     is_yes: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +157,7 @@ def test_only_yes_is_yes(
     assert told.err.endswith("Cancelled.\n") is not is_yes
 
 
-def test_a_stdin_that_is_closed_or_absent_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirm_declines_without_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO("y\n")
     closed.close()
     for stdin in (closed, None):
@@ -171,9 +174,7 @@ def test_a_stdin_that_is_closed_or_absent_is_a_no(monkeypatch: pytest.MonkeyPatc
     page_size=st.integers(1, 20),
     cap=st.integers(1, 20),
 )
-def test_pages_give_what_was_asked_for_however_small_the_server_makes_them(
-    total: int, limit: int, page_size: int, cap: int
-) -> None:
+def test_fetch_pages_with_any_page_size(total: int, limit: int, page_size: int, cap: int) -> None:
     asked: list[Any] = []
 
     def ask(count: int, offset: int) -> Listing[int]:
@@ -186,7 +187,7 @@ def test_pages_give_what_was_asked_for_however_small_the_server_makes_them(
     assert all(1 <= count <= page_size for count, _ in asked)
 
 
-def test_a_list_that_shrinks_meanwhile_ends() -> None:
+def test_fetch_pages_stops_on_empty_page() -> None:
     pages = iter([Listing(["a"], 3), Listing(list[str](), 1)])
     found = fetch_pages(lambda limit, offset: next(pages), 0, 1)
     assert (found.items, found.total) == (["a"], 1)

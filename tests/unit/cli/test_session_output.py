@@ -67,7 +67,7 @@ def columns_of(shown: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_ids_are_whole_on_every_screen(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_are_complete_at_every_width(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     made = {"training_run_ids": [f"{ID}:train:0"], "sampler_ids": []}
     for result in (SessionList([SESSION], False), SessionInfo(SESSION | made)):
         result.print(screen=Screen(width=width))
@@ -77,7 +77,7 @@ def test_ids_are_whole_on_every_screen(width: int, capsys: pytest.CaptureFixture
         assert all(len(line) <= width for line in shown.splitlines() if line.startswith("│"))
 
 
-def test_a_narrow_screen_keeps_hours_and_amounts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_narrow_screen_keeps_hour_and_amount(capsys: pytest.CaptureFixture[str]) -> None:
     UsageTable(USED).print(screen=Screen(width=56))
     shown = capsys.readouterr().out
     for text in ("2026-01-02 03:00", "Prompt (cached)", "1,234,567"):
@@ -110,11 +110,11 @@ def test_gigabyte_hours_have_few_digits(
         ({"type": "client_finished", "reason": None}, "Finished"),
     ],
 )
-def test_states_in_a_word(status: Any, word: str) -> None:
+def test_session_state_labels(status: Any, word: str) -> None:
     assert format_session_state({"status": status}) == word
 
 
-def test_a_failed_session_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_session_shows_message(capsys: pytest.CaptureFixture[str]) -> None:
     SessionInfo(SESSION | {"training_run_ids": [], "sampler_ids": ["s"]}).print()
     shown = capsys.readouterr().out
     for text in ("Failed", "no such model", "red", "a name"):
@@ -140,7 +140,7 @@ def test_sums_by_model() -> None:
     assert sum_usage([])["estimated_cost_usd"] is None
 
 
-def test_hours_in_words() -> None:
+def test_usage_rows_and_title() -> None:
     rows = UsageTable(USED).rows()
     assert rows[0][:4] == ["2026-01-02 03:00", "Trained", "1,234,567", "m"]
     assert [row[1] for row in rows[1:3]] == ["Prompt (cached)", "Prompt"]
@@ -148,7 +148,7 @@ def test_hours_in_words() -> None:
     assert UsageTable(USED).title() == "6 hourly rows of usage"
 
 
-def test_money() -> None:
+def test_format_usd() -> None:
     assert [format_usd(x) for x in (None, 0, 0.00123, 0.5, 1234.5)] == [
         "N/A",
         "0",

@@ -90,11 +90,11 @@ class Lists:
         ("../etc", "../etc"),
     ],
 )
-def test_a_run_is_found_by_what_is_enough(text: str, run_id: str) -> None:
+def test_run_is_found_by_prefix_or_name(text: str, run_id: str) -> None:
     assert resolve_run(Lists(names={RUNS[1]: "first try"}).client, text) == run_id
 
 
-def test_a_whole_id_asks_nothing() -> None:
+def test_full_id_sends_no_request() -> None:
     lists = Lists()
 
     assert resolve_run(lists.client, RUNS[1]) == RUNS[1]
@@ -102,7 +102,7 @@ def test_a_whole_id_asks_nothing() -> None:
     assert lists.num_asked == 0
 
 
-def test_an_ambiguous_prefix_lists_its_candidates() -> None:
+def test_ambiguous_prefix_lists_candidates() -> None:
     with pytest.raises(CliError) as caught:
         resolve_run(Lists(names={RUNS[0]: "first try"}).client, "aaaa")
 
@@ -116,7 +116,7 @@ def test_an_ambiguous_prefix_lists_its_candidates() -> None:
         resolve_session(Lists().client, "aaaa")
 
 
-def test_of_many_candidates_a_few_are_shown() -> None:
+def test_candidate_list_is_limited() -> None:
     many = tuple(f"{SESSIONS[0]}:train:{number}" for number in range(2500))
     lists = Lists(many)
 
@@ -127,14 +127,14 @@ def test_of_many_candidates_a_few_are_shown() -> None:
     assert lists.num_asked == 10
 
 
-def test_without_runs_latest_says_what_to_do() -> None:
+def test_latest_without_runs_is_an_error() -> None:
     empty = Lists(())
     for resolve in (resolve_run, resolve_session, resolve_path):
         with pytest.raises(CliError, match=r"No .* exist yet"):
             resolve(empty.client, "latest")
 
 
-def test_a_checkpoint_is_found_by_a_short_run_or_as_the_latest() -> None:
+def test_checkpoint_path_resolves_prefix_and_latest() -> None:
     client = Lists().client
 
     assert resolve_path(client, "latest") == f"tinker://{RUNS[0]}/weights/2"

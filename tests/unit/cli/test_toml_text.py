@@ -30,7 +30,7 @@ list = [
 """
 
 
-def test_a_value_changes_and_comments_stay() -> None:
+def test_set_value_preserves_comments() -> None:
     changed = set_toml_values(FILE, ("profiles", "work"), {"api_key": "tml-new"})
     assert changed == FILE.replace("tml-old", "tml-new")
     changed = set_toml_values(FILE, ("profiles", "work"), {"base_url": "https://new.example"})
@@ -48,7 +48,7 @@ def test_a_table_is_added_at_the_end() -> None:
     assert changed == FILE + '\n[profiles."new one"]\napi_key = "k"\n'
 
 
-def test_the_top_is_above_the_first_table() -> None:
+def test_top_level_value_is_inserted_before_first_table() -> None:
     assert 'default_profile = "work"  # where' in set_toml_values(
         FILE, (), {"default_profile": "work"}
     )
@@ -58,12 +58,12 @@ def test_the_top_is_above_the_first_table() -> None:
     assert set_toml_values("# Top.\n", (), {"x": "1"}) == '# Top.\nx = "1"\n'
 
 
-def test_a_value_is_taken_away() -> None:
+def test_none_deletes_a_value() -> None:
     changed = set_toml_values(FILE, ("profiles", "work"), {"api_key": None})
     assert changed == FILE.replace('api_key = "tml-old"\n', "")
 
 
-def test_lines_keep_their_ends() -> None:
+def test_line_endings_are_preserved() -> None:
     changed = set_toml_values(FILE.replace("\n", "\r\n"), ("profiles", "work"), {"api_key": "x"})
     assert changed.count("\r\n") == changed.count("\n") == FILE.count("\n")
 
@@ -79,11 +79,11 @@ def test_lines_keep_their_ends() -> None:
         '[profiles.work]\napi_key = """\na"""\n',
     ],
 )
-def test_what_cannot_be_changed_by_lines_is_refused_or_right(text: str) -> None:
+def test_unsupported_layout_is_rejected_or_edited_correctly(text: str) -> None:
     try:
         changed = set_toml_values(text, ("profiles", "work"), {"api_key": "b"})
     except ConfigError as error:
-        assert "cannot be changed automatically" in error.message
+        assert "cannot be edited automatically" in error.message
     else:
         assert tomllib.loads(changed)["profiles"]["work"] == {"api_key": "b"}
 
@@ -92,7 +92,7 @@ words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 
 
 @given(name=words, key=words, value=words)
-def test_any_name_and_value_can_be_read_again(name: str, key: str, value: str) -> None:
+def test_any_name_and_value_round_trips(name: str, key: str, value: str) -> None:
     changed = set_toml_values(FILE, ("profiles", name), {key: value})
     assert tomllib.loads(changed)["profiles"][name][key] == value
     kept = [line for line in FILE.splitlines() if line.startswith("#")]

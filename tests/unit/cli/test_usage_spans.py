@@ -44,13 +44,13 @@ def test_days_and_hours(text: str, found: datetime) -> None:
         ("2026-03-01T05:00:00.5Z", "is not a full hour"),
     ],
 )
-def test_a_mistake_says_how_to_write_it(text: str, reason: str) -> None:
+def test_invalid_hour_error_shows_format(text: str, reason: str) -> None:
     with pytest.raises(click.BadParameter, match=reason) as refused:
         hour(text)
     assert "2026-01-31T13:00:00Z" in refused.value.message
 
 
-def test_missing_ends_are_filled_in() -> None:
+def test_missing_period_ends_are_filled_in() -> None:
     assert resolve_period(None, None, NOW) == (
         datetime(2026, 3, 3, 13, tzinfo=UTC),
         datetime(2026, 3, 10, 13, tzinfo=UTC),
@@ -60,17 +60,17 @@ def test_missing_ends_are_filled_in() -> None:
     assert resolve_period(None, old, NOW) == (old - timedelta(days=7), old)
 
 
-def test_a_span_has_a_direction_and_a_length() -> None:
+def test_period_order_and_length_are_checked() -> None:
     start = datetime(2026, 3, 1, tzinfo=UTC)
     assert resolve_period(start, start + MAX_PERIOD, NOW)[0] == start
-    with pytest.raises(click.UsageError, match="before it begins"):
+    with pytest.raises(click.UsageError, match="before it starts"):
         resolve_period(start, start, NOW)
     with pytest.raises(click.UsageError, match=r"has 14\.04 days; the maximum is 14"):
         resolve_period(start, start + MAX_PERIOD + timedelta(hours=1), NOW)
 
 
 @pytest.mark.parametrize("words", [["usage", "tokens"], ["billing", "usage"]])
-def test_dates_are_checked_before_anything_is_asked(
+def test_dates_are_checked_before_any_request(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words, "2026-01-01", "2026-02-01"]).exit_code == 2
@@ -80,7 +80,7 @@ def test_dates_are_checked_before_anything_is_asked(
 
 
 @given(st.text())
-def test_any_text_is_an_hour_or_a_sentence(text: str) -> None:
+def test_any_text_is_an_hour_or_rejected(text: str) -> None:
     try:
         found = hour(text)
     except click.BadParameter as error:

@@ -35,14 +35,12 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["-f", "json"], ["--deps"]])
-def test_the_flag_is_another_name_of_the_command(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_version_flag_equals_command(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--version", *flags) == told(capsys, "version", *flags)
     assert told(capsys, *flags[:0], "--version") == told(capsys, "version")
 
 
-def test_libraries_are_listed_only_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deps_are_listed_only_with_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "deps" not in json.loads(told(capsys, "version", "--json"))
     deps = json.loads(told(capsys, "version", "--json", "--deps"))["deps"]
     assert {"name": "click", "version": version_of("click")} in deps
@@ -67,7 +65,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_a_branch_a_packed_branch_and_no_branch(package: Path, tmp_path: Path) -> None:
+def test_commit_of_loose_packed_and_detached_head(package: Path, tmp_path: Path) -> None:
     git = tmp_path / ".git"
     assert find_commit(package) is None
     write(git / "HEAD", "ref: refs/heads/main\n")
@@ -80,7 +78,7 @@ def test_a_branch_a_packed_branch_and_no_branch(package: Path, tmp_path: Path) -
     assert find_commit(package) == COMMIT
 
 
-def test_a_second_work_tree(package: Path, tmp_path: Path) -> None:
+def test_commit_of_linked_worktree(package: Path, tmp_path: Path) -> None:
     own = tmp_path / "elsewhere" / ".git" / "worktrees" / "two"
     write(tmp_path / ".git", f"gitdir: {own}\n")
     write(own / "HEAD", "ref: refs/heads/two\n")
@@ -89,12 +87,12 @@ def test_a_second_work_tree(package: Path, tmp_path: Path) -> None:
     assert find_commit(package) == COMMIT
 
 
-def test_garbage_is_no_commit(package: Path, tmp_path: Path) -> None:
+def test_invalid_head_has_no_commit(package: Path, tmp_path: Path) -> None:
     write(tmp_path / ".git" / "HEAD", "not a commit")
     assert find_commit(package) is None
 
 
-def test_an_installed_package_does_not_ask_the_repository_around_it(tmp_path: Path) -> None:
+def test_installed_package_ignores_surrounding_repository(tmp_path: Path) -> None:
     package = tmp_path / "venv" / "site-packages" / "tinkex"
     package.mkdir(parents=True)
     write(tmp_path / ".git" / "HEAD", COMMIT)
@@ -102,7 +100,7 @@ def test_an_installed_package_does_not_ask_the_repository_around_it(tmp_path: Pa
     assert find_commit(package) is None
 
 
-def test_the_shells_own_repository_does_not_matter(
+def test_current_directory_repository_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = told(capsys, "version")
@@ -111,9 +109,7 @@ def test_the_shells_own_repository_does_not_matter(
     assert told(capsys, "version") == before
 
 
-def test_the_installer_may_have_written_the_commit_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_from_installer_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = tmp_path / "tinkex-9.dist-info"
     write(records / "direct_url.json", json.dumps({"vcs_info": {"commit_id": COMMIT}}))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

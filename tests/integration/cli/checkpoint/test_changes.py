@@ -27,7 +27,7 @@ def is_public(seeded: SeededServer, tinkex: RunCli) -> bool:
 # --- publish and unpublish --------------------------------------------------------------------
 
 
-def test_publish_and_unpublish_say_what_is_so_now(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_publish_and_unpublish_report_state(seeded: SeededServer, tinkex: RunCli) -> None:
     result = tinkex("checkpoint", "publish", seeded.training)
     assert (result.exit_code, result.out) == (0, "")
     assert result.err == f"{seeded.training} is public now.\n"
@@ -37,7 +37,7 @@ def test_publish_and_unpublish_say_what_is_so_now(seeded: SeededServer, tinkex: 
     assert not is_public(seeded, tinkex)
 
 
-def test_publishing_twice_is_no_failure(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_publishing_twice_succeeds(seeded: SeededServer, tinkex: RunCli) -> None:
     expected = {"tinker_path": seeded.training, "public": True, "changed": True}
     assert tinkex("checkpoint", "publish", seeded.training, "--json").json == expected
     again = tinkex("checkpoint", "publish", seeded.training, "--json").json
@@ -47,7 +47,7 @@ def test_publishing_twice_is_no_failure(seeded: SeededServer, tinkex: RunCli) ->
     assert private == {"tinker_path": seeded.sampler, "public": False, "changed": False}
 
 
-def test_a_conflict_for_another_reason_is_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_other_conflict_is_an_error(seeded: SeededServer, tinkex: RunCli) -> None:
     locked = Fault(status=409, body={"detail": "locked"}, headers={"x-should-retry": "false"})
     seeded.server.inject("publish_checkpoint", locked, times=None)
     result = tinkex("checkpoint", "publish", seeded.training, "--json")
@@ -58,7 +58,7 @@ def test_a_conflict_for_another_reason_is_a_failure(seeded: SeededServer, tinkex
 @pytest.mark.parametrize(
     ("typed", "goes"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)]
 )
-def test_unpublish_asks_a_person(
+def test_unpublish_asks_for_confirmation(
     typed: str, goes: bool, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only y or yes; nothing typed is a no."""
@@ -71,7 +71,7 @@ def test_unpublish_asks_a_person(
     assert is_public(seeded, tinkex) is not goes
 
 
-def test_unpublish_asks_nobody_if_nobody_can_answer_or_yes_is_given(
+def test_unpublish_does_not_ask_without_terminal_or_with_yes(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tinkex("checkpoint", "publish", seeded.training)
@@ -82,7 +82,7 @@ def test_unpublish_asks_nobody_if_nobody_can_answer_or_yes_is_given(
     assert (result.exit_code, "[y/N]" in result.err) == (0, False)
 
 
-def test_a_cancelled_unpublish_is_json_too(
+def test_cancelled_unpublish_is_json(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, "")
@@ -95,7 +95,7 @@ def test_a_cancelled_unpublish_is_json_too(
 # --- set-ttl ----------------------------------------------------------------------------------
 
 
-def test_a_lifetime_is_set_and_removed(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_ttl_is_set_and_removed(seeded: SeededServer, tinkex: RunCli) -> None:
     result = tinkex("checkpoint", "set-ttl", seeded.training, "--ttl", "7d")
     assert (result.out, result.err) == ("", f"{seeded.training} expires in 7d 00h.\n")
     found = tinkex("checkpoint", "info", seeded.training, "--json").json
@@ -106,14 +106,14 @@ def test_a_lifetime_is_set_and_removed(seeded: SeededServer, tinkex: RunCli) -> 
     assert tinkex("checkpoint", "info", seeded.training, "--json").json["expires_at"] is None
 
 
-def test_a_bare_number_is_in_seconds(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_bare_ttl_is_in_seconds(seeded: SeededServer, tinkex: RunCli) -> None:
     set_to = tinkex("checkpoint", "set-ttl", seeded.sampler, "--ttl", "3600", "--json").json
     assert set_to == {"tinker_path": seeded.sampler, "ttl_seconds": 3600}
     assert seeded.server.calls("set_checkpoint_ttl")[-1].message == {"ttl_seconds": 3600}
 
 
 @pytest.mark.parametrize("words", [(), ("--ttl", "1d", "--remove"), ("--ttl", "soon")])
-def test_a_lifetime_is_one_or_the_other(
+def test_ttl_and_remove_exclude_each_other(
     words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
     result = tinkex("checkpoint", "set-ttl", seeded.training, *words)
@@ -125,9 +125,7 @@ def test_a_lifetime_is_one_or_the_other(
 # --- copy -------------------------------------------------------------------------------------
 
 
-def test_a_copy_has_an_address_and_a_lifetime_of_its_own(
-    seeded: SeededServer, tinkex: RunCli
-) -> None:
+def test_copy_has_own_path_and_ttl(seeded: SeededServer, tinkex: RunCli) -> None:
     words = ("--project-id", "p-9", "--ttl", "12h")
     copied = tinkex("checkpoint", "copy", seeded.training, *words, "--json").json
     assert copied["tinker_path"] != seeded.training
@@ -146,7 +144,7 @@ def test_a_copy_has_an_address_and_a_lifetime_of_its_own(
     assert "Never" in shown
 
 
-def test_the_project_of_the_environment_gets_the_copy(
+def test_copy_uses_project_of_environment(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Config knows it, the command does not ask for it."""
@@ -157,16 +155,14 @@ def test_the_project_of_the_environment_gets_the_copy(
     assert copied["project_id"] == "p-2"
 
 
-def test_a_token_opens_the_checkpoint_of_another(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_copy_with_access_token(seeded: SeededServer, tinkex: RunCli) -> None:
     tinkex("checkpoint", "copy", seeded.training, "--access-token", "tml-other")
     sent = seeded.server.calls("copy_weights")[-1].headers
     assert sent["x-tinker-weights-access-token"] == "tml-other"
 
 
 @pytest.mark.parametrize("command", ["publish", "unpublish", "copy", "set-ttl"])
-def test_a_checkpoint_that_is_not_there_or_no_address(
-    command: str, seeded: SeededServer, tinkex: RunCli
-) -> None:
+def test_unknown_or_invalid_path(command: str, seeded: SeededServer, tinkex: RunCli) -> None:
     more = ("--remove",) if command == "set-ttl" else ()
     missing = tinkex("checkpoint", command, seeded.training + "x", *more, "--json")
     assert (missing.exit_code, missing.failure["status"]) == (1, 404)

@@ -16,7 +16,7 @@ from tests.integration.conftest import BASE_MODEL, KEY, TIMEOUT_SECONDS
 from tinkex.testing import Fault
 
 
-def test_the_bare_form_saves_weights_that_can_be_listed(
+def test_default_command_saves_listed_weights(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     """And the session ends well."""
@@ -40,7 +40,7 @@ def test_the_bare_form_saves_weights_that_can_be_listed(
     assert (found["training_run_id"], found["lora_rank"]) == (written["model_id"], 3)
 
 
-def test_a_table_names_what_was_made(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
+def test_table_output(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
     result = tinkex("checkpoint", "create", "--base-model", BASE_MODEL, "-o", str(tmp_path / "m"))
     assert result.exit_code == 0
     written = json.loads((tmp_path / "m").read_text())
@@ -49,7 +49,9 @@ def test_a_table_names_what_was_made(seeded: SeededServer, tinkex: RunCli, tmp_p
     assert "Starting a session" in result.err
 
 
-def test_a_checkpoint_is_restored(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
+def test_adapter_is_restored_from_checkpoint(
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
+) -> None:
     words = ("--model-path", seeded.training, "--output", str(tmp_path / "m.json"))
     made = tinkex("checkpoint", *words, "--json").json
     assert (made["base_model"], made["lora"]["rank"]) == (BASE_MODEL, 8)
@@ -57,7 +59,7 @@ def test_a_checkpoint_is_restored(seeded: SeededServer, tinkex: RunCli, tmp_path
     assert seeded.server.calls("load_weights")[-1].message["path"] == seeded.training
 
 
-def test_a_model_that_is_not_there_is_the_users_fault(
+def test_unknown_model_is_a_user_error(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     """Nothing is written, and the session is told that it failed."""
@@ -69,7 +71,7 @@ def test_a_model_that_is_not_there_is_the_users_fault(
     assert list(seeded.server.finish_reasons.values()) == ["errored"]
 
 
-def test_a_wrong_key_is_named(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
+def test_rejected_key_error(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
     words = ("--base-model", BASE_MODEL, "--output", str(tmp_path / "m.json"))
     result = tinkex("checkpoint", *words, "--api-key", "tml-wrong")
     assert result.exit_code == 1
@@ -77,7 +79,7 @@ def test_a_wrong_key_is_named(seeded: SeededServer, tinkex: RunCli, tmp_path: Pa
     assert "--api-key" in result.err
 
 
-def test_a_server_that_is_slow_is_given_the_time_that_was_said(
+def test_timeout_option_limits_slow_server(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     """Milliseconds, for one operation."""
@@ -111,7 +113,7 @@ def test_ctrl_c_leaves_no_session_and_no_file(seeded: SeededServer, tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
-def test_the_key_may_stand_anywhere(
+def test_api_key_option_at_any_position(
     place: str,
     seeded: SeededServer,
     tinkex: RunCli,

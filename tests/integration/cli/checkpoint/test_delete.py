@@ -56,7 +56,7 @@ def test_paths_are_deleted_once_each(seeded: SeededServer, tinkex: RunCli) -> No
     assert len(seeded.server.calls("delete_checkpoint")) == 2
 
 
-def test_people_are_told_on_stderr(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_summary_goes_to_stderr(seeded: SeededServer, tinkex: RunCli) -> None:
     done = tinkex("checkpoint", "delete", "-y", seeded.training)
     assert (done.exit_code, done.out, done.err) == (0, "", "Deleted 1 checkpoint.\n")
 
@@ -73,7 +73,7 @@ def test_people_are_told_on_stderr(seeded: SeededServer, tinkex: RunCli) -> None
         (("--type", "external"), set()),
     ],
 )
-def test_filters_choose(
+def test_filters_select_checkpoints(
     words: tuple[str, ...], gone: set[str], seeded: SeededServer, tinkex: RunCli
 ) -> None:
     both = {"training": seeded.training, "sampler": seeded.sampler}
@@ -83,11 +83,11 @@ def test_filters_choose(
     assert left(tinkex) == {path for name, path in both.items() if name not in gone}
 
 
-def test_that_nothing_matches_is_said_and_no_failure(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_no_match_is_not_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
     """Nothing is asked either."""
     done = tinkex("checkpoint", "delete", "--run-id", seeded.run_ids[0])
     assert (done.exit_code, done.out) == (0, "")
-    assert done.err == "No checkpoints match: nothing was deleted.\n"
+    assert done.err == "No checkpoints match; nothing was deleted.\n"
     assert tinkex("checkpoint", "delete", "--type", "external", "--json").json == OF_NOTHING
 
 
@@ -103,7 +103,7 @@ def test_that_nothing_matches_is_said_and_no_failure(seeded: SeededServer, tinke
         ("--after", "2026-13-01"),
     ],
 )
-def test_a_wrong_choice_is_a_usage_error(
+def test_invalid_option_combination_is_a_usage_error(
     words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
     done = tinkex("checkpoint", "delete", *words)
@@ -112,9 +112,7 @@ def test_a_wrong_choice_is_a_usage_error(
     assert len(left(tinkex)) == 2
 
 
-def test_a_path_that_is_no_address_stops_all_before_anything_is_deleted(
-    seeded: SeededServer, tinkex: RunCli
-) -> None:
+def test_invalid_path_deletes_nothing(seeded: SeededServer, tinkex: RunCli) -> None:
     done = tinkex("checkpoint", "delete", "-y", seeded.training, "weights/0001")
     assert done.exit_code == 1
     assert "Invalid tinker path: 'weights/0001'" in done.err
@@ -125,7 +123,7 @@ def test_a_path_that_is_no_address_stops_all_before_anything_is_deleted(
 
 
 @pytest.mark.parametrize(("typed", "goes"), [("y\n", True), ("yes\n", True), ("no\n", False)])
-def test_it_asks_once_with_what_will_be_deleted(
+def test_confirmation_lists_checkpoints(
     typed: str, goes: bool, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
@@ -140,7 +138,7 @@ def test_it_asks_once_with_what_will_be_deleted(
 
 
 @pytest.mark.parametrize("words", [("PATH",), ("--type", "training")])
-def test_a_closed_stdin_is_a_no_and_a_failure(
+def test_closed_stdin_declines_and_fails(
     words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
     asked = [seeded.training if word == "PATH" else word for word in words]
@@ -151,7 +149,7 @@ def test_a_closed_stdin_is_a_no_and_a_failure(
     assert len(left(tinkex)) == 2
 
 
-def test_the_question_says_what_is_not_there(
+def test_confirmation_marks_unknown_checkpoints(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -167,9 +165,7 @@ def test_the_question_says_what_is_not_there(
 # --- failing in part --------------------------------------------------------------------------
 
 
-def test_it_goes_on_after_a_failure_and_fails_in_the_end(
-    seeded: SeededServer, tinkex: RunCli
-) -> None:
+def test_deletion_continues_after_failure(seeded: SeededServer, tinkex: RunCli) -> None:
     missing = seeded.training + "x"
     done = tinkex("checkpoint", "delete", "-y", missing, seeded.training, seeded.sampler, "--json")
     assert done.exit_code == 1
@@ -182,12 +178,12 @@ def test_it_goes_on_after_a_failure_and_fails_in_the_end(
     assert f"Failed to delete (1):\n  {missing}: Resource not found" in shown.err
 
 
-def test_a_run_that_is_not_there_is_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_unknown_run_is_an_error(seeded: SeededServer, tinkex: RunCli) -> None:
     done = tinkex("checkpoint", "delete", "--run-id", "nobody", "-y", "--json")
     assert (done.exit_code, done.failure["status"]) == (1, 404)
 
 
-def test_a_wrong_key_is_said_once(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_rejected_key_is_reported_once(seeded: SeededServer, tinkex: RunCli) -> None:
     words = (seeded.training, seeded.sampler, "--api-key", "tml-wrong", "--json")
     done = tinkex("checkpoint", "delete", "-y", *words)
     assert (done.exit_code, done.failure["status"]) == (1, 401)
@@ -195,9 +191,7 @@ def test_a_wrong_key_is_said_once(seeded: SeededServer, tinkex: RunCli) -> None:
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
-def test_the_official_command_line_gives_the_same_fields(
-    seeded: SeededServer, tinkex: RunCli
-) -> None:
+def test_json_matches_official_cli(seeded: SeededServer, tinkex: RunCli) -> None:
     """Unlike it, ours fails when a deletion failed."""
     missing = seeded.training + "x"
     theirs = subprocess.run(
@@ -232,7 +226,7 @@ def interrupted(seeded: SeededServer, *paths: str) -> CliResult:
     return CliResult(process.returncode, out, err, None)
 
 
-def test_ctrl_c_tells_what_was_deleted_and_what_may_be(seeded: SeededServer) -> None:
+def test_ctrl_c_reports_outcomes(seeded: SeededServer) -> None:
     seeded.server.inject(
         "delete_checkpoint",
         Fault(delay_seconds=60.0),
@@ -250,7 +244,7 @@ def test_ctrl_c_tells_what_was_deleted_and_what_may_be(seeded: SeededServer) -> 
     assert "Traceback" not in done.err
 
 
-def test_many_are_deleted_side_by_side(seeded: SeededServer) -> None:
+def test_deletions_run_concurrently(seeded: SeededServer) -> None:
     """All of them reach the server although none is answered."""
     seeded.server.inject("delete_checkpoint", Fault(delay_seconds=60.0), times=None)
     paths = [f"{seeded.training}{number}" for number in range(20)]

@@ -29,7 +29,7 @@ from tinkex.testing import Fault
 
 
 @pytest.mark.parametrize("kind", ["training", "sampler", "external"])
-def test_every_kind_of_checkpoint_comes_down(
+def test_every_checkpoint_type_is_downloaded(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     path = {"training": seeded.training, "sampler": seeded.sampler, "external": external}[kind]
@@ -48,7 +48,7 @@ def test_every_kind_of_checkpoint_comes_down(
     assert len(seeded.server.sessions) == sessions
 
 
-def test_a_person_reads_where_it_went(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
+def test_table_shows_destination(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
     result = tinkex("checkpoint", "download", seeded.training, "--output", str(place))
     assert (result.exit_code, result.err) == (0, "")
     assert f"Checkpoint Download: {seeded.training}" in result.out
@@ -58,7 +58,7 @@ def test_a_person_reads_where_it_went(seeded: SeededServer, tinkex: RunCli, plac
     )
 
 
-def test_without_output_it_goes_here(
+def test_default_output_is_current_directory(
     seeded: SeededServer, tinkex: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
@@ -66,14 +66,12 @@ def test_without_output_it_goes_here(
     assert names(place) == [result["destination"]]
 
 
-def test_folders_above_are_made(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
+def test_parent_directories_are_created(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
     assert tinkex("checkpoint", "download", seeded.training, "-o", f"{place}/a/b").exit_code == 0
     assert folder_of(place / "a" / "b", seeded.training).is_dir()
 
 
-def test_the_archive_can_be_kept_as_it_is(
-    seeded: SeededServer, tinkex: RunCli, place: Path
-) -> None:
+def test_no_extract_keeps_archive(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
     words = ("checkpoint", "download", seeded.training, "-o", str(place), "--no-extract")
     found = tinkex(*words, "--json").json
     file = Path(found["destination"])
@@ -113,7 +111,7 @@ def test_bars_show_bytes_then_files(seeded: SeededServer, tinkex: RunCli, place:
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
 @pytest.mark.parametrize("kind", ["training", "external"])
-def test_the_official_command_says_and_fetches_the_same(
+def test_download_matches_official_cli(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     path = seeded.training if kind == "training" else external
@@ -130,7 +128,7 @@ def test_the_official_command_says_and_fetches_the_same(
 # --- links that end, servers that export -----------------------------------------------------
 
 
-def test_links_are_signed_anew_before_they_end(
+def test_signed_urls_are_renewed_before_expiry(
     seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     stale = {"adapter_config.json": "http://127.0.0.1:9/x", WEIGHTS: "http://127.0.0.1:9/y"}
@@ -140,7 +138,7 @@ def test_links_are_signed_anew_before_they_end(
     assert len(seeded.server.calls("external_weights_urls")) == 2
 
 
-def test_a_server_without_archives_exports_and_forgets(
+def test_export_is_used_without_archives_and_deleted(
     seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
     """The official server's way with training checkpoints (protocol 9)."""
@@ -156,7 +154,7 @@ def test_a_server_without_archives_exports_and_forgets(
     assert len(seeded.server.calls("delete_checkpoint")) == 1
 
 
-def test_the_copy_is_deleted_even_if_its_download_fails(
+def test_export_is_deleted_after_failed_download(
     seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
     seeded.server.inject("checkpoint_archive", Fault(status=404), times=None)
@@ -168,7 +166,7 @@ def test_the_copy_is_deleted_even_if_its_download_fails(
     assert names(place) == []
 
 
-def test_no_session_is_opened_for_what_does_not_exist(
+def test_unknown_checkpoint_opens_no_session(
     seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
     sessions = len(seeded.server.sessions)
@@ -181,7 +179,7 @@ def test_no_session_is_opened_for_what_does_not_exist(
 
 
 @pytest.mark.parametrize("path", ["weights/0001", "tinker://run", "tinker://run/other/x"])
-def test_a_path_that_is_none_is_refused_without_a_server(path: str, tinkex: RunCli) -> None:
+def test_invalid_path_sends_no_request(path: str, tinkex: RunCli) -> None:
     assert "Invalid tinker path" in tinkex("checkpoint", "download", path).err
 
 

@@ -54,7 +54,7 @@ def is_large(call: Call) -> bool:
 # --- what can go wrong -----------------------------------------------------------------------
 
 
-def test_a_truncated_body_is_no_success_and_the_next_try_goes_on(
+def test_truncated_body_fails_and_is_resumed(
     seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     """Protocol 12.2: the official one takes 500 of 100,000 bytes for the whole."""
@@ -76,7 +76,7 @@ def test_a_truncated_body_is_no_success_and_the_next_try_goes_on(
 
 
 @pytest.mark.parametrize("kind", ["files", "archive"])
-def test_a_server_that_dies_in_the_middle_costs_only_the_rest(
+def test_download_resumes_after_server_crash(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     server, path = seeded.server, external if kind == "files" else seeded.training
@@ -107,7 +107,7 @@ def test_a_server_that_dies_in_the_middle_costs_only_the_rest(
 
 
 @pytest.mark.parametrize("kind", ["files", "archive"])
-def test_a_wrong_digest_is_refused(
+def test_wrong_digest_is_rejected(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     damaged = {**ADAPTER, WEIGHTS: ADAPTER[WEIGHTS][:-1] + b"x"}
@@ -135,7 +135,7 @@ def test_a_wrong_digest_is_refused(
     ],
     ids=["dots", "absolute", "hidden dots", "symlink", "hard link"],
 )
-def test_an_archive_that_leads_out_of_its_folder_is_refused(
+def test_archive_with_path_traversal_is_rejected(
     member: dict[str, bytes | tarfile.TarInfo], seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
     offer_archive(seeded.server, tar({**ADAPTER, **member}))
@@ -149,7 +149,7 @@ def test_an_archive_that_leads_out_of_its_folder_is_refused(
 @pytest.mark.parametrize(
     "body", [b"no tar at all" * 99, b"", tar(ADAPTER)[:-12000], tar(ADAPTER, is_packed=True)[:-40]]
 )
-def test_a_damaged_archive_leaves_nothing(
+def test_damaged_archive_leaves_no_files(
     body: bytes, seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
     offer_archive(seeded.server, body)
@@ -158,7 +158,7 @@ def test_a_damaged_archive_leaves_nothing(
     assert names(place) == []
 
 
-def test_a_file_that_leads_out_of_its_folder_is_refused(
+def test_file_with_path_traversal_is_rejected(
     seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     offer_files(seeded.server, {"../outside": b"x"})
@@ -166,7 +166,7 @@ def test_a_file_that_leads_out_of_its_folder_is_refused(
     assert names(place) == []
 
 
-def test_a_full_disk_is_said_and_the_rest_comes_later(
+def test_full_disk_is_reported_and_download_resumes(
     seeded: SeededServer,
     external: str,
     tinkex: RunCli,
@@ -186,7 +186,7 @@ def test_a_full_disk_is_said_and_the_rest_comes_later(
     assert tinkex(*words).exit_code == 0
 
 
-def test_a_disk_that_is_full_when_unpacking_leaves_nothing(
+def test_full_disk_while_unpacking_leaves_no_files(
     seeded: SeededServer, tinkex: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: object) -> None:
@@ -202,7 +202,7 @@ def test_a_disk_that_is_full_when_unpacking_leaves_nothing(
     assert tinkex(*words).exit_code == 0
 
 
-def test_a_place_that_cannot_be_written_is_said(
+def test_unwritable_destination_is_an_error(
     seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
     (place / "file").write_text("in the way")
@@ -216,7 +216,7 @@ def test_a_place_that_cannot_be_written_is_said(
 
 
 @pytest.mark.parametrize("kind", ["files", "archive"])
-def test_what_is_there_stays_unless_it_is_replaced_whole(
+def test_existing_folder_is_replaced_atomically(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     """The official one deletes the old folder before it asks for the new one."""
@@ -228,7 +228,7 @@ def test_what_is_there_stays_unless_it_is_replaced_whole(
     calls = len(seeded.server.calls())
     refused = tinkex(*words, "--json")
     assert refused.exit_code == 1
-    assert "exists already" in refused.failure["message"]
+    assert "already exists" in refused.failure["message"]
     assert "--force" in refused.failure["hint"]
     assert len(seeded.server.calls()) == calls
     seeded.server.inject("download", Fault(status=403), times=None)
@@ -240,7 +240,7 @@ def test_what_is_there_stays_unless_it_is_replaced_whole(
     assert names(place) == [folder.name]
 
 
-def test_a_link_is_not_replaced(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
+def test_symlink_is_not_replaced(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
     (place.parent / "elsewhere").mkdir()
     folder_of(place, seeded.training).symlink_to(place.parent / "elsewhere")
     failed = tinkex("checkpoint", "download", seeded.training, "-o", str(place), "--force")
@@ -249,7 +249,7 @@ def test_a_link_is_not_replaced(seeded: SeededServer, tinkex: RunCli, place: Pat
 
 
 @pytest.mark.parametrize("kind", ["files", "archive"])
-def test_of_two_downloads_to_one_place_one_is_refused(
+def test_concurrent_download_to_same_place_is_rejected(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     path = external if kind == "files" else seeded.training
@@ -286,7 +286,7 @@ def interrupted(seeded: SeededServer, path: str, place: Path, num_calls: int) ->
 
 
 @pytest.mark.parametrize("kind", ["files", "archive"])
-def test_ctrl_c_leaves_parts_alone_and_the_next_try_goes_on(
+def test_ctrl_c_keeps_partial_files_and_download_resumes(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
     path = external if kind == "files" else seeded.training
@@ -308,16 +308,14 @@ def test_ctrl_c_leaves_parts_alone_and_the_next_try_goes_on(
     assert len(server.sessions) == sessions
 
 
-def test_ctrl_c_before_anything_arrived_leaves_nothing(seeded: SeededServer, place: Path) -> None:
+def test_ctrl_c_before_first_byte_leaves_no_files(seeded: SeededServer, place: Path) -> None:
     seeded.server.inject("download", Fault(delay_seconds=60.0), times=None)
     told = interrupted(seeded, seeded.training, place, num_calls=1)
     assert "goes on" not in told
     assert names(place) == []
 
 
-def test_ctrl_c_while_an_export_comes_down_leaves_nothing_on_the_server(
-    seeded: SeededServer, place: Path
-) -> None:
+def test_ctrl_c_during_export_download_deletes_export(seeded: SeededServer, place: Path) -> None:
     seeded.server.inject("checkpoint_archive", Fault(status=404), times=None)
     seeded.server.inject("download", Fault(delay_seconds=60.0), times=None)
     before = set(seeded.server.sessions)

@@ -75,7 +75,7 @@ def with_adapter(base: Path, trained: Path) -> torch.Tensor:
 # --- PEFT ------------------------------------------------------------------------------------
 
 
-def test_peft_loads_what_was_exported(
+def test_peft_loads_exported_adapter(
     offered: str, base: Path, trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     assert {METADATA_NAME, STATE_NAME, OPTIMIZER_NAME} <= set(contents(trained))
@@ -96,7 +96,7 @@ def test_peft_loads_what_was_exported(
     assert [path.name for path in out.parent.iterdir()] == ["adapter"]
 
 
-def test_a_folder_that_was_downloaded_needs_no_server(
+def test_downloaded_folder_is_exported_without_server(
     trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     before = contents(trained)
@@ -107,9 +107,7 @@ def test_a_folder_that_was_downloaded_needs_no_server(
     assert contents(trained) == before
 
 
-def test_a_folder_with_a_flipped_bit_is_not_exported(
-    trained: Path, tinkex: RunCli, tmp_path: Path
-) -> None:
+def test_corrupted_folder_is_not_exported(trained: Path, tinkex: RunCli, tmp_path: Path) -> None:
     weights = trained / "adapter_model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -120,7 +118,7 @@ def test_a_folder_with_a_flipped_bit_is_not_exported(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
+def test_existing_output_is_replaced_only_with_force_and_on_success(
     seeded: SeededServer, trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -128,7 +126,7 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
     (out / "mine.txt").write_text("keep")
     words = ("checkpoint", "export", seeded.training, "-o", str(out))
     refused = tinkex(*words, "--json")
-    assert "exists already" in refused.failure["message"]
+    assert "already exists" in refused.failure["message"]
     seeded.server.inject("download", Fault(status=403), times=None)
     assert tinkex(*words, "--force").exit_code == 1
     assert contents(out) == {"mine.txt": b"keep"}
@@ -139,7 +137,7 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
     assert hidden == []
 
 
-def test_a_folder_is_not_exported_into_itself_nor_over_itself(
+def test_overlapping_folders_are_rejected(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     source = tmp_path / "ck"
@@ -152,7 +150,7 @@ def test_a_folder_is_not_exported_into_itself_nor_over_itself(
     assert sorted(source.iterdir()) == before
 
 
-def test_what_is_no_adapter_is_refused(
+def test_folder_without_adapter_is_rejected(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     offer_archive(seeded.server, tar({"something.bin": b"x"}))
@@ -170,7 +168,7 @@ def test_what_is_no_adapter_is_refused(
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_transformers_loads_a_merged_model_alone(
+def test_transformers_loads_merged_model(
     dtype: str | None, offered: str, base: Path, trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -187,7 +185,7 @@ def test_transformers_loads_a_merged_model_alone(
     assert kinds == {torch.bfloat16 if dtype else torch.float32}
 
 
-def test_the_base_model_is_found_in_the_list_of_the_home(
+def test_base_model_is_found_in_home(
     trained: Path, base: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     home = Home(tmp_path / ".tinkex")
@@ -204,9 +202,7 @@ def test_the_base_model_is_found_in_the_list_of_the_home(
     assert (out / "config.json").exists()
 
 
-def test_a_base_model_that_is_nowhere_is_said_with_what_to_do(
-    trained: Path, tinkex: RunCli, tmp_path: Path
-) -> None:
+def test_missing_base_model_error_has_hint(trained: Path, tinkex: RunCli, tmp_path: Path) -> None:
     words = ("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"), "--merge")
     refused = tinkex(*words, "--json")
     assert make_spec().base_model in refused.failure["message"]
@@ -215,11 +211,11 @@ def test_a_base_model_that_is_nowhere_is_said_with_what_to_do(
     del config["base_model_name_or_path"]
     (trained / "adapter_config.json").write_text(json.dumps(config))
     (trained / "manifest.json").unlink()
-    assert "does not say which base model" in tinkex(*words).err
+    assert "does not name its base model" in tinkex(*words).err
     assert not (tmp_path / "out").exists()
 
 
-def test_without_torch_a_sentence_says_what_to_install(
+def test_missing_torch_error_has_install_command(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, merge.__name__)
@@ -232,13 +228,13 @@ def test_without_torch_a_sentence_says_what_to_install(
 
 
 @pytest.mark.parametrize("flags", [("--dtype", "float16"), ("--base-model-path", "/")])
-def test_what_is_for_merging_is_refused_without_it(flags: tuple[str, str], tinkex: RunCli) -> None:
+def test_merge_options_need_merge(flags: tuple[str, str], tinkex: RunCli) -> None:
     refused = tinkex("checkpoint", "export", "tinker://run/weights/x", "-o", "out", *flags)
     assert refused.exit_code == 2
     assert f"{flags[0]} needs --merge." in refused.err
 
 
-def test_an_interrupted_merge_leaves_nothing(
+def test_interrupted_merge_leaves_no_files(
     trained: Path, base: Path, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:

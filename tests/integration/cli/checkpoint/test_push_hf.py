@@ -30,7 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     hub.close()
 
 
-def test_an_adapter_arrives_with_a_page_of_its_own(
+def test_adapter_is_uploaded_with_model_card(
     hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--public")
@@ -54,7 +54,7 @@ def test_an_adapter_arrives_with_a_page_of_its_own(
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
-def test_the_official_command_says_the_same(
+def test_json_matches_official_cli(
     hub: FakeHub, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -65,7 +65,7 @@ def test_the_official_command_says_the_same(
     assert sorted(first.files) == sorted(second.files) == FILES
 
 
-def test_a_branch_is_made_and_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
+def test_branch_is_created_and_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
     """The official one neither makes nor reports the branch it derives."""
     derived = tinkex("checkpoint", "push-hf", seeded.training, "--json").json
     run_id = parse_tinker_path(seeded.training).run_id.replace(":", "-")
@@ -79,7 +79,7 @@ def test_a_branch_is_made_and_reported(hub: FakeHub, seeded: SeededServer, tinke
     assert [commit.revision for commit in hub.commits] == ["weights-0001", "v2", "v2"]
 
 
-def test_a_pull_request_is_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
+def test_pull_request_is_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
     words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--create-pr")
     found = tinkex(*words, "--json").json
     assert found["pr_url"] == f"{hub.url}/anna/mine/discussions/1"
@@ -89,9 +89,7 @@ def test_a_pull_request_is_reported(hub: FakeHub, seeded: SeededServer, tinkex: 
     assert tinkex(*words, "--revision", "v2").exit_code == 2
 
 
-def test_only_what_others_need_is_uploaded(
-    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
-) -> None:
+def test_server_files_are_not_uploaded(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
     files = {**ADAPTER, "optimizer.safetensors": b"large", "trainer_state.json": b"{}"}
     listed = {**files, "manifest.json": manifest(files)}
     offer_archive(seeded.server, tar(listed))
@@ -110,7 +108,7 @@ def test_only_what_others_need_is_uploaded(
     assert "No file of the checkpoint matches" in nothing.failure["message"]
 
 
-def test_another_checkpoint_is_not_covered_by_mistake(
+def test_other_checkpoint_is_not_overwritten_without_force(
     hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     words = ("checkpoint", "push-hf", "-r", "anna/mine")
@@ -123,7 +121,7 @@ def test_another_checkpoint_is_not_covered_by_mistake(
     assert tinkex(*words, seeded.sampler, "--force").exit_code == 0
 
 
-def test_a_repository_that_was_there_keeps_its_state(
+def test_existing_repository_keeps_visibility(
     hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     hub.repos["anna/mine"] = Repo(is_private=True)
@@ -133,7 +131,7 @@ def test_a_repository_that_was_there_keeps_its_state(
     assert tinkex(*words, "--json").json["public"] is False
 
 
-def test_a_page_that_came_along_is_kept(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
+def test_existing_model_card_is_kept(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
     offer_archive(seeded.server, tar({**ADAPTER, "README.md": b"my own words"}))
     assert tinkex("checkpoint", "push-hf", seeded.training, "-r", "mine").exit_code == 0
     assert hub.commits[0].files["README.md"] == b"my own words"
@@ -142,7 +140,7 @@ def test_a_page_that_came_along_is_kept(hub: FakeHub, seeded: SeededServer, tink
 # --- what can go wrong -----------------------------------------------------------------------
 
 
-def test_who_is_not_logged_in_is_told_before_anything_is_fetched(
+def test_missing_login_is_reported_before_download(
     hub: FakeHub, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("checkpoint", "push-hf", seeded.training, "-r", "mine")
@@ -160,7 +158,7 @@ def test_who_is_not_logged_in_is_told_before_anything_is_fetched(
 @pytest.mark.parametrize(
     ("status", "text"), [(403, "may not write to anna/mine"), (500, "with status 500")]
 )
-def test_a_hub_that_says_no(
+def test_hub_error_is_reported(
     status: int, text: str, hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     hub.refuses = status
@@ -169,14 +167,12 @@ def test_a_hub_that_says_no(
     assert text in refused.err
 
 
-def test_a_name_that_the_hub_would_not_take(
-    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
-) -> None:
+def test_invalid_repo_name(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
     refused = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/my adapter")
     assert "is not a valid repository name" in refused.err
 
 
-def test_a_hub_that_is_not_there(
+def test_unreachable_hub(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -185,7 +181,7 @@ def test_a_hub_that_is_not_there(
     assert "The Hub cannot be reached" in refused.failure["message"]
 
 
-def test_without_the_library_a_sentence_says_what_to_install(
+def test_missing_library_error_has_install_command(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -195,7 +191,7 @@ def test_without_the_library_a_sentence_says_what_to_install(
     assert refused.failure["hint"] == f"Run: {install_command('torch')}"
 
 
-def test_what_is_no_adapter_is_not_uploaded(
+def test_folder_without_adapter_is_not_uploaded(
     hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     offer_archive(seeded.server, tar({"something.bin": b"x"}))

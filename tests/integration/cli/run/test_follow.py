@@ -23,7 +23,7 @@ from tinkex.cli.context import Screen
 QUICK = ("--interval", "20ms")
 
 
-def test_once_shows_how_a_run_stands(trained: Trained, tinkex: RunCli) -> None:
+def test_once_shows_current_state(trained: Trained, tinkex: RunCli) -> None:
     result = tinkex("run", "watch", trained.run_id, "--once", context=trained.context)
     assert result.exit_code == 0
     assert result.out.startswith(f"{trained.run_id}: training, {NUM_STEPS} steps, loss ")
@@ -33,7 +33,7 @@ def test_once_shows_how_a_run_stands(trained: Trained, tinkex: RunCli) -> None:
     assert "grad_norm" in found["metrics"]
 
 
-def test_a_run_is_followed_until_its_client_is_gone(trained: Trained, tinkex: RunCli) -> None:
+def test_run_is_followed_until_it_ends(trained: Trained, tinkex: RunCli) -> None:
     def go_on() -> None:
         trained.server.wait_for("get_run_metrics", timeout=TIMEOUT_SECONDS)
         trained.train(3)
@@ -51,7 +51,7 @@ def test_a_run_is_followed_until_its_client_is_gone(trained: Trained, tinkex: Ru
     assert rows[0]["loss"] > rows[NUM_STEPS]["loss"]
 
 
-def test_a_run_that_is_over_is_shown_as_lines(trained: Trained, tinkex: RunCli) -> None:
+def test_finished_run_is_shown_as_lines(trained: Trained, tinkex: RunCli) -> None:
     trained.service.close().result(TIMEOUT_SECONDS)
     result = tinkex("run", "watch", trained.run_id, *QUICK, context=trained.context)
     lines = result.out.splitlines()
@@ -59,7 +59,7 @@ def test_a_run_that_is_over_is_shown_as_lines(trained: Trained, tinkex: RunCli) 
     assert ": finished, " in result.err
 
 
-def test_ctrl_c_ends_the_watching_with_130_and_says_that_the_run_goes_on(
+def test_ctrl_c_exits_with_130_and_run_continues(
     trained: Trained,
 ) -> None:
     words = ["run", "watch", trained.run_id, "--base-url", trained.server.url, "--api-key", KEY]
@@ -80,7 +80,7 @@ def test_ctrl_c_ends_the_watching_with_130_and_says_that_the_run_goes_on(
 
 
 @pytest.mark.parametrize("words", [("watch",), ("plot",)])
-def test_a_server_that_does_not_tell_says_so(
+def test_server_without_metrics_is_an_error(
     words: tuple[str, ...], serve: Serve, connect: Connect, tinkex: RunCli
 ) -> None:
     server = serve(api_keys={KEY}, dialect="tuft")
@@ -92,13 +92,13 @@ def test_a_server_that_does_not_tell_says_so(
 
 
 @pytest.mark.parametrize("words", [("watch",), ("plot",)])
-def test_a_run_that_is_not_there(words: tuple[str, ...], trained: Trained, tinkex: RunCli) -> None:
+def test_unknown_run(words: tuple[str, ...], trained: Trained, tinkex: RunCli) -> None:
     result = tinkex("run", *words, "nosuch", "--json", context=trained.context)
     assert (result.exit_code, result.failure["status"]) == (1, 404)
     assert "training run 'nosuch' does not exist" in result.failure["message"]
 
 
-def test_a_curve_is_drawn(trained: Trained, tinkex: RunCli) -> None:
+def test_plot_prints_chart(trained: Trained, tinkex: RunCli) -> None:
     shown = tinkex("run", "plot", trained.run_id, context=trained.context).out
     assert shown.startswith(f"loss of {trained.run_id}: ")
     assert any("⠀" < letter <= "⣿" for letter in shown)
@@ -127,7 +127,7 @@ def test_only_the_latest_steps_are_shown_at_first(trained: Trained, tinkex: RunC
     assert [line.split()[1] for line in shown.splitlines()] == ["4", "5"]
 
 
-def test_a_terminal_shows_a_picture(trained: Trained, tinkex: RunCli) -> None:
+def test_terminal_shows_live_view(trained: Trained, tinkex: RunCli) -> None:
     trained.service.close().result(TIMEOUT_SECONDS)
     screen = Screen(is_terminal=True, width=80)
     person = trained.context._replace(stdout=screen)
@@ -138,7 +138,7 @@ def test_a_terminal_shows_a_picture(trained: Trained, tinkex: RunCli) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.svg", "A.SVG"])
-def test_files_are_written_whole(
+def test_plot_files_are_written(
     name: str, trained: Trained, tinkex: RunCli, tmp_path: Path
 ) -> None:
     path = tmp_path / name
@@ -153,7 +153,7 @@ def test_files_are_written_whole(
     assert (found["output"], found["num_steps"]) == (str(path), NUM_STEPS)
 
 
-def test_unknown_metrics_and_kinds_of_files_are_named(trained: Trained, tinkex: RunCli) -> None:
+def test_unknown_metric_and_file_type_errors(trained: Trained, tinkex: RunCli) -> None:
     words = ("run", "plot", trained.run_id)
     result = tinkex(*words, "--metric", "beauty", context=trained.context)
     assert result.exit_code == 1

@@ -18,7 +18,7 @@ SHORT = ("--max-tokens", "4", "--temperature", "0")
 
 
 @pytest.mark.parametrize("words", [("run", "sample"), ("run",), ("sample",)])
-def test_three_spellings_of_the_same_command(
+def test_three_names_of_the_command(
     words: tuple[str, ...], trained: Trained, tinkex: RunCli
 ) -> None:
     result = tinkex(
@@ -31,19 +31,19 @@ def test_three_spellings_of_the_same_command(
     ]
 
 
-def test_the_only_model_needs_no_name(trained: Trained, tinkex: RunCli) -> None:
+def test_only_model_is_the_default(trained: Trained, tinkex: RunCli) -> None:
     found = tinkex("sample", "--prompt", "a", *SHORT, "--json", context=trained.context).json
     assert found["base_model"] == BASE_MODEL
 
 
-def test_which_model_is_asked_if_there_are_several(serve: Serve, tinkex: RunCli) -> None:
+def test_ambiguous_model_is_an_error(serve: Serve, tinkex: RunCli) -> None:
     server = serve(api_keys={KEY}, models=("a/one", "a/two"))
     result = tinkex("sample", "--prompt", "a", context=context_for(server.url))
     assert (result.exit_code, result.out) == (1, "")
     assert "the server has: a/one, a/two" in result.err
 
 
-def test_json_has_the_whole_response_and_the_text(trained: Trained, tinkex: RunCli) -> None:
+def test_json_has_response_and_text(trained: Trained, tinkex: RunCli) -> None:
     found = tinkex(
         "sample", "--prompt", "hel", "--model-path", trained.path, "--num-samples", "2", *SHORT,
         "--logprobs", "-f", "json", context=trained.context,
@@ -57,7 +57,7 @@ def test_json_has_the_whole_response_and_the_text(trained: Trained, tinkex: RunC
     assert len(found["prompt_logprobs"]) == 3
 
 
-def test_several_samples_are_told_apart(trained: Trained, tinkex: RunCli) -> None:
+def test_several_samples_have_headers(trained: Trained, tinkex: RunCli) -> None:
     shown = tinkex(
         "sample", "--prompt", "hel", "--model-path", trained.path, "--num-samples", "2", *SHORT,
         context=trained.context,
@@ -68,7 +68,7 @@ def test_several_samples_are_told_apart(trained: Trained, tinkex: RunCli) -> Non
     )
 
 
-def test_every_setting_reaches_the_server(trained: Trained, tinkex: RunCli) -> None:
+def test_sampling_parameters_are_sent(trained: Trained, tinkex: RunCli) -> None:
     result = tinkex(
         "run", "--base-model", BASE_MODEL, "--prompt-tokens", "[104, 101]", "--max-tokens", "3",
         "--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--seed", "11", "--stop", "x",
@@ -83,7 +83,7 @@ def test_every_setting_reaches_the_server(trained: Trained, tinkex: RunCli) -> N
     assert asked["prompt"]["chunks"][0]["tokens"] == [104, 101]
 
 
-def test_a_prompt_from_a_file_and_from_a_pipe(
+def test_prompt_from_file_and_stdin(
     trained: Trained, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "p.txt").write_text("hel\n")
@@ -96,7 +96,7 @@ def test_a_prompt_from_a_file_and_from_a_pipe(
         assert result.json["prompt_tokens"] == list(b"hel")
 
 
-def test_a_chat_prompt_is_laid_out(trained: Trained, tinkex: RunCli) -> None:
+def test_chat_prompt_is_rendered(trained: Trained, tinkex: RunCli) -> None:
     found = tinkex(
         "sample", "--prompt", "hi", "--chat", *SHORT, "--json", context=trained.context
     ).json
@@ -104,7 +104,7 @@ def test_a_chat_prompt_is_laid_out(trained: Trained, tinkex: RunCli) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--prompt", "a", "--prompt-file", "b")])
-def test_no_prompt_or_two_are_usage_errors_before_anything_is_sent(
+def test_missing_or_double_prompt_sends_no_request(
     words: tuple[str, ...], trained: Trained, tinkex: RunCli
 ) -> None:
     before = len(trained.server.calls())
@@ -114,9 +114,7 @@ def test_no_prompt_or_two_are_usage_errors_before_anything_is_sent(
     assert len(trained.server.calls()) == before
 
 
-def test_a_tokenizer_that_fails_is_the_users_error_and_is_named(
-    serve: Serve, tinkex: RunCli
-) -> None:
+def test_tokenizer_error_is_a_user_error(serve: Serve, tinkex: RunCli) -> None:
     context = context_for(serve(api_keys={KEY}, models=("tinkex/mute",)).url)
     result = tinkex("sample", "--prompt", "a", "--json", context=context)
     assert result.exit_code == 1
@@ -125,7 +123,7 @@ def test_a_tokenizer_that_fails_is_the_users_error_and_is_named(
     assert "--tokenizer" in result.failure["hint"]
 
 
-def test_token_ids_do_without_a_tokenizer(serve: Serve, tinkex: RunCli) -> None:
+def test_token_ids_need_no_tokenizer(serve: Serve, tinkex: RunCli) -> None:
     context = context_for(serve(api_keys={KEY}, models=("tinkex/mute",)).url)
     result = tinkex("sample", "--prompt-tokens", "1,2", *SHORT, context=context)
     assert result.exit_code == 0
@@ -136,9 +134,7 @@ def test_token_ids_do_without_a_tokenizer(serve: Serve, tinkex: RunCli) -> None:
 
 
 @pytest.mark.parametrize("format", ["table", "json"])
-def test_the_result_goes_to_a_file_whole(
-    format: str, trained: Trained, tinkex: RunCli, tmp_path: Path
-) -> None:
+def test_output_file(format: str, trained: Trained, tinkex: RunCli, tmp_path: Path) -> None:
     path = tmp_path / "new" / "out"
     result = tinkex(
         "sample", "--prompt", "hel", "--model-path", trained.path, *SHORT, "-o", str(path),
@@ -154,7 +150,7 @@ def test_the_result_goes_to_a_file_whole(
         assert f"Wrote {path}" in result.err
 
 
-def test_a_device_is_never_replaced_by_a_file(trained: Trained, tinkex: RunCli) -> None:
+def test_output_device_is_rejected(trained: Trained, tinkex: RunCli) -> None:
     words = ("sample", "--prompt", "a", *SHORT, "-o")
     result = tinkex(*words, "/dev/null", context=trained.context)
     assert (result.exit_code, result.out) == (1, "")
@@ -163,7 +159,7 @@ def test_a_device_is_never_replaced_by_a_file(trained: Trained, tinkex: RunCli) 
     assert "Sampling" not in result.err, "it is said before any work"
 
 
-def test_what_a_model_says_moves_no_cursor(
+def test_model_output_is_escaped_on_terminal(
     trained: Trained, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -175,7 +171,7 @@ def test_what_a_model_says_moves_no_cursor(
     assert tinkex(*words, context=trained.context).out == "a\x1b[2Jb\nc\n"
 
 
-def test_a_path_that_is_no_address_is_a_models_name(trained: Trained, tinkex: RunCli) -> None:
+def test_model_path_without_scheme_is_a_model_name(trained: Trained, tinkex: RunCli) -> None:
     words = ("sample", "--prompt", "a", *SHORT, "--json")
     found = tinkex(*words, "--model-path", BASE_MODEL, context=trained.context).json
     assert (found["base_model"], found["model_path"]) == (BASE_MODEL, None)
@@ -184,16 +180,14 @@ def test_a_path_that_is_no_address_is_a_models_name(trained: Trained, tinkex: Ru
 
 
 @pytest.mark.parametrize("bare", ["0001", "weights/0001", "run/weights/0001"])
-def test_a_bare_checkpoint_id_is_no_models_name(
-    bare: str, trained: Trained, tinkex: RunCli
-) -> None:
+def test_bare_checkpoint_id_is_rejected(bare: str, trained: Trained, tinkex: RunCli) -> None:
     words = ("sample", "--prompt", "a", "--model-path", bare)
     refused = tinkex(*words, context=trained.context)
     assert refused.exit_code == 1
     assert f"Invalid tinker path: {bare!r}; expected tinker://<run>/" in refused.err
 
 
-def test_a_model_that_is_not_there_is_the_users_error(trained: Trained, tinkex: RunCli) -> None:
+def test_unknown_model_is_a_user_error(trained: Trained, tinkex: RunCli) -> None:
     result = tinkex(
         "sample", "--prompt", "a", "--model-path", "tinker://no/weights/x", "--json",
         context=trained.context,

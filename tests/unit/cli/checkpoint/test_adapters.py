@@ -40,7 +40,7 @@ def adapter(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_adapter_has_settings_and_weights(adapter: Path) -> None:
+def test_check_adapter_requires_config_and_weights(adapter: Path) -> None:
     check_adapter(adapter, PATH)
     (adapter / ADAPTER_WEIGHTS_NAMES[0]).rename(adapter / ADAPTER_WEIGHTS_NAMES[1])
     check_adapter(adapter, PATH)
@@ -50,7 +50,7 @@ def test_an_adapter_has_settings_and_weights(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"base_model_name_or_path": null}', "\0"])
-def test_settings_that_name_no_base_model(text: str, adapter: Path) -> None:
+def test_config_without_base_model(text: str, adapter: Path) -> None:
     assert read_base_model(adapter) == "org/base"
     (adapter / ADAPTER_CONFIG_NAME).write_text(text)
     assert read_base_model(adapter) is None
@@ -59,7 +59,7 @@ def test_settings_that_name_no_base_model(text: str, adapter: Path) -> None:
 
 
 @given(st.text(min_size=1, max_size=30))
-def test_a_page_names_any_base_model_without_breaking(base_model: str) -> None:
+def test_model_card_quotes_any_base_model(base_model: str) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / ADAPTER_CONFIG_NAME).write_text(
@@ -70,7 +70,7 @@ def test_a_page_names_any_base_model_without_breaking(base_model: str) -> None:
     assert json.loads(line.removeprefix("base_model: ")) == base_model
 
 
-def test_a_page_is_written_once(adapter: Path) -> None:
+def test_existing_model_card_is_kept(adapter: Path) -> None:
     write_model_card(adapter, PATH, "me/mine")
     first = (adapter / MODEL_CARD_NAME).read_text()
     assert 'PeftModel.from_pretrained(base, "me/mine")' in first
@@ -79,29 +79,29 @@ def test_a_page_is_written_once(adapter: Path) -> None:
     assert (adapter / MODEL_CARD_NAME).read_text() == first
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_what_only_a_server_needs_stays_behind(is_ours: bool, adapter: Path) -> None:
+@pytest.mark.parametrize("is_scratch", [True, False])
+def test_server_files_are_not_exported(is_scratch: bool, adapter: Path) -> None:
     for name in SERVER_FILE_NAMES:
         (adapter / name).write_text("private")
     made = adapter.parent / "made"
-    _copy_adapter(adapter, made, SERVER_FILE_NAMES, is_ours=is_ours)
+    _copy_adapter(adapter, made, SERVER_FILE_NAMES, is_scratch=is_scratch)
     assert {path.name for path in made.iterdir()} == {ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAMES[0]}
-    assert adapter.exists() is not is_ours
+    assert adapter.exists() is not is_scratch
 
 
-def test_a_file_that_cannot_be_copied_is_named(adapter: Path) -> None:
+def test_copy_error_names_the_file(adapter: Path) -> None:
     (adapter / "broken").symlink_to(adapter / "nowhere")
     with pytest.raises(CliError, match="broken cannot be copied: "):
-        _copy_adapter(adapter, adapter.parent / "made", SERVER_FILE_NAMES, is_ours=False)
+        _copy_adapter(adapter, adapter.parent / "made", SERVER_FILE_NAMES, is_scratch=False)
 
 
-def test_the_choices_are_those_of_the_engine() -> None:
+def test_dtypes_match_the_engine() -> None:
     assert DTYPES == config.DTYPES
 
 
 @given(st.text(max_size=200))
 @example("..")
-def test_the_hub_takes_every_tidied_name(text: str) -> None:
+def test_sanitized_repo_names_are_valid(text: str) -> None:
     name = sanitize_repo_name(f"tinker-{text}-x")
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,94}[A-Za-z0-9_]", name)
     assert "--" not in name

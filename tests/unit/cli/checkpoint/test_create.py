@@ -113,7 +113,7 @@ def runner(tmp_path: Path) -> CommandRunner:
 
 
 @pytest.mark.parametrize("words", [(), ("create",)], ids=["bare", "named"])
-def test_the_clients_are_driven_and_the_result_is_written(
+def test_adapter_is_created_saved_and_recorded(
     words: tuple[str, ...], runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert runner.run(*words, "--base-model", "m/base", "--rank", "8").exit_code == 0
@@ -131,7 +131,7 @@ def test_the_clients_are_driven_and_the_result_is_written(
     assert WEIGHTS in capsys.readouterr().out
 
 
-def test_the_metadata_says_all_that_is_known(runner: CommandRunner) -> None:
+def test_metadata_fields(runner: CommandRunner) -> None:
     """A superset of what is promised, with a time in UTC to the second."""
     assert runner.run("--base-model", "m/base", "--seed", "7", "--no-train-mlp").exit_code == 0
     written = runner.written
@@ -157,15 +157,13 @@ def test_the_metadata_says_all_that_is_known(runner: CommandRunner) -> None:
 
 
 @pytest.mark.parametrize("model_id", [None, ""])
-def test_a_model_id_that_is_not_known_is_null_and_never_the_base_model(
-    model_id: str | None, runner: CommandRunner
-) -> None:
+def test_unknown_model_id_is_null(model_id: str | None, runner: CommandRunner) -> None:
     runner.service.model_id = model_id
     assert runner.run("--base-model", "m/base").exit_code == 0
     assert runner.written["model_id"] is None
 
 
-def test_the_options_become_a_config(runner: CommandRunner) -> None:
+def test_options_are_passed_to_config(runner: CommandRunner) -> None:
     """The time is in milliseconds."""
     words = ("--api-key", "tml-x", "--base-url", "http://h:1", "--timeout", "1500")
     assert runner.run("--base-model", "m", *words).exit_code == 0
@@ -175,14 +173,14 @@ def test_the_options_become_a_config(runner: CommandRunner) -> None:
 
 
 @pytest.mark.parametrize("part", ["mlp", "attn", "unembed"])
-def test_each_part_can_be_left_out(part: str, runner: CommandRunner) -> None:
+def test_each_layer_type_can_be_disabled(part: str, runner: CommandRunner) -> None:
     assert runner.run("--base-model", "m", f"--no-train-{part}").exit_code == 0
     assert runner.service.asked[0][2][f"train_{part}"] is False
     assert runner.run("--base-model", "m", f"--no-train-{part}", f"--train-{part}").exit_code == 0
     assert runner.service.asked[2][2][f"train_{part}"] is True
 
 
-def test_a_model_path_can_name_a_checkpoint(runner: CommandRunner) -> None:
+def test_model_path_may_be_a_checkpoint(runner: CommandRunner) -> None:
     """The adapter is the checkpoint's own."""
     assert runner.run("--model-path", STATE).exit_code == 0
     assert runner.service.asked == [
@@ -198,7 +196,7 @@ def test_a_model_path_can_name_a_checkpoint(runner: CommandRunner) -> None:
     assert runner.written["base_model"] == "m/mine"
 
 
-def test_another_model_path_is_a_model_unless_one_is_named(
+def test_model_path_may_be_a_model_name(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert runner.run("--model-path", "m/other").exit_code == 0
@@ -206,7 +204,7 @@ def test_another_model_path_is_a_model_unless_one_is_named(
     capsys.readouterr()
     assert runner.run("--model-path", "m/other", "--base-model", "m/base").exit_code == 0
     assert runner.service.asked[2][1] == "m/base"
-    assert "--base-model is used instead" in capsys.readouterr().err
+    assert "using --base-model" in capsys.readouterr().err
 
 
 # --- what is said -----------------------------------------------------------------------------
@@ -226,7 +224,7 @@ def test_progress_goes_to_stderr_in_order(
     assert not any(step in told.out for step in STEPS)
 
 
-def test_a_program_that_reads_json_hears_of_no_progress(
+def test_json_output_has_no_progress(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is on stderr beside JSON is an error, which is JSON too."""
@@ -234,7 +232,7 @@ def test_a_program_that_reads_json_hears_of_no_progress(
     assert capsys.readouterr().err == ""
 
 
-def test_the_json_result_is_the_metadata_and_where_it_is(
+def test_json_result_is_metadata_and_output_path(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert runner.run("--base-model", "m", "--json").exit_code == 0
@@ -261,8 +259,8 @@ def test_help_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "Give --base-model, or --model-path."),
-        (("--base-model", ""), "Give --base-model, or --model-path."),
+        ((), "Give --base-model or --model-path."),
+        (("--base-model", ""), "Give --base-model or --model-path."),
         (
             ("--base-model", "m", "--no-train-mlp", "--no-train-attn", "--no-train-unembed"),
             "Nothing to train",
@@ -276,7 +274,7 @@ def test_help_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
         (("--base-model", "m", "extra"), "extra"),
     ],
 )
-def test_a_wrong_option_is_a_usage_error_before_anything_is_done(
+def test_invalid_options_are_usage_errors(
     words: tuple[str, ...], said: str, runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert runner.run(*words).exit_code == 2
@@ -286,12 +284,12 @@ def test_a_wrong_option_is_a_usage_error_before_anything_is_done(
     assert not runner.output.exists()
 
 
-def test_an_output_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checkpoint", "--base-model", "m"], Context()).exit_code == 2
     assert "--output" in capsys.readouterr().err
 
 
-def test_a_path_that_is_no_address_is_refused(runner: CommandRunner) -> None:
+def test_invalid_checkpoint_path_is_rejected(runner: CommandRunner) -> None:
     assert runner.run("--model-path", "tinker://run-0/weights").exit_code == 1
     assert runner.service.asked == []
 
@@ -304,7 +302,7 @@ def test_a_path_that_is_no_address_is_refused(runner: CommandRunner) -> None:
         (InternalServerError("it broke"), "again"),
     ],
 )
-def test_faults_of_the_user_and_of_the_server_are_told_apart(
+def test_error_category_is_user_or_server(
     error: TinkexError, hint: str, runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the session is closed."""
@@ -320,7 +318,7 @@ def test_faults_of_the_user_and_of_the_server_are_told_apart(
 
 
 @pytest.mark.parametrize("error", [InternalServerError("it broke"), KeyboardInterrupt()])
-def test_a_save_that_fails_writes_nothing_and_closes_the_session(
+def test_failed_save_writes_no_file_and_closes_session(
     error: BaseException, runner: CommandRunner
 ) -> None:
     runner.service.saved = Ready(error)
@@ -333,7 +331,7 @@ def test_a_save_that_fails_writes_nothing_and_closes_the_session(
 # --- the file ---------------------------------------------------------------------------------
 
 
-def test_directories_are_made_and_an_old_file_is_replaced(tmp_path: Path) -> None:
+def test_output_directories_are_created_and_file_replaced(tmp_path: Path) -> None:
     runner = CommandRunner(tmp_path / "a" / "b" / "made.json")
     assert runner.run("--base-model", "m/1").exit_code == 0
     assert runner.run("--base-model", "m/2").exit_code == 0
@@ -341,7 +339,7 @@ def test_directories_are_made_and_an_old_file_is_replaced(tmp_path: Path) -> Non
     assert list(runner.output.parent.iterdir()) == [runner.output]
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_output_symlink_is_preserved(tmp_path: Path) -> None:
     runner = CommandRunner(tmp_path / "link.json")
     runner.output.symlink_to(tmp_path / "real.json")
     assert runner.run("--base-model", "m").exit_code == 0
@@ -349,7 +347,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert runner.written["weights_path"] == WEIGHTS
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_anything_is_made(
+def test_unwritable_output_is_rejected_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -361,7 +359,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_made(
     assert CommandRunner(tmp_path).run("--base-model", "m").exit_code == 2
 
 
-def test_a_disk_that_fills_up_leaves_the_old_file_and_says_where_the_weights_are(
+def test_full_disk_keeps_old_file_and_reports_weights(
     runner: CommandRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Atomic."""
@@ -380,7 +378,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_says_where_the_weights_are
 
 
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1))
-def test_any_name_of_a_model_survives(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_model_name_round_trips(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     runner = CommandRunner(tmp_path_factory.mktemp("any") / "made.json")
     assert runner.run(f"--base-model={text}").exit_code == 0
     assert runner.written["base_model"] == text

@@ -45,7 +45,7 @@ def done(error: BaseException | None = None) -> Future[None]:
 
 
 @given(verdicts=st.lists(st.booleans(), max_size=3 * MAX_IN_FLIGHT))
-def test_every_path_has_one_outcome_and_failures_stop_nothing(verdicts: list[bool]) -> None:
+def test_each_path_has_one_outcome(verdicts: list[bool]) -> None:
     paths = [f"p{number}" for number in range(len(verdicts))]
     by_path = dict(zip(paths, verdicts, strict=True))
     counts: list[int] = []
@@ -59,7 +59,7 @@ def test_every_path_has_one_outcome_and_failures_stop_nothing(verdicts: list[boo
     assert outcome.exit_code == int(not all(verdicts))
 
 
-def test_only_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_flight_requests_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     open_futures: list[Future[None]] = []
     most: list[int] = []
 
@@ -80,7 +80,7 @@ def test_only_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("error", [APIConnectionError("no answer"), AuthenticationError("no")])
-def test_what_would_fail_for_all_is_not_tried_with_all(error: TinkexError) -> None:
+def test_fatal_error_stops_sending(error: TinkexError) -> None:
     sent: list[str] = []
 
     def send(path: str) -> Future[None]:
@@ -95,14 +95,14 @@ def test_what_would_fail_for_all_is_not_tried_with_all(error: TinkexError) -> No
     assert list(outcome.untried) == paths[MAX_IN_FLIGHT:]
 
 
-def test_one_that_was_deleted_before_the_server_went_away_is_told() -> None:
+def test_deletions_before_fatal_error_are_reported() -> None:
     answers = iter([done(), done(APIConnectionError("no answer"))])
     outcome = BulkDeletion(lambda path: next(answers), ["a", "b"]).run()
     assert outcome.shared_error is None
     assert (outcome.deleted, outcome.exit_code) == (["a"], 1)
 
 
-def test_a_path_that_cannot_be_sent_is_a_failure_of_its_own() -> None:
+def test_send_error_fails_only_that_path() -> None:
     def send(path: str) -> Future[None]:
         if path == "bad":
             raise InvalidInput("Invalid tinker path: 'bad'")
@@ -126,7 +126,7 @@ def interrupted_at(path: str, answer: Future[None]) -> Callable[[str], Future[No
     return send
 
 
-def test_an_interrupt_tells_what_was_and_was_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_reports_all_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delete, "SETTLE_SECONDS", 0.0)
     outcome = BulkDeletion(interrupted_at("c", Future()), ["a", "b", "c", "d"]).run()
     assert outcome == DeletionResult(
@@ -139,7 +139,7 @@ def test_an_interrupt_tells_what_was_and_was_not_deleted(monkeypatch: pytest.Mon
     assert "Not deleted (1):\n  d" in text
 
 
-def test_a_second_interrupt_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_interrupt_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
@@ -162,7 +162,7 @@ class StubService(SimpleNamespace):
 
 
 @pytest.mark.parametrize("error", [APIConnectionError("no answer"), AuthenticationError("no")])
-def test_a_reason_that_all_share_is_said_once_with_its_hint(
+def test_shared_error_is_reported_once(
     error: TinkexError, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub: Any = StubService(delete_checkpoint_from_tinker_path=lambda path: done(error))

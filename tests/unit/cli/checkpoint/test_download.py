@@ -12,7 +12,6 @@ from tinkex.cli.commands.checkpoint.download import (
     DownloadProgressBars,
     check_not_exists,
     checkpoint_folder_name,
-    print_notice,
     scratch_directory,
 )
 from tinkex.cli.context import Context, Screen
@@ -24,34 +23,34 @@ from tinkex.ids import TinkerPath
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,30}", fullmatch=True)
 
 
-def test_a_folder_is_called_as_the_official_one() -> None:
+def test_folder_name_matches_official_cli() -> None:
     path = TinkerPath("run-123", "weights", "final")
     assert checkpoint_folder_name(path) == "run-123_weights_final"
 
 
-def test_a_folder_has_no_colon_in_its_name() -> None:
+def test_folder_name_has_no_colon() -> None:
     path = TinkerPath("82810c9f:train:0", "weights", "final")
     assert checkpoint_folder_name(path) == "82810c9f_train_0_weights_final"
 
 
 @given(NAMES, st.sampled_from(["weights", "sampler_weights", "external_weights"]), NAMES)
-def test_a_folder_stays_where_it_was_put(run_id: str, segment: str, name: str) -> None:
+def test_folder_name_stays_inside_output(run_id: str, segment: str, name: str) -> None:
     found = checkpoint_folder_name(TinkerPath(run_id, segment, name))
     assert (Path("here") / found).parent == Path("here")
     assert found not in {".", ".."}
 
 
-def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_existing_destination_is_rejected(tmp_path: Path) -> None:
     check_not_exists(tmp_path / "new", force=False)
     check_not_exists(tmp_path, force=True)
-    with pytest.raises(CliError, match="exists already"):
+    with pytest.raises(CliError, match="already exists"):
         check_not_exists(tmp_path, force=False)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(CliError, match="exists already"):
+    with pytest.raises(CliError, match="already exists"):
         check_not_exists(tmp_path / "broken", force=False)
 
 
-def test_no_server_is_asked_where_a_place_is_taken(
+def test_existing_destination_sends_no_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(config: object) -> None:
@@ -62,10 +61,10 @@ def test_no_server_is_asked_where_a_place_is_taken(
     context = Context(make_service=refuse, api_key="tml-x", base_url="http://x")  # type: ignore[arg-type]
     words = ["checkpoint", "download", f"tinker://{run_id}/weights/x", "-o", str(tmp_path)]
     assert run(words, context).exit_code == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
-def test_scratch_is_gone_whatever_happens(tmp_path: Path) -> None:
+def test_scratch_directory_is_always_deleted(tmp_path: Path) -> None:
     with (
         pytest.raises(KeyboardInterrupt),
         scratch_directory(tmp_path / "deep" / "out") as scratch,
@@ -76,7 +75,7 @@ def test_scratch_is_gone_whatever_happens(tmp_path: Path) -> None:
     assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_contents_count_files_and_bytes(tmp_path: Path) -> None:
+def test_file_totals(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"12345")
     (tmp_path / "c").write_bytes(b"678")
@@ -85,7 +84,7 @@ def test_contents_count_files_and_bytes(tmp_path: Path) -> None:
     assert FileTotals.measure(tmp_path / "c") == FileTotals(num_bytes=3, num_files=1)
 
 
-def test_the_official_keys_are_there() -> None:
+def test_json_has_official_keys() -> None:
     shown = CheckpointDownload("tinker://r/weights/x", Path("here"), FileTotals(2048, 3))
     assert shown.to_dict() == {
         "checkpoint_path": "tinker://r/weights/x",
@@ -96,13 +95,7 @@ def test_the_official_keys_are_there() -> None:
     assert ("Total Size", "2.0 kB") in shown.rows()
 
 
-@pytest.mark.parametrize("format", ["table", "json"])
-def test_programs_hear_only_json(format: str, capsys: pytest.CaptureFixture[str]) -> None:
-    print_notice(Context(format=format), "busy")  # type: ignore[arg-type]
-    assert capsys.readouterr().err == ("busy\n" if format == "table" else "")
-
-
-def test_bars_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_download_and_unpack_bars(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen(is_terminal=True, width=100)
     with DownloadProgressBars(Context(stderr=screen)) as phases:
         phases.on_bytes(512, 2048)

@@ -23,20 +23,20 @@ from tinkex.cli.commands.time_params import IsoDateTime, Lifetime, to_utc
         (" 2 w ", 1209600),
     ],
 )
-def test_a_lifetime_has_a_unit_or_is_in_seconds(text: str, seconds: int) -> None:
+def test_lifetime_units(text: str, seconds: int) -> None:
     assert Lifetime().convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "0d", "-1", "1.5d", "7 days", "d", "1y", "11000d", "9999999999w"]
 )
-def test_anything_else_is_no_lifetime(text: str) -> None:
+def test_invalid_lifetimes(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a lifetime; write it as 7d"):
         Lifetime().convert(text, None, None)
 
 
 @given(text=st.text(max_size=20))
-def test_any_text_is_a_lifetime_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_lifetime_or_rejected(text: str) -> None:
     try:
         assert Lifetime().convert(text, None, None) >= 1
     except click.BadParameter as error:
@@ -52,12 +52,12 @@ def test_any_text_is_a_lifetime_or_a_sentence(text: str) -> None:
         ("2026-01-31 08:00:00+02:00", datetime(2026, 1, 31, 6, tzinfo=UTC)),
     ],
 )
-def test_a_moment_without_an_offset_is_in_utc(text: str, moment: datetime) -> None:
+def test_time_without_offset_is_utc(text: str, moment: datetime) -> None:
     assert IsoDateTime().convert(text, None, None) == moment
 
 
 @given(text=st.text(max_size=30) | st.just("0001-01-01T00:00+23:59"))
-def test_any_text_is_a_moment_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_time_or_rejected(text: str) -> None:
     try:
         assert IsoDateTime().convert(text, None, None).tzinfo is UTC
     except click.BadParameter as error:
@@ -65,5 +65,5 @@ def test_any_text_is_a_moment_or_a_sentence(text: str) -> None:
 
 
 @given(moment=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)))
-def test_times_of_a_server_without_an_offset_can_be_compared(moment: datetime) -> None:
+def test_server_times_without_offset_are_comparable(moment: datetime) -> None:
     assert to_utc(moment) == moment.replace(tzinfo=UTC)

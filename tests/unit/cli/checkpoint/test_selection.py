@@ -47,12 +47,12 @@ def saved(**facts: Any) -> Checkpoint:
         (CheckpointFilter(checkpoint_type="training", before=NOON), False),
     ],
 )
-def test_all_conditions_must_hold(wanted: CheckpointFilter, fits: bool) -> None:
+def test_filter_combines_conditions(wanted: CheckpointFilter, fits: bool) -> None:
     assert wanted.matches(saved()) is fits
     assert wanted.matches(saved(time=NOON.replace(tzinfo=None))) is fits
 
 
-def test_a_type_has_two_words() -> None:
+def test_each_type_has_two_names() -> None:
     assert (CHECKPOINT_TYPES["weights"], CHECKPOINT_TYPES["training"]) == ("training", "training")
     assert (CHECKPOINT_TYPES["sampler_weights"], CHECKPOINT_TYPES["sampler"]) == (
         "sampler",
@@ -64,13 +64,13 @@ def test_a_type_has_two_words() -> None:
     )
 
 
-def test_an_empty_filter_knows_that_it_is() -> None:
+def test_empty_filter() -> None:
     assert CheckpointFilter().is_empty
     assert not CheckpointFilter(run_id="r").is_empty
     assert not CheckpointFilter(after=NOON).is_empty
 
 
-def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
+def test_confirmation_lists_paths_sizes_and_warning() -> None:
     chosen = [
         SelectedCheckpoint("tinker://r/weights/0001", saved(size_bytes=1024)),
         SelectedCheckpoint("tinker://r/weights/0002", saved(size_bytes=512, public=True)),
@@ -82,7 +82,7 @@ def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
     assert shown[5] == "This cannot be undone."
 
 
-def test_what_is_not_known_is_not_guessed() -> None:
+def test_unknown_sizes() -> None:
     assert format_total_size([SelectedCheckpoint("a")]) == "size unknown"
     assert (
         format_total_size([SelectedCheckpoint("a"), SelectedCheckpoint("b", saved(size_bytes=1))])
@@ -94,7 +94,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
     assert "    training, 2026-01-31\n" in describe_selection([SelectedCheckpoint("x", saved())])
 
 
-def test_many_are_counted_and_not_named() -> None:
+def test_long_selection_is_counted() -> None:
     shown = describe_selection(
         [SelectedCheckpoint(f"tinker://r/weights/{n}", saved()) for n in range(MAX_LISTED + 1234)]
     )
@@ -102,7 +102,7 @@ def test_many_are_counted_and_not_named() -> None:
     assert "  and 1,234 more" in shown
 
 
-def test_a_path_of_a_server_cannot_move_the_cursor() -> None:
+def test_paths_are_escaped() -> None:
     assert "\x1b" not in describe_selection(
         [SelectedCheckpoint("tinker://\x1b[2J", saved()), SelectedCheckpoint("\x1b]8;;")]
     )

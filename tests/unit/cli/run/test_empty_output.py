@@ -28,20 +28,20 @@ def drawn(text: str, *, as_chat: bool) -> None:
     _request_samples(sampler, SampleSource("m"), PromptInput(text="Hello"), drawing, ask)
 
 
-def test_no_text_names_chat(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_output_suggests_chat(capsys: pytest.CaptureFixture[str]) -> None:
     drawn("", as_chat=False)
     said = capsys.readouterr().err
-    assert "nothing to show" in said
+    assert "produced no text" in said
     assert "--chat" in said
 
 
-def test_no_text_in_a_chat_does_not_name_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_chat_output_does_not_suggest_chat(capsys: pytest.CaptureFixture[str]) -> None:
     drawn("", as_chat=True)
     said = capsys.readouterr().err
-    assert "nothing to show" in said
+    assert "produced no text" in said
     assert "--chat" not in said
 
 
-def test_text_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_with_text_has_no_hint(capsys: pytest.CaptureFixture[str]) -> None:
     drawn("Hi", as_chat=False)
-    assert "nothing to show" not in capsys.readouterr().err
+    assert "produced no text" not in capsys.readouterr().err

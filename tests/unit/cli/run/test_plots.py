@@ -57,7 +57,7 @@ points = st.lists(
 
 
 @given(points, st.integers(1, 200), st.integers(1, 40), st.booleans())
-def test_a_curve_fits_its_screen(
+def test_chart_fits_its_size(
     values: list[float], width: int, height: int, is_unicode: bool
 ) -> None:
     lines = draw_text_chart(
@@ -68,13 +68,13 @@ def test_a_curve_fits_its_screen(
     assert is_unicode or all(line.isascii() for line in lines)
 
 
-def test_a_curve_of_ten_rows_has_several_numbers_on_its_left() -> None:
+def test_chart_has_several_y_labels() -> None:
     lines = draw_text_chart([(1.0, 9.3), (2.0, 0.3)], 60, 10)
     labels = [line.split("│")[0].strip() for line in lines if "│" in line]
     assert [label for label in labels if label] == ["8", "6", "4", "2"]
 
 
-def test_a_falling_curve_falls() -> None:
+def test_falling_values_fall_in_chart() -> None:
     lines = draw_text_chart(
         [(1.0, 4.0), (2.0, 3.0), (3.0, 2.0), (4.0, 1.0)], 40, 8, is_unicode=False
     )
@@ -84,13 +84,13 @@ def test_a_falling_curve_falls() -> None:
     assert lines[-1].split() == ["1", "2", "3", "4"]
 
 
-def test_what_no_scale_can_show_is_left_out() -> None:
+def test_non_finite_values_are_skipped() -> None:
     assert draw_text_chart([], 40, 8) == []
     assert draw_text_chart([(1.0, float("nan"))], 40, 8) == []
     assert draw_text_chart([(1.0, 2.0), (2.0, float("inf"))], 40, 8)
 
 
-def test_all_numbers_are_in_the_table() -> None:
+def test_csv_has_all_metrics() -> None:
     steps = [step(1, 2.5), step(2, None, metrics={"grad_norm": 0.25, "step": 2.0})]
     rows = list(csv.reader(io.StringIO(RunPlot(RUN, "loss", steps).to_csv().decode())))
     assert rows[0] == [
@@ -101,7 +101,7 @@ def test_all_numbers_are_in_the_table() -> None:
     assert metric_names(steps) == rows[0][2:]
 
 
-def test_a_picture_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
+def test_svg_is_valid_and_titled(tmp_path: Path) -> None:
     plot = RunPlot("<run> & co", "loss", [step(n, 5.0 / n) for n in range(1, 30)])
     root = ElementTree.fromstring(plot.to_svg())
     assert root.tag.endswith("svg")
@@ -113,7 +113,7 @@ def test_a_picture_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["table", "json"])
-def test_a_run_without_steps_is_no_mistake(format: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_without_steps(format: Any, capsys: pytest.CaptureFixture[str]) -> None:
     RunPlot(RUN, "loss", []).print(format, Screen(width=60))
     shown = capsys.readouterr().out
     if format == "json":
@@ -122,7 +122,7 @@ def test_a_run_without_steps_is_no_mistake(format: Any, capsys: pytest.CaptureFi
         assert shown == f"loss of {RUN}: no steps yet\n"
 
 
-def test_a_png_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_without_matplotlib_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     plot = RunPlot(RUN, "loss", [step(1), step(2)])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(CliError, match="needs matplotlib") as refused:
@@ -130,7 +130,7 @@ def test_a_png_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert "[plot]" in (refused.value.hint or "")
 
 
-def test_a_png_is_a_png() -> None:
+def test_png_output() -> None:
     pytest.importorskip("matplotlib", reason="PNG files need the extra 'plot'")
     assert RunPlot(RUN, "loss", [step(1), step(2)]).to_png().startswith(b"\x89PNG\r\n")
 
@@ -138,7 +138,7 @@ def test_a_png_is_a_png() -> None:
 # --- watching ---------------------------------------------------------------------------------
 
 
-def test_every_step_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_view_prints_one_object_per_step(capsys: pytest.CaptureFixture[str]) -> None:
     view = JsonRunView(once=False)
     view.show(page(step(1), step(2, 0.5)))
     view.show(page(num_waiting=3))
@@ -156,14 +156,14 @@ def test_every_step_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> N
     assert rows[0]["tokens_per_second"] == 50.0
 
 
-def test_once_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_view_with_once_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     JsonRunView(once=True).show(page(step(1), step(2, 0.5)))
     assert json.loads(capsys.readouterr().out)["step"] == 2
     JsonRunView(once=True).show(page())
     assert json.loads(capsys.readouterr().out)["step"] == 0
 
 
-def test_plain_lines_say_step_loss_speed_and_queue(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_view_lines(capsys: pytest.CaptureFixture[str]) -> None:
     view = TextRunView(once=False, stdout=Screen(), stderr=Screen())
     view.show(page(step(7), num_waiting=2, num_running=1))
     view.show(page(status="lost", num_steps=1))
@@ -173,7 +173,7 @@ def test_plain_lines_say_step_loss_speed_and_queue(capsys: pytest.CaptureFixture
     assert told.err.startswith(f"{RUN}: interrupted, 7 steps, loss 1.0000, 50 tokens/s")
 
 
-def test_once_breaks_a_line_of_80_columns_between_figures(
+def test_once_summary_wraps_between_values(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_id = "82810c9f-dd83-49e2-8069-20d10792b196:train:12"
@@ -188,14 +188,14 @@ def test_once_breaks_a_line_of_80_columns_between_figures(
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_numbers_go_on_when_the_server_forgets_old_steps() -> None:
+def test_step_numbers_continue_after_server_deletes_steps() -> None:
     numbering = StepNumbering()
     assert [number for number, _ in numbering.number([step(9), step(10)])] == [9, 10]
     assert [number for number, _ in numbering.number([step(8)])] == [11]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_live_picture_fits(width: int) -> None:
+def test_live_view_fits_the_screen(width: int) -> None:
     from rich.console import Console
 
     console = Console(width=width, file=io.StringIO())

@@ -18,23 +18,23 @@ from tinkex.errors import InvalidInput
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**31 - 1), min_size=1))
-def test_token_ids_are_read_in_three_spellings(tokens: list[int]) -> None:
+def test_token_id_formats(tokens: list[int]) -> None:
     for text in (json.dumps(tokens), ",".join(map(str, tokens)), " ".join(map(str, tokens))):
         assert parse_tokens(text) == tuple(tokens)
 
 
 @given(st.text())
-def test_any_text_is_token_ids_or_is_not(text: str) -> None:
+def test_any_text_is_token_ids_or_none(text: str) -> None:
     found = parse_tokens(text)
     assert found is None or (len(found) > 0 and all(token >= 0 for token in found))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "-1", "1.5", "[1, 2", "hello", "1,x", "²"])
-def test_what_is_no_list_of_token_ids(text: str) -> None:
+def test_invalid_token_ids(text: str) -> None:
     assert parse_tokens(text) is None
 
 
-def test_neither_prompt_is_a_usage_error() -> None:
+def test_missing_prompt_is_a_usage_error() -> None:
     with pytest.raises(click.UsageError, match="No prompt"):
         read_prompt(None, None, None)
 
@@ -54,7 +54,7 @@ def test_two_prompts_are_a_usage_error(
         read_prompt(*given_prompts)
 
 
-def test_a_file_is_read_without_its_last_newline(tmp_path: Path) -> None:
+def test_last_newline_of_file_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("one\ntwo\n\n")
     assert read_prompt(None, str(path), None) == PromptInput(text="one\ntwo\n")
@@ -68,7 +68,7 @@ def test_a_dash_reads_stdin(place: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert read_prompt(*given_prompts) == PromptInput(text="from a pipe")
 
 
-def test_a_file_of_numbers_is_text_and_that_is_said(
+def test_file_of_numbers_is_text_with_notice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "ids.json"
@@ -81,7 +81,7 @@ def test_a_file_of_numbers_is_text_and_that_is_said(
 
 
 @pytest.mark.parametrize("text", ["[]", "[1.5]", "[true]", '{"a": 1}', "12", "[1, 2"])
-def test_other_files_get_no_notice(
+def test_other_files_have_no_notice(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "prompt"
@@ -90,7 +90,7 @@ def test_other_files_get_no_notice(
     assert capsys.readouterr().err == ""
 
 
-def test_what_cannot_be_a_prompt_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_prompts_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").write_text("")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "words").write_text("no numbers")
@@ -98,7 +98,7 @@ def test_what_cannot_be_a_prompt_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         read_prompt("", None, None)
     with pytest.raises(click.UsageError, match="is empty"):
         read_prompt(None, str(tmp_path / "empty"), None)
-    with pytest.raises(CliError, match="no UTF-8 text"):
+    with pytest.raises(CliError, match="not UTF-8 text"):
         read_prompt(None, str(tmp_path / "binary"), None)
     with pytest.raises(click.UsageError, match="contains no token ids"):
         read_prompt(None, None, str(tmp_path / "words"))
@@ -109,7 +109,7 @@ def test_what_cannot_be_a_prompt_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         read_prompt("-", None, None)
 
 
-def test_text_is_encoded_and_token_ids_are_taken_as_they_are() -> None:
+def test_text_is_encoded_and_token_ids_are_unchanged() -> None:
     tokenizer = toy_tokenizer()
     assert PromptInput(text="ab").encode(tokenizer, as_chat=False) == [97, 98]
     assert PromptInput(tokens=(5, 6)).encode(tokenizer, as_chat=False) == [5, 6]
@@ -118,7 +118,7 @@ def test_text_is_encoded_and_token_ids_are_taken_as_they_are() -> None:
     assert chat == "User: ab\n\nAssistant:"
 
 
-def test_a_text_without_tokens_is_refused() -> None:
+def test_text_without_tokens_is_rejected() -> None:
     class Mute:
         def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
             return []
