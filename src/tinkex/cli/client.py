@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from tinkex.client.service import ServiceClient
 
 #: Interactive use: an unreachable or silent server must be reported within five seconds.
-INTERACTIVE_TIMEOUTS: dict[str, Any] = {
+INTERACTIVE_TIMEOUTS = {
     "connect_timeout_seconds": 3.0,
     "first_contact_seconds": 2.0,
     "first_answer_seconds": 4.5,
 }
 #: The user can repeat a single request by hand.
-_FEW_RETRIES: dict[str, Any] = {"max_retries": 3, "outage_seconds": 4.0}
+_FEW_RETRIES = {"max_retries": 3, "outage_seconds": 4.0}
 
 
 def build_config(context: Context, **settings: Any) -> Config:

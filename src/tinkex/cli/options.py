@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+F = TypeVar("F", bound=Callable[..., Any])
 #: Key in click's `ctx.meta` for the global options that were given.
 GIVEN_OPTIONS_KEY = "tinkex.cli.given"
 _GLOBAL_OPTIONS = "Global options"
@@ -27,7 +28,9 @@ class Duration(click.ParamType[float]):
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Parse the duration into seconds."""
         if isinstance(value, int | float):
             return float(value)
@@ -213,7 +216,9 @@ class ColumnNames(click.ParamType[tuple[str, ...]]):
     def __init__(self, summaries: Mapping[str, str]) -> None:
         self._summaries = summaries
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
         """Parse the names; fail on an unknown one."""
         if isinstance(value, tuple):
             return value
@@ -227,7 +232,7 @@ class ColumnNames(click.ParamType[tuple[str, ...]]):
         return names
 
 
-def columns_option(summaries: Mapping[str, str]) -> Callable[..., Any]:
+def columns_option(summaries: Mapping[str, str]) -> Callable[[F], F]:
     """Create `--columns`; `summaries` maps all column names to their help."""
     known = "; ".join(f"{name}: {text}" for name, text in summaries.items())
     return click.option(
@@ -239,7 +244,7 @@ def columns_option(summaries: Mapping[str, str]) -> Callable[..., Any]:
     )
 
 
-def limit_option(default: int | None = 20, help: str = "") -> Callable[..., Any]:
+def limit_option(default: int | None = 20, help: str = "") -> Callable[[F], F]:
     """Create `--limit`, the maximum number of list items."""
     return click.option(
         "--limit",

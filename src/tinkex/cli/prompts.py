@@ -12,6 +12,7 @@ import click
 
 from tinkex.cli.context import Context
 from tinkex.cli.errors import FAILED, CliError
+from tinkex.cli.options import F
 from tinkex.cli.output import PropertiesOutput
 
 
@@ -48,7 +49,7 @@ def _is_stdin_terminal() -> bool:
         return False
 
 
-def yes_option() -> Callable[..., Any]:
+def yes_option() -> Callable[[F], F]:
     """Create `--yes`, which skips the confirmation."""
     return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 

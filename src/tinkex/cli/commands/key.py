@@ -6,7 +6,7 @@ The server does not need to run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from tinkex.cli.commands.serve import home_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import missing_extra_error
 from tinkex.cli.format import format_timestamp
-from tinkex.cli.options import Group
+from tinkex.cli.options import F, Group
 from tinkex.cli.output import Column, PropertiesOutput, TableOutput, announce, show
 from tinkex.cli.output.base import list_title
 from tinkex.errors import ConfigError, InvalidInput
@@ -45,7 +45,7 @@ def key() -> None:
     """Create, list and revoke API keys of a server; set quotas."""
 
 
-def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def store_options(command: F) -> F:
     """Add --home and --store, which select the database."""
     store = click.option("--store", metavar="URL", help="Database URL, if it is not in the home.")
     return home_option(store(command))

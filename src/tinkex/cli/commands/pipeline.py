@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
-from tinkex.cli.options import Argument, Group
+from tinkex.cli.options import Argument, F, Group
 from tinkex.cli.output import announce, show
 from tinkex.cli.output.base import can_print_unicode, suggest_commands
 from tinkex.cli.progress import print_status
@@ -29,7 +29,7 @@ PLOT_SUFFIXES = (".png", ".svg", ".csv")
 MODEL_NAME = "my-model"
 
 
-def out_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def out_dir_option(command: F) -> F:
     """Add --out-dir, which selects the pipeline."""
     return click.option(
         "--out-dir",

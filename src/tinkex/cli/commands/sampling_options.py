@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from tinkex.cli.errors import CliError
+from tinkex.cli.options import F
 from tinkex.cli.short_ids import LATEST, resolve_path
 from tinkex.ids import SCHEME, looks_like_checkpoint, parse_tinker_path
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from tinkex.client.service import ServiceClient
     from tinkex.text import Tokenizer
     from tinkex.types import SamplingParams, SupportedModel
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SamplingOptions(NamedTuple):

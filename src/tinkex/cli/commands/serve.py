@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,7 +17,7 @@ import click
 from tinkex.cli.context import Context, get_context, pass_context
 from tinkex.cli.errors import check_server_libraries, missing_extra_error
 from tinkex.cli.format import format_timestamp, property_label
-from tinkex.cli.options import Command, Group
+from tinkex.cli.options import Command, F, Group
 from tinkex.cli.output import PropertiesOutput, announce, show
 from tinkex.errors import ConfigError
 
@@ -44,7 +44,7 @@ class HomePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def home_option(command: F) -> F:
     """Add --home, which selects the server."""
     kind = HomePath(path_type=Path, readable=False)
     return click.option("--home", type=kind, metavar="PATH", help=HOME_HELP)(command)

@@ -20,20 +20,22 @@ class Lifetime(click.ParamType[int]):
 
     name = "lifetime"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse the TTL into seconds."""
         if isinstance(value, int):
             return value
         match = _LIFETIME.fullmatch(value.strip())
         seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
         try:
-            return check_ttl(seconds)
+            check_ttl(seconds)
         except InvalidInput:
             self.fail(
                 f"{value!r} is not a lifetime; write it as 7d, 12h, 90m or in seconds, at most 10 "
                 "years",
-                *(param, ctx),
+                param,
+                ctx,
             )
+        return seconds
 
 
 class IsoDateTime(click.ParamType[datetime]):
@@ -41,7 +43,9 @@ class IsoDateTime(click.ParamType[datetime]):
 
     name = "moment"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
         """Parse the time; a date means midnight."""
         if isinstance(value, datetime):
             return value
@@ -72,7 +76,9 @@ class FullHour(click.ParamType[datetime]):
 
     name = "hour"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
         """Parse the hour."""
         if isinstance(value, datetime):
             return value

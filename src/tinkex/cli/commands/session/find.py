@@ -12,7 +12,7 @@ from tinkex.errors import APIStatusError, ExperimentalWarning, NotFoundError
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
-    from tinkex.types import SessionSearchRequest
+    from tinkex.types import SessionSearchRequest, SessionSearchResponse
 
 #: Maximum page size of the server.
 PAGE_SIZE = 200
@@ -118,7 +118,7 @@ def _list_sessions(client: RestClient, scope: SessionScope, limit: int) -> Sessi
     return SessionPage([{"session_id": name} for name in shown], len(shown) < len(ids))
 
 
-def _call_search(client: RestClient, request: SessionSearchRequest) -> Any:
+def _call_search(client: RestClient, request: SessionSearchRequest) -> SessionSearchResponse:
     with warnings.catch_warnings():
         # If the service changes this experimental endpoint, the plain list is used.
         warnings.simplefilter("ignore", ExperimentalWarning)

@@ -29,7 +29,9 @@ class KeyValuePair(click.ParamType[tuple[str, str]]):
 
     name = "pair"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
         """Split the pair."""
         if isinstance(value, tuple):
             return value

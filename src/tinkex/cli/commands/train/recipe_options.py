@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from tinkex.cli.id_completion import CHECKPOINT
+from tinkex.cli.options import F
 
-F = TypeVar("F", bound=Callable[..., Any])
 FILE_PATH = click.Path(path_type=Path)
 
 

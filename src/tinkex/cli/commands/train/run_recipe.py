@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
@@ -27,10 +26,14 @@ from tinkex.ids import parse_tinker_path
 from tinkex.recipes.interrupts import stop_on_interrupt
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.report import RecipeResult
-from tinkex.recipes.run import DEFAULT_RUNS_DIR, RunOptions
+from tinkex.recipes.run import DEFAULT_RUNS_DIR, Run, RunOptions
 
 if TYPE_CHECKING:
+    from tinkex.client.service import ServiceClient
     from tinkex.recipes.report import StepReport
+
+PlanT = TypeVar("PlanT", bound=Plan)
+DataT = TypeVar("DataT")
 
 #: Maximum number of progress lines without a terminal.
 MAX_LOG_LINES = 20
@@ -84,8 +87,31 @@ def _progress_bar(context: Context, total: int) -> Iterator[Callable[[StepReport
 _STOPPING_NOTICE = "Stopping after the submitted steps; press Ctrl-C again to stop now."
 
 
+class Recipe(Protocol[PlanT, DataT]):
+    """The functions of a recipe module."""
+
+    def open_data(self, plan: PlanT, /) -> DataT:
+        """Open and validate the data."""
+        ...
+
+    def run(
+        self,
+        plan: PlanT,
+        service: ServiceClient,
+        options: RunOptions,
+        tell: Callable[[str], None],
+        data: DataT,
+        /,
+    ) -> Run[PlanT, Any]:
+        """Create a run; iterate over it to train."""
+        ...
+
+
 def run_recipe(
-    context: Context, make_plan: type[Plan], recipe: ModuleType, settings: Mapping[str, Any]
+    context: Context,
+    make_plan: type[PlanT],
+    recipe: Recipe[PlanT, DataT],
+    settings: Mapping[str, Any],
 ) -> None:
     """Run a recipe until it is complete or interrupted."""
     options = RunOptions(**{name: settings[name] for name in RUN_OPTION_NAMES})
