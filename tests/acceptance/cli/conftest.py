@@ -1,4 +1,4 @@
-"""A real server, and both command lines beside each other against it."""
+"""Fixtures: a real server, and users with `tinkex` and the official CLI."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TINKEX = [sys.executable, "-m", "tinkex"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """The `tinkex` command of one user, each call in a process of its own."""
+    """The `tinkex` command of one user; each call is a new process."""
 
     directory: Path
     environment: Mapping[str, str]
 
     def __call__(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run it; it must end with this status."""
+        """Run a command and check its exit code."""
         done = subprocess.run(
             [*TINKEX, *words],
             env=dict(self.environment),
@@ -41,13 +41,13 @@ class Ours:
         return done
 
     def json(self, *words: str, status: int = 0) -> Any:
-        """What it prints for programs."""
+        """Run a command and parse its JSON output."""
         return json.loads(self(*words, "--json", status=status).stdout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Somebody with a key of their own and both command lines."""
+    """A user with a key and both CLIs."""
 
     url: str
     key: str
@@ -57,18 +57,18 @@ class User:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables of both."""
+        """Environment variables for both CLIs."""
         return self.ours.environment
 
     def active_sessions(self) -> list[str]:
-        """The sessions of this user that are not over."""
+        """Return the active sessions of this user."""
         listed = self.ours.json("session", "list", "--status", "active", "--base-url", self.url)
         return [each["session_id"] for each in listed["sessions"]]
 
 
 @pytest.fixture(scope="session")
 def cli_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A server as `tinkex serve` starts it."""
+    """A server started by `tinkex serve`."""
     server = start_server(tmp_path_factory.mktemp("server"))
     yield server
     server.stop()
@@ -76,13 +76,13 @@ def cli_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]
 
 @pytest.fixture(scope="module")
 def forks() -> Any:
-    """A process that has imported the official command and forks; it ends with this one."""
+    """A process that has imported the official CLI and forks for each call."""
     return official_forks()
 
 
 @pytest.fixture
 def user(cli_server: RealServer, forks: Any, tmp_path: Path) -> User:
-    """A user whom only this test knows."""
+    """A new user for each test."""
     key = cli_server.new_key(tmp_path.name)
     environment = clean_environment(
         TINKER_BASE_URL=cli_server.url,

@@ -1,4 +1,4 @@
-"""A road to a server on which some answers get stuck."""
+"""A proxy that stalls some responses of a server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PIECE = 65536
 
 @dataclass(slots=True)
 class Proxy:
-    """Passes everything on; the answer to the first request with a word in it gets stuck."""
+    """Forwards everything, but stalls the response to the first request with a given word."""
 
     port: int
     upstream: tuple[str, int]
     word: bytes
     passed_bytes: int
-    """So much of that answer is passed on before."""
+    """Number of bytes forwarded before the response stalls."""
     is_stuck: threading.Event = field(default_factory=threading.Event)
     is_over: threading.Event = field(default_factory=threading.Event)
     opened: list[socket.socket] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def serve(self, listener: socket.socket) -> None:
-        """Take connections until the listener is closed."""
+        """Accept connections until the listener is closed."""
         with contextlib.suppress(OSError):
             while True:
                 client, _ = listener.accept()
@@ -44,7 +44,7 @@ class Proxy:
     def pass_up(
         self, client: socket.socket, server: socket.socket, is_marked: threading.Event
     ) -> None:
-        """What the client says."""
+        """Forward the client's data."""
         with contextlib.suppress(OSError):
             while piece := client.recv(_PIECE):
                 if self.word in piece:
@@ -55,7 +55,7 @@ class Proxy:
     def pass_down(
         self, client: socket.socket, server: socket.socket, is_marked: threading.Event
     ) -> None:
-        """What the server says, as far as it is let through."""
+        """Forward the server's data until it stalls."""
         left = self.passed_bytes
         with contextlib.suppress(OSError):
             while piece := server.recv(_PIECE):
@@ -73,7 +73,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def stuck(url: str, word: str, passed_bytes: int = 0) -> Iterator[Proxy]:
-    """A road to this server on which answers to requests with this word get stuck."""
+    """Start a proxy that stalls responses to requests with this word."""
     place = urlsplit(url)
     assert place.hostname is not None
     assert place.port is not None

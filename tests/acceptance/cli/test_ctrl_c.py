@@ -1,4 +1,4 @@
-"""Ctrl-C exits with 130 and leaves nothing half done, here and on the server."""
+"""Ctrl-C exits with 130 and leaves no partial results, locally or on the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.real_server import eventually
 from tinkex.cli.commands.checkpoint.download import INTERRUPTED_MESSAGE, RESUME_HINT
 
 ROOT = Path(__file__).parents[3]
-#: The command itself, only that its models need no tokenizer from elsewhere.
+#: The `tinkex` command with a toy tokenizer.
 TALKING = """
 from tests.support.byte_tokenizer_cli import make_service
 from tinkex.cli.context import Context
@@ -33,7 +33,7 @@ main(obj=Context.detect()._replace(make_service=make_service))
 
 @contextmanager
 def started(command: Sequence[str], user: User, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process group of its own, as a shell starts it."""
+    """Start a command in its own process group, like a shell."""
     process = subprocess.Popen(
         command,
         env={**user.environment, **more},
@@ -52,7 +52,7 @@ def started(command: Sequence[str], user: User, **more: str) -> Iterator[subproc
 
 
 def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Press Ctrl-C, which every process of the group hears; what it says after that.
+    """Send Ctrl-C to the process group and return the output after it.
 
     A signal that meets Python between two of its own lines may be lost; a person presses again.
     """
@@ -95,7 +95,7 @@ def test_interrupted_training_is_saved_and_session_finished(
 
 
 def has_steps(user: User) -> bool:
-    """Whether a run of this user has made a step."""
+    """Whether a run of this user has completed a step."""
     with tinkex.ServiceClient(base_url=user.url, api_key=user.key) as service:
         client = service.rest_client()
         runs = client.list_training_runs().result(TIMEOUT_SECONDS).training_runs

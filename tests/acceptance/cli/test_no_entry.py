@@ -1,4 +1,4 @@
-"""A wrong key, no key and no server: what is wrong, where it came from, and how to go on."""
+"""Errors for a rejected key, a missing key and an unreachable server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WRONG = "tml-wrong-0123456789"
 
 
 def without(user: User, *names: str, **more: str) -> Ours:
-    """Our command line of a user who lacks some variables and has others."""
-    kept = {name: value for name, value in user.environment.items() if name not in names}
-    return replace(user.ours, environment=kept | more)
+    """Return the user's `tinkex` with changed environment variables."""
+    environment = {name: value for name, value in user.environment.items() if name not in names}
+    return replace(user.ours, environment=environment | more)
 
 
 @pytest.mark.parametrize("by", ["flag", "variable", "own variable", "profile"])
@@ -76,6 +76,6 @@ def test_created_key_is_accepted(user: User, cli_server: RealServer) -> None:
     ours = without(user, TINKER_API_KEY=made["key"])
     assert ours.json("run", "list")["total"] == 0
     user.ours("key", "revoke", str(made["id"]), "--home", str(cli_server.home))
-    # A server may believe what it knew for so long, and no event tells when it asks again.
+    # The server caches keys for a while, without an event when the cache expires.
     time.sleep(ACCEPTED_KEY_TTL_SECONDS)
     assert "Authentication failed" in ours("run", "list", status=1).stderr

@@ -1,4 +1,4 @@
-"""The official command line and ours say the same about the same server."""
+"""`tinkex` and the official CLI agree about the same server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.acceptance.server.scenario_context import BASE_MODEL, TIMEOUT_SECONDS
 
 
 class Stock(NamedTuple):
-    """What the user has on the server."""
+    """Resources of the user on the server."""
 
     session_id: str
     run_id: str
@@ -26,7 +26,7 @@ class Stock(NamedTuple):
 
 @pytest.fixture
 def stock(user: User) -> Iterator[Stock]:
-    """A trained model with checkpoints of both kinds."""
+    """A trained model with training and sampler checkpoints."""
     with tinkex.ServiceClient(base_url=user.url, api_key=user.key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
         step(tinkex, client)
@@ -37,7 +37,7 @@ def stock(user: User) -> Iterator[Stock]:
 
 
 def instant(value: str) -> object:
-    """A time as a point in time: the official ones are written with a space."""
+    """Parse a time, because the official CLI writes it with a space."""
     try:
         return datetime.fromisoformat(value)
     except ValueError:
@@ -45,7 +45,7 @@ def instant(value: str) -> object:
 
 
 def missing(ours: Any, theirs: Any, place: str = "") -> list[str]:
-    """Where ours lacks or changes something that theirs says; what ours adds does not count."""
+    """Return the fields of the official output that are missing or different in ours."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         return [
             each
@@ -57,7 +57,7 @@ def missing(ours: Any, theirs: Any, place: str = "") -> list[str]:
         return [each for n, (o, t) in pairs for each in missing(o, t, f"{place}[{n}]")]
     same = ours == theirs
     if place.endswith(".gigabyte_hours"):
-        # What is stored costs more with every second, and ours was asked later.
+        # Storage cost grows over time, and our command ran later.
         same = ours >= theirs
     if isinstance(ours, str) and isinstance(theirs, str):
         same = instant(ours) == instant(theirs)
@@ -65,7 +65,7 @@ def missing(ours: Any, theirs: Any, place: str = "") -> list[str]:
 
 
 def are_iso(value: Any) -> bool:
-    """Whether every time in ours has a T and an offset."""
+    """Whether every time in our output is ISO 8601 with an offset."""
     if isinstance(value, dict | list):
         return all(map(are_iso, value.values() if isinstance(value, dict) else value))
     if isinstance(value, str) and isinstance(found := instant(value), datetime) and ":" in value:
@@ -151,7 +151,7 @@ def test_download_and_trace_match_official_cli(user: User, stock: Stock, tmp_pat
     assert ours.keys() >= theirs.keys()
     names = [{event["name"] for event in json.loads(f.read_text())["traceEvents"]} for f in files]
     assert names[0] == names[1] >= {"forward_backward", "optim_step"}
-    # Neither of them has left a copy on the server.
+    # Neither CLI left an export on the server.
     left = user.ours.json("checkpoint", "list", "--limit", "0")["checkpoints"]
     assert {each["tinker_path"] for each in left} == {*stock.states, stock.sampler}
 
@@ -168,7 +168,7 @@ def test_download_and_trace_match_official_cli(user: User, stock: Stock, tmp_pat
         (("run", "list", "--nosuch"), 2, 2),
         (("run", "info"), 2, 2),
         (("run",), 2, 2),
-        # A wrong word is the same kind of mistake wherever it stands.
+        # An invalid argument is a usage error at every position.
         (("run", "list", "-c", "nosuch"), 2, 1),
     ],
 )

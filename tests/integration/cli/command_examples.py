@@ -1,4 +1,4 @@
-"""One command line that works for every command there is, and the stage on which it is run."""
+"""A working example of every command, and the server and files it needs."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ LOGIN = "auth login --api-key-stdin --base-url {url}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A command line; names in braces stand for what is on the stage."""
+    """A command line; names in braces are filled in from the ExampleStage."""
 
     words: str
     before: str = ""
-    """Another command that must have been run."""
+    """A command that must run first."""
     stdin: str = ""
     exit_code: int = 0
     is_lines: bool = False
-    """Whether it is documented to print one JSON document on each line."""
+    """Whether it prints one JSON document per line."""
     is_local: bool = False
-    """Whether it asks no server that a key opens."""
+    """Whether it works without an API server."""
     is_verdict: bool = False
-    """Whether it is a question for how things stand: a no is a result and not an error."""
+    """Whether it reports a state: a negative answer is a result, not an error."""
 
 
 def local(words: str, *, before: str = "", exit_code: int = 0, is_verdict: bool = False) -> Example:
-    """An example of a command that asks nobody."""
+    """An example of a local command."""
     return Example(
         words=words, before=before, exit_code=exit_code, is_local=True, is_verdict=is_verdict
     )
 
 
-#: By the names of commands; one that is missing here fails `test_every_command_has_an_example`.
+#: Examples by command; `test_every_command_has_an_example` checks that none is missing.
 EXAMPLES: dict[str, Example] = {
     "auth login": Example(words=LOGIN, stdin=KEY),
     "auth logout": Example(words="auth logout", before=LOGIN, stdin=KEY, is_local=True),
@@ -115,7 +115,7 @@ EXAMPLES: dict[str, Example] = {
 
 
 def all_commands(group: click.Command = main, names: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command, by walking through the groups; some groups are commands too."""
+    """Return the paths of all commands, including groups that run without a subcommand."""
     if not isinstance(group, click.Group) or group.invoke_without_command:
         yield " ".join(names)
     if not isinstance(group, click.Group):
@@ -129,7 +129,7 @@ def all_commands(group: click.Command = main, names: tuple[str, ...] = ()) -> It
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A server on which there is something of each kind, and a directory with files."""
+    """A server with one resource of each kind, and a directory with input files."""
 
     seeded: SeededServer
     tinkex: RunCli
@@ -141,7 +141,7 @@ class Stage:
         return next(iter(self.seeded.server.sessions))
 
     def fill(self, words: str) -> list[str]:
-        """The words of a command line, with the things of this stage."""
+        """Split a command line and fill in its placeholders."""
         hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         names = {
             "url": self.seeded.server.url,
@@ -158,14 +158,14 @@ class Stage:
         return [re.sub(r"\{(\w+)\}", lambda found: str(names[found[1]]), w) for w in words.split()]
 
     def run(self, *words: str, stdin: str = "", is_person: bool = False) -> CliResult:
-        """Run a command line with this on its stdin."""
+        """Run a command line with a text on stdin."""
         self.monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         screen = Screen(width=200)
         context = Context(make_service=make_service, stdout=screen, is_stdin_terminal=is_person)
         return self.tinkex(*words, context=context)
 
     def prepare(self, example: Example) -> list[str]:
-        """Do what an example needs first; its words."""
+        """Run what an example needs first, and return its arguments."""
         if example.before:
             result = self.run(*self.fill(example.before), stdin=example.stdin)
             assert result.exit_code == 0, result.err

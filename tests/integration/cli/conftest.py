@@ -1,4 +1,4 @@
-"""A server on which something was trained and saved, and the command line that looks at it."""
+"""Fixtures: a seeded server, and a function that runs the CLI against it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinkex.testing import StubServer
 
 
 class CliResult(NamedTuple):
-    """What a command did."""
+    """Exit code and output of a command."""
 
     exit_code: int
     out: str
@@ -23,13 +23,13 @@ class CliResult(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The result."""
+        """stdout as JSON."""
         assert self.exit_code == 0, self.err
         return json.loads(self.out)
 
     @property
     def failure(self) -> dict[str, Any]:
-        """The error, as programs read it."""
+        """The JSON error on stderr."""
         assert self.out == ""
         found: dict[str, Any] = json.loads(self.err)["error"]
         return found
@@ -42,7 +42,7 @@ class RunCli(Protocol):
 
 
 class SeededServer(NamedTuple):
-    """What is on the server."""
+    """A server with runs and checkpoints."""
 
     server: StubServer
     run_ids: list[str]
@@ -62,7 +62,7 @@ def tinkex(capsys: pytest.CaptureFixture[str]) -> RunCli:
 
 @pytest.fixture
 def seeded(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> SeededServer:
-    """Two runs, the second with two checkpoints; variables name the server and the key."""
+    """A server with two runs, the second with two checkpoints; variables select it."""
     server = serve(api_keys={KEY})
     service = connect(server, project_id="p-1")
     first = service.create_lora_training_client(BASE_MODEL, rank=4)

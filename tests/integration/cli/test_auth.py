@@ -1,4 +1,4 @@
-"""`auth login`, `logout`, `status` and `whoami`: keys are checked, stored, found and forgotten."""
+"""`auth login`, `logout`, `status` and `whoami` against a server."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_login_without_key_fails(
 
 
 def type_in(server: StubServer, typed: bytes, last: bytes) -> tuple[int, bytes]:
-    """What a person at a terminal types at the prompt, and what is shown until the last words."""
+    """Type a text at the prompt of a terminal, and return the output up to `last`."""
     ours, theirs = pty.openpty()
     try:
         process = subprocess.Popen(
@@ -119,7 +119,7 @@ def test_typed_key_is_not_echoed(guarded: StubServer, file: Path) -> None:
 
 
 def test_empty_prompt_stores_nothing(guarded: StubServer, file: Path) -> None:
-    # Ctrl-D ends the input, which is no answer.
+    # Ctrl-D ends the input without a key.
     code, _ = type_in(guarded, b"\x04", b"no key was given")
     assert (code, file.exists()) == (1, False)
 
@@ -223,7 +223,7 @@ def test_logout_returns_to_local_server(guarded: StubServer, tinkex: RunCli, fil
     result = tinkex("auth", "logout")
     assert "Commands use the local server again." in result.err + result.out
     assert Config.new().local_home == file.parent
-    # The profile remembers its server for the next login.
+    # The profile keeps its server for the next login.
     again = tinkex("auth", "login", "--api-key", KEY, "--json").json
     assert again["base_url"] == guarded.url
 
@@ -276,7 +276,7 @@ def test_status_with_problems(guarded: StubServer, tinkex: RunCli, tmp_path: Pat
     ):
         result = tinkex("auth", "status", *words)
         assert (result.exit_code, text in result.out) == (1, True), result
-    # Looking does not start a server.
+    # `auth status` does not start a server.
     assert not (tmp_path / ".tinkex").exists()
 
 

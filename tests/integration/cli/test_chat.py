@@ -31,7 +31,7 @@ def say(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 
 def prompts(server: StubServer) -> list[str]:
-    """What the model saw, once per answer."""
+    """Return the prompt of each reply."""
     seen = []
     for call in server.calls("asample"):
         tokens = json.loads(call.body)["prompt"]["chunks"][0]["tokens"]

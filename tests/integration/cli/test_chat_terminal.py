@@ -1,4 +1,4 @@
-"""`tinkex chat` as a person meets it: a process of its own on a terminal of its own."""
+"""`tinkex chat` in a separate process on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.integration.conftest import KEY, Serve
 from tests.support.tiny_model_folders import save_tokenizer
 from tinkex.testing import Fault, StubServer
 
-#: Loading transformers takes its time; nothing takes this long.
+#: Generous, because importing transformers is slow.
 TIMEOUT_SECONDS = 180.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """A process on a terminal; what it wrote is kept."""
+    """A process on a pseudo-terminal; records its output."""
 
     def __init__(self, *words: str, env: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -44,21 +44,21 @@ class Terminal:
 
     @property
     def seen(self) -> str:
-        """The text; an escape sequence or a letter may come in two parts."""
+        """The decoded output; an escape sequence or character may arrive in two parts."""
         return _ESCAPES.sub("", self._written.decode(errors="replace"))
 
     def type(self, text: str) -> None:
-        """As a person does; it is echoed."""
+        """Type a text; the terminal echoes it."""
         os.write(self._ours, text.encode())
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        """Until that was written so often."""
+        """Wait until a text was written `times` times."""
         ends_at = time.monotonic() + TIMEOUT_SECONDS
         while self.seen.count(text) < times:
             self._read(text, ends_at)
 
     def wait_for_prompt_after(self, text: str) -> None:
-        """Until `text` and then a prompt were written.
+        """Wait until `text` and then a prompt were written.
 
         Only then is a control character a key press: between two prompts the terminal is in
         line mode, and a Ctrl-D that arrives there turns into a NUL when the prompt opens.
@@ -79,11 +79,11 @@ class Terminal:
         self._written += data
 
     def ended(self) -> int:
-        """The exit code."""
+        """Wait for the exit code."""
         return self.process.wait(TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Kill the process and close the terminal."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -114,7 +114,7 @@ def terminal(server: StubServer, tmp_path: Path) -> Iterator[Terminal]:
 
 
 def last_message(server: StubServer, folder: Path) -> str:
-    """What was said last, of what the model saw when an answer began."""
+    """Return the last user message of the newest sample request."""
     from transformers import AutoTokenizer
 
     tokens = json.loads(server.calls("asample")[-1].body)["prompt"]["chunks"][0]["tokens"]

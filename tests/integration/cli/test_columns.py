@@ -1,4 +1,4 @@
-"""The main tables on screens of 40, 80 and 200 columns, as they were last read by a person.
+"""Snapshots of the main tables at 40, 80 and 200 columns.
 
 `python -m tests.integration.cli.test_columns` writes the files in `snapshots` anew; read what has
 changed before it is kept.
@@ -34,7 +34,7 @@ SNAPSHOTS = Path(__file__).with_name("snapshots")
 WIDTHS = (40, 80, 200)
 SESSION_ID = "82810c9f-dd83-49e2-8069-20d10792b196"
 RUN_IDS = tuple(f"{SESSION_ID}:train:{number}" for number in range(2))
-#: Long ago, so that times are dates and not so many hours.
+#: In the past, so that times are formatted as dates.
 MADE = datetime(2024, 2, 3, 4, 5, 6, tzinfo=UTC)
 MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-235B-A22B-Instruct-2507")
 
@@ -122,7 +122,7 @@ RESULTS: Mapping[str, Output] = {
     "model-list": ModelList(OFFERED, 2),
     "usage": UsageSummary(USED, STORED, [], MADE, MADE),
 }
-#: What a person must be able to copy out of each.
+#: Ids and paths that must be complete in each table.
 IMPORTANT: Mapping[str, tuple[str, ...]] = {
     "run-list": RUN_IDS,
     "run-info": (RUN_IDS[0], MODELS[0], *(one.tinker_path for one in SAVED)),
@@ -137,7 +137,7 @@ IMPORTANT: Mapping[str, tuple[str, ...]] = {
 
 
 def shown(name: str, width: int) -> str:
-    """What a result looks like on a screen without colours."""
+    """Render a result on a screen without colors."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         RESULTS[name].print("table", Screen(width=width))
@@ -149,7 +149,7 @@ def snapshot(name: str, width: int) -> Path:
 
 
 def joined(text: str) -> str:
-    """All cells of each column in one piece, so that what was folded is whole again."""
+    """Join the cells of each column, so that wrapped values are complete."""
     columns: dict[int, str] = {}
     for line in text.splitlines():
         for place, cell in enumerate(re.split("[│┃]", line)):
@@ -185,7 +185,7 @@ def test_no_unused_snapshots() -> None:
 
 
 def write_all() -> None:
-    """Write every snapshot anew."""
+    """Rewrite all snapshots."""
     SNAPSHOTS.mkdir(exist_ok=True)
     for name in RESULTS:
         for width in WIDTHS:

@@ -1,4 +1,4 @@
-"""`key`, `model` and `serve` speak JSON like every other command, wherever the flag stands."""
+"""JSON output of `key`, `model` and `serve`, with the flag at any position."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_keys(tinkex: RunCli) -> None:
     assert "no key" in again.failure["message"]
     shown = tinkex("key", "list").out
     assert "mine" in shown
-    # People read a time from now, as in every other table; programs an ISO time.
+    # Tables show a relative time, JSON an ISO time.
     assert shown.count("just now") == 2
     [row] = tinkex("key", "list", "--json").json
     for name in ("created", "revoked"):

@@ -1,4 +1,4 @@
-"""What a person reads when a server says no, says nothing, or is not there."""
+"""Error messages for rejected requests, silent servers and unreachable servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and readers that go away, in a process of its own."""
+"""Ctrl-C and closed pipes, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With `-f json` stdout is one JSON document or empty, whatever the command and its fate."""
+"""With `-f json`, stdout is one JSON document or empty, for every command and error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.integration.conftest import KEY, Serve
 
 WRONG = "tml-wrong"
 ESCAPE = "\x1b"
-#: Where `-f json` may stand: before the command, or behind it.
+#: `-f json` before or after the command.
 PLACES = ("before", "behind")
-#: These do something without a command behind them.
+#: Groups that run without a subcommand.
 ALONE = {"serve", "usage"}
 GROUPS = sorted({name.split()[0] for name in EXAMPLES if " " in name} - ALONE)
 OF_SERVERS = [name for name, one in EXAMPLES.items() if not (one.is_local or one.is_verdict)]
-#: Commands that list things, and what an empty list is.
+#: List commands, and the key of their list.
 LISTS: dict[str, Any] = {
     "run list": {"runs": [], "total": 0, "shown": 0},
     "checkpoint list": {"checkpoints": [], "total": 0, "shown": 0},
@@ -33,13 +33,13 @@ LISTS: dict[str, Any] = {
 
 
 def documents(out: str, example: Example) -> list[Any]:
-    """What stdout says, one document or one on each line; anything else fails."""
+    """Parse stdout as one JSON document or one per line."""
     assert ESCAPE not in out
     return [json.loads(part) for part in (out.splitlines() if example.is_lines else [out])]
 
 
 def error_of(out: str, err: str) -> dict[str, Any]:
-    """The error on stderr; there must be nothing else, and nothing on stdout."""
+    """Parse the error on stderr; stdout must be empty."""
     assert out == ""
     assert ESCAPE not in err
     said = json.loads(err)
@@ -52,7 +52,7 @@ def error_of(out: str, err: str) -> dict[str, Any]:
 
 
 def test_every_command_has_an_example() -> None:
-    """A server that is run has no end and no result; tests of their own run these two."""
+    """Commands that run a server have no example; they have their own tests."""
     assert sorted([*EXAMPLES, "serve", "pipeline tensorboard"]) == sorted(all_commands())
 
 

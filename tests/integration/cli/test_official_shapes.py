@@ -1,4 +1,4 @@
-"""The official command line and ours give equal JSON against the same server."""
+"""`tinkex` and the official CLI print equal JSON for the same server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.support.official_cli import Command, official_forks
 
 OFFICIAL = Path(sys.executable).with_name("tinker")
-#: What ours says besides.
+#: Fields that only tinkex has.
 ADDED = {"total", "shown"}
 ADDED_TO_CHECKPOINT = {"training_run_id", "base_model"}
 
@@ -29,7 +29,7 @@ def official(*words: str) -> Any:
 
 
 def same_times(value: Any) -> Any:
-    """Times as points in time: the official ones are written with a space."""
+    """Parse times, because the official CLI writes them with a space."""
     if isinstance(value, dict):
         return {key: same_times(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Models, usage, traces and identities: the official command line and ours give equal JSON."""
+"""Models, usage, traces and whoami: JSON equals the official CLI."""
 
 from __future__ import annotations
 

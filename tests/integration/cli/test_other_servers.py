@@ -1,4 +1,4 @@
-"""An address of some other web server is one sentence, without a word of its pages."""
+"""Errors for URLs of other web servers do not contain their pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Serve = Callable[[int], str]
 
 @pytest.fixture
 def other() -> Iterator[Serve]:
-    """Starts a web server that answers everything with a page of one status."""
+    """Start a web server that answers every request with one status and page."""
     servers: list[ThreadingHTTPServer] = []
 
     def serve(status: int) -> str:
@@ -35,7 +35,7 @@ def other() -> Iterator[Serve]:
             do_POST = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
+                """Do not log."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()

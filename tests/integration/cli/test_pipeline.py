@@ -1,4 +1,4 @@
-"""`tinkex pipeline`, both for people and for programs."""
+"""`tinkex pipeline`, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tinkex.models import TINY_FOLDER
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineProject:
-    """A project whose variables are set."""
+    """A pipeline project with its environment variables set."""
     project = PipelineProject(tmp_path)
     for name, value in project.environ.items():
         monkeypatch.setenv(name, value)
@@ -58,10 +58,10 @@ def test_the_commands_that_a_run_suggests_work(
         ["model", "add"],
         ["chat", "my-model"],
     ]
-    # Another shell has none of the variables.
+    # The suggested commands must work in a shell without the variables.
     for name in made.environ:
         monkeypatch.delenv(name)
-    # The trainers here are not real ones; a model that talks takes the place of what they left.
+    # The fake trainers write no usable model, so replace it with a real one.
     folder = made.out / "dpo" / "hf"
     shutil.rmtree(folder)
     shutil.copytree(TINY_FOLDER, folder)
@@ -75,7 +75,7 @@ def test_the_commands_that_a_run_suggests_work(
         assert shown.exit_code == 0, shown.err
     assert served == [curves]
     assert "my-model" in tinkex("model", "list").out
-    # No server runs: the last command starts one, which reads the model that was added.
+    # No server is running: the last command starts one with the added model.
     monkeypatch.setenv("TINKEX_ENGINE", "local")
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 3 plus 4?\n"))
     try:

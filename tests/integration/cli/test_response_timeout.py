@@ -1,4 +1,4 @@
-"""A server that takes connections and says nothing is named as soon as one that is not there."""
+"""A server that accepts connections but never responds is reported quickly."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def quick_traces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def session_ids(seeded: SeededServer) -> list[str]:
-    """Newest first."""
+    """Session ids, newest first."""
     return list(seeded.server.sessions)[::-1]
 
 

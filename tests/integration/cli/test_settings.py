@@ -1,4 +1,4 @@
-"""`config`, `doctor` and `model list`: what is used, whether it works, what a server offers."""
+"""`config`, `doctor` and `model list` against a server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_options_and_variables_override_profile(
     assert found["tags"] == (["x", "y"], "TINKER_TAGS")
     assert found["credential_command"] == ("***", "TINKER_CREDENTIAL_CMD")
     assert found["api_key"] == ("printed by a command", "TINKER_CREDENTIAL_CMD")
-    # A profile that is named goes before a variable, an option before both.
+    # --profile precedes a variable, and an option precedes both.
     assert settings(tinkex, "--profile", "a")["base_url"] == ("https://a.example", "profile 'a'")
     found = settings(tinkex, "--base-url", "https://f.example", "--timeout", "3s")
     assert found["base_url"] == ("https://f.example", "--base-url")
@@ -101,7 +101,7 @@ def test_invalid_profiles_file_is_an_error(tinkex: RunCli, profiles: Path) -> No
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the checks that start no process."""
+    """Use only checks that start no process."""
     heavy = {"torch", "kernels"}
     kept = tuple(check for check in checks.CHECKS if check.name not in heavy)
     monkeypatch.setattr(checks, "CHECKS", kept)

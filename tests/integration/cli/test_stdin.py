@@ -1,4 +1,4 @@
-"""A question that nobody answers is answered with no, and nothing is changed."""
+"""Without an answer on stdin, confirmations are declined and nothing changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.cli.conftest import SeededServer
 from tests.integration.conftest import KEY
 
 TINKEX = [sys.executable, "-m", "tinkex"]
-#: Every command that asks before it changes something on a server.
+#: Commands that ask for confirmation before changing something on a server.
 ASKING = {"delete": "Delete 1 checkpoint?", "unpublish": "private?"}
 #: Requests that change something.
 CHANGES = ("delete_checkpoint", "unpublish_checkpoint")
@@ -27,10 +27,10 @@ def changes(seeded: SeededServer) -> int:
 
 
 def run_with(stdin: int | IO[Any] | None, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line in a process; without a stdin it is closed."""
+    """Run a command line in a process; stdin is closed unless given."""
     command: Sequence[str] = [*TINKEX, *words]
     if stdin is None:
-        # Not /dev/null: there is no file number 0 at all.
+        # Not /dev/null: file descriptor 0 does not exist.
         command = ["bash", "-c", 'exec "$@" <&-', "bash", *command]
     return subprocess.run(
         command, stdin=stdin, capture_output=True, text=True, timeout=60, env=os.environ.copy()

@@ -1,4 +1,4 @@
-"""Command lines as people mistype them: the answer says what was probably meant."""
+"""Suggestions for mistyped command lines."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.integration.conftest import BASE_MODEL, PROMPT, SHORT, TIMEOUT_SECOND
 
 @pytest.fixture
 def busy(seeded: SeededServer, connect: Connect) -> SeededServer:
-    """The scene after some training and sampling."""
+    """A server after some training and sampling."""
     service = connect(seeded.server, user_metadata={"team": "red"})
     training = service.create_lora_training_client(BASE_MODEL, rank=1)
     training.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""Help explains arguments in a section of their own, and completion needs no imports."""
+"""Help texts of arguments, and completion without heavy imports."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_unsupported_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
 
 
 def complete(words: str, place: int) -> list[str]:
-    """What a bash would be told, from a process that may load nothing heavy."""
+    """Return bash completions from a process that must not import heavy modules."""
     probe = (
         "import sys\n"
         "from tinkex.cli.main import main\n"

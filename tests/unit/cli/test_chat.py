@@ -1,4 +1,4 @@
-"""A chat without a server: pieces of an answer, where it ends, and what is remembered."""
+"""Chat without a server: chunks, end of replies, conversation and slash commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRAWING = SamplingOptions(max_tokens=100, temperature=1.0, top_k=-1, top_p=1.0, 
 
 
 class Ready:
-    """A future that is done, or that Ctrl-C interrupts."""
+    """A completed future, or one that raises KeyboardInterrupt."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -44,7 +44,7 @@ class Ready:
 
 
 class Script:
-    """A sampler that says a text, as many tokens at a time as it is asked for."""
+    """A fake sampler that returns a text in chunks of the requested size."""
 
     def __init__(self, tokens: Sequence[int], *, stops_at_end: bool = True) -> None:
         self._tokens = list(tokens)
@@ -73,7 +73,7 @@ class Script:
 
 
 class Template(ToyTokenizer):
-    """The toy tokenizer with a chat template; 300 is a speaker's mark, 301 ends a turn."""
+    """The toy tokenizer with a chat template; 300 starts a turn, 301 ends it."""
 
     chat_template = "yes"
     all_special_ids = (256, 300, 301)
@@ -121,7 +121,7 @@ def test_reply_is_the_concatenated_chunks() -> None:
     assert len(pieces) > 2
     assert "\ufffd" not in "".join(pieces)
     assert told.end_reason == "stop"
-    # Each piece goes on where the one before ended, with dice of its own.
+    # Each chunk continues the previous one with its own seed.
     lengths = [len(seen) for seen, _ in script.asked]
     assert lengths == sorted(set(lengths))
     assert len({params.seed for _, params in script.asked}) == len(script.asked)

@@ -1,4 +1,4 @@
-"""The one place that makes clients: from the context's words, closed whatever happens."""
+"""Creation of clients from the context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinkex.types import Cursor, TrainingRunsResponse
 
 
 class Ready:
-    """A future that is done."""
+    """A completed future."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -28,7 +28,7 @@ class Ready:
 
 
 class StubService:
-    """Stands for the service client and its REST client."""
+    """Fake of the service client and its REST client."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

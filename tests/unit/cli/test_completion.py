@@ -1,4 +1,4 @@
-"""Completion of ids: what the server knows, or nothing, and never an error."""
+"""Completion of ids: candidates from the server, never an error."""
 
 from __future__ import annotations
 

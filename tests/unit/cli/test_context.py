@@ -1,4 +1,4 @@
-"""What a command knows about where it writes: terminals, pipes, NO_COLOR and COLUMNS."""
+"""Detection of terminals and pipes, NO_COLOR and COLUMNS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinkex.settings import TerminalSettings, read_terminal
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
-    """A terminal of 97 columns, and no variables about it."""
+    """A terminal with 97 columns, without environment variables."""
     for name in ("NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -31,7 +31,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
 
 
 def detected(stream: TextIO | None, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """The context of a process that reads and writes there."""
+    """Detect the context of a process with these streams."""
     with monkeypatch.context() as patch:
         for name in ("stdin", "stdout", "stderr"):
             patch.setattr(sys, name, stream)

@@ -14,7 +14,7 @@ from tinkex.models import TINY
 
 
 class Server:
-    """A client of a server that offers some models; those in brackets cannot be sampled."""
+    """Fake client of a server with some models; those in brackets cannot be sampled."""
 
     def __init__(self, *names: str) -> None:
         self._models = [
@@ -23,7 +23,7 @@ class Server:
         ]
 
     def get_server_capabilities(self) -> Any:
-        """What the server offers."""
+        """Return the models of the server."""
         return SimpleNamespace(supported_models=self._models)
 
 

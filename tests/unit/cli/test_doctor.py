@@ -1,4 +1,4 @@
-"""`doctor`: every check ends, says what it found and what to do."""
+"""`tinkex doctor`: results, advice and timeouts of checks."""
 
 from __future__ import annotations
 

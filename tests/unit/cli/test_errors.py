@@ -1,4 +1,4 @@
-"""Failures in words: every mapping with its hint, user faults apart from those that pass."""
+"""Error messages, hints, categories and exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinkex.installation import install_command
 
 
 class Answer(NamedTuple):
-    """What an error of the server needs of an answer."""
+    """Fake response for API errors."""
 
     status_code: int
     request: Any = None
@@ -57,7 +57,7 @@ def test_status_errors_have_title_hint_and_category(status: int, title: str, cat
     assert failure.message == f"{title}: no such luck"
     assert (failure.status, failure.category, failure.exit_code) == (status, category, 1)
     assert failure.hint
-    # The library's predicate decides: a user's fault is never worth the same try again.
+    # User errors never suggest a retry.
     assert ("run the same command again" in failure.hint) == (category == "server")
 
 

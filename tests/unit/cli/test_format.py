@@ -1,4 +1,4 @@
-"""Sizes, times and counts as people write them, at their edges."""
+"""Formatting of sizes, times and counts, with edge cases."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_truncate_cells(text: str, shown: str) -> None:
     assert words.truncate_cells(text, 8) == shown
 
 
-#: Counts whose noun would be wrong for one thing: "{num} rows".
+#: Counts with a fixed plural: "{num} rows".
 _COUNT = re.compile(
     r"\{(?:len\([^}]*\)|num_\w+|count|size|used)(?::,)?\} "
     r"(?:models|runs|rows|steps|checkpoints|sessions|files|keys|samples|messages|times)\b"

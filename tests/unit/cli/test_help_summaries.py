@@ -1,4 +1,4 @@
-"""The list of commands in the help of every group."""
+"""Command summaries in the help of every group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about the source of the command line: who may exit, read variables, create clients."""
+"""Rules for the CLI's source: exits, environment variables, clients, docstrings."""
 
 from __future__ import annotations
 

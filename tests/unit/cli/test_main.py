@@ -1,4 +1,4 @@
-"""The command line itself: help without imports, errors as sentences, exit codes."""
+"""The root command: help without heavy imports, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEAVY = {
 
 
 def all_commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command by its words."""
+    """Return every command by its path."""
     waiting: list[tuple[tuple[str, ...], click.Command]] = [((), main)]
     while waiting:
         words, command = waiting.pop()
@@ -115,7 +115,7 @@ def test_no_command_is_a_usage_error_that_shows_help(capsys: pytest.CaptureFixtu
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """Makes `tinkex version` raise what is put here."""
+    """Make `tinkex version` raise the errors in this list."""
     errors: list[BaseException] = []
 
     def fail(self: click.Command, ctx: click.Context) -> None:

@@ -1,4 +1,4 @@
-"""`tinkex model`: what is added is served, what is wrong is a sentence, and nothing heavy loads."""
+"""`tinkex model`: adding, listing and removing models, errors and light imports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinkex.server.process.home_setup import HomeLock
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home of this test alone, and its directory as the one of the shell."""
+    """A home for this test; the working directory is next to it."""
     monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
@@ -37,14 +37,14 @@ def tinkex(*words: str) -> Result:
 
 
 def told(*words: str) -> Any:
-    """What a command prints for programs."""
+    """Run a command and return its JSON output."""
     done = tinkex(*words, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def added_rows(*words: str) -> list[Any]:
-    """The models of the list besides the one that is always there."""
+    """Return the listed models without the built-in one."""
     *added, built_in = told("list", *words)
     assert (built_in["name"], built_in["built_in"]) == ("tinkex/tiny", True)
     return added
@@ -226,7 +226,7 @@ def test_gguf_file_is_converted_into_home(tmp_path: Path, home: Home) -> None:
     assert added.stderr.startswith("org/mine is LlamaForCausalLM, ")
     assert read_model_list(home.models_file) == {"org/mine": str(folder)}
     assert told("info", "org/mine")["tokenizer"] is True
-    # What is served does not need the file any more.
+    # The converted model does not need the GGUF file.
     (tmp_path / "small.gguf").unlink()
     assert [row["problem"] for row in added_rows()] == [None]
 

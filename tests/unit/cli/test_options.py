@@ -1,4 +1,4 @@
-"""Global options: before and behind every command, the later wins, own options of a command win."""
+"""Global options at any position, lazy groups and default commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inner() -> None:
 @click.option("--own")
 @pass_context
 def look(context: Context, own: str | None) -> None:
-    """Keep what was given."""
+    """Record the context."""
     SEEN.append(context)
 
 

@@ -1,4 +1,4 @@
-"""What can be checked without a server is checked before one is asked for."""
+"""Local checks run before any request."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_list_of_new_home_does_not_start_server(
     listed = json.loads(capsys.readouterr().out)
     assert [] in listed.values()
     assert not (tmp_path / "home").exists()
-    # With records there, only the server can say.
+    # With existing data, only the server can answer.
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "store.db").touch()
     assert run(words, Context()).exit_code == 1

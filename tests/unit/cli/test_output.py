@@ -1,4 +1,4 @@
-"""Results on screens of 40, 80 and 200 columns and as JSON: nothing important is ever cut."""
+"""Output at 40, 80 and 200 columns and as JSON; ids and paths are never truncated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def printed(capsys: pytest.CaptureFixture[str], result: Output, **screen: Any) -
 
 
 def joined(text: str) -> str:
-    """Every cell of a table with its folded parts put together again."""
+    """Return every cell of a table with its wrapped lines joined."""
     cells: dict[int, str] = {}
     for line in text.splitlines():
         for place, cell in enumerate(re.split("[│┃]", line)):
@@ -123,7 +123,7 @@ def test_run_list_truncates_long_names(
     assert "Status" in table
     assert shown in table
     assert max(map(len, table.splitlines())) <= width
-    # A pipe has no edge: nothing is cut there.
+    # Nothing is truncated in a pipe.
     assert name in printed(capsys, runs)
 
 

@@ -1,4 +1,4 @@
-"""Progress and questions stay on stderr; nobody there means no bar, and no."""
+"""Progress and prompts on stderr; without a terminal there are no bars."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_spinner_is_one_line_on_a_terminal(capsys: pytest.CaptureFixture[str]) -
     told = capsys.readouterr()
     assert told.out == ""
     assert "Saving [x] ..." in told.err
-    # What stays on the screen is what is written after the last line was erased.
+    # Only the text after the last erased line stays on the screen.
     assert told.err.rpartition("\x1b[2K")[2] == "Saved.\n"
 
 
@@ -86,7 +86,7 @@ def test_status_line_pauses_spinner(capsys: pytest.CaptureFixture[str]) -> None:
     with click.Context(click.Command("x"), obj=WATCHED), spinner("Loading ..."):
         print_status("This model has no chat template.")
     written = capsys.readouterr().err
-    # The line before it was erased, and it ends with a line break of its own.
+    # The spinner line was erased, and the status line ends with a newline.
     assert "\x1b[2KThis model has no chat template.\n" in written
 
 
@@ -118,7 +118,7 @@ def test_progress_bars_are_built_in_two_modules() -> None:
         for path in sorted(SOURCES.rglob("*.py"))
         if re.search(r"^\s*from (rich\.progress|tqdm)\b.* import ", path.read_text(), re.MULTILINE)
     ]
-    # The two others name a type.
+    # The two others import a type only.
     others = ["cli/progress.py", "pipeline/train/metrics.py"]
     assert [path for path in drawing if path not in others] == [
         "cli/progress_bars.py",

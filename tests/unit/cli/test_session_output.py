@@ -1,4 +1,4 @@
-"""Sessions and usage on screens of 40, 80 and 200 columns, and in words."""
+"""Output of sessions and usage at 40, 80 and 200 columns."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NOTHING = types.CurrentCheckpointStorageUsageResponse(data=[])
 
 
 def columns_of(shown: str) -> list[str]:
-    """The text of each column of a table, lines that were broken put together again."""
+    """Return the text of each table column with wrapped lines joined."""
     rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
     return ["".join(cell.strip() for cell in column) for column in zip(*rows, strict=True)]
 

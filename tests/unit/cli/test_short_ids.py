@@ -1,4 +1,4 @@
-"""Short forms of ids, against a client that answers from lists."""
+"""Resolving short ids with a fake client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = (f"{SESSIONS[0]}:train:0", f"{SESSIONS[1]}:train:0", f"{SESSIONS[1]}:trai
 
 
 class Ready:
-    """An answer that is here."""
+    """A completed future."""
 
     def __init__(self, **fields: Any) -> None:
         self.__dict__.update(fields)
@@ -31,7 +31,7 @@ class Ready:
 
 
 class Lists:
-    """Answers like a server that cannot search: it lists all."""
+    """A fake client of a server without search."""
 
     def __init__(self, run_ids: tuple[str, ...] = RUNS, names: dict[str, str] | None = None):
         self.run_ids, self.names, self.num_asked = run_ids, names or {}, 0

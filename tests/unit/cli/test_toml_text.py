@@ -1,4 +1,4 @@
-"""Changing a TOML text: values change, everything else stays as it was written."""
+"""Editing TOML text: values change, everything else is preserved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of usage: full hours, at most 14 days, each mistake in a sentence."""
+"""Usage periods: full hours, at most 14 days, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tinkex version`: the version, the commit of the package itself, and its libraries."""
+"""`tinkex version`: version, commit and libraries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_deps_are_listed_only_with_flag(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package in the src/ of a work tree."""
+    """A package in src/ of a git work tree."""
     folder = tmp_path / "src" / "tinkex"
     folder.mkdir(parents=True)
     return folder

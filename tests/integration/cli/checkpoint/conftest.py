@@ -1,4 +1,4 @@
-"""A place for what is downloaded, and a checkpoint that comes as single files."""
+"""Fixtures for downloads: a directory, and a checkpoint with single files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.conftest import BASE_MODEL, TIMEOUT_SECONDS, Connect
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where downloads go; the home of a test is beside it."""
+    """Directory for downloads, next to the test's home."""
     made = tmp_path / "models"
     made.mkdir()
     return made
@@ -20,6 +20,6 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def external(seeded: SeededServer, connect: Connect) -> str:
-    """A checkpoint that the server gives out as single files."""
+    """A checkpoint that the server offers as single files."""
     trainer = connect(seeded.server).create_lora_training_client(BASE_MODEL, rank=4)
     return trainer.save_weights_external("out").result(TIMEOUT_SECONDS).path

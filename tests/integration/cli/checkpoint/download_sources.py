@@ -1,4 +1,4 @@
-"""Checkpoints that a stub server offers for download, as good or as bad as a test likes."""
+"""Valid and invalid checkpoints that a stub server offers for download."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADAPTER = {"adapter_config.json": CONFIG, WEIGHTS: bytes(range(256)) * 400}
 
 
 def manifest(files: Mapping[str, bytes]) -> bytes:
-    """The list that a server puts beside its files."""
+    """The manifest of a checkpoint's files."""
     rows = {
         name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in files.items()
@@ -38,7 +38,7 @@ def manifest(files: Mapping[str, bytes]) -> bytes:
 
 
 def offer_files(server: StubServer, files: Mapping[str, bytes]) -> None:
-    """Let the next checkpoint that is asked for consist of these files."""
+    """Serve the next requested checkpoint as these files."""
     urls = {name: f"{server.url}/files/offer/{name}" for name in files}
     answer = {"urls": urls, "expires": "2100-01-01T00:00:00Z"}
     server.inject("external_weights_urls", Fault(status=200, body=answer), times=None)
@@ -52,12 +52,12 @@ def offer_files(server: StubServer, files: Mapping[str, bytes]) -> None:
 
 
 def offer_archive(server: StubServer, archive: bytes) -> None:
-    """Let the next checkpoint that comes as an archive be this one."""
+    """Serve the next archive download with this content."""
     server.inject("download", Fault(status=200, body=archive), times=None)
 
 
 def tar(members: Mapping[str, bytes | tarfile.TarInfo], *, is_packed: bool = False) -> bytes:
-    """An archive of files, or of whatever a header says."""
+    """Build an archive of files or raw headers."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as archive:
         for name, content in members.items():
@@ -71,14 +71,14 @@ def tar(members: Mapping[str, bytes | tarfile.TarInfo], *, is_packed: bool = Fal
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
-    """A header of a link."""
+    """Build the tar header of a link."""
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
     return member
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return every file below a folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -87,10 +87,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def folder_of(place: Path, path: str) -> Path:
-    """Where a checkpoint's folder is made."""
+    """Return the download folder of a checkpoint."""
     return place / checkpoint_folder_name(parse_tinker_path(path))
 
 
 def names(place: Path) -> list[str]:
-    """What is in a folder, hidden or not."""
+    """Return the entries of a folder, including hidden ones."""
     return sorted(path.name for path in place.iterdir())

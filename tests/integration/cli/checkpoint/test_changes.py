@@ -15,7 +15,7 @@ PERSON = Context(is_stdin_terminal=True, stdout=Screen(width=200))
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Type something."""
+    """Simulate typed input."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
@@ -61,7 +61,7 @@ def test_other_conflict_is_an_error(seeded: SeededServer, tinkex: RunCli) -> Non
 def test_unpublish_asks_for_confirmation(
     typed: str, goes: bool, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only y or yes; nothing typed is a no."""
+    """Only y or yes confirms; empty input declines."""
     tinkex("checkpoint", "publish", seeded.training)
     answer(monkeypatch, typed)
     result = tinkex("checkpoint", "unpublish", seeded.training, context=PERSON)
@@ -147,7 +147,7 @@ def test_copy_has_own_path_and_ttl(seeded: SeededServer, tinkex: RunCli) -> None
 def test_copy_uses_project_of_environment(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Config knows it, the command does not ask for it."""
+    """The project comes from Config, not from an option."""
     monkeypatch.setenv("TINKER_PROJECT_ID", "p-env")
     copied = tinkex("checkpoint", "copy", seeded.training, "--json").json
     assert copied["project_id"] == "p-env"

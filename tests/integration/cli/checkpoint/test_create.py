@@ -1,4 +1,4 @@
-"""`checkpoint create` against a server: the real road from options to saved weights."""
+"""`checkpoint create` against a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinkex.testing import Fault
 def test_default_command_saves_listed_weights(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
-    """And the session ends well."""
+    """The session is finished with success."""
     output = tmp_path / "out" / "made.json"
     words = ("--base-model", BASE_MODEL, "--output", str(output), "--rank", "3", "--seed", "5")
     made = tinkex("checkpoint", *words, "--no-train-unembed", "--json").json
@@ -62,7 +62,7 @@ def test_adapter_is_restored_from_checkpoint(
 def test_unknown_model_is_a_user_error(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
-    """Nothing is written, and the session is told that it failed."""
+    """No file is written, and the session is finished as failed."""
     result = tinkex("checkpoint", "--base-model", "no/such", "--output", str(tmp_path / "m.json"))
     assert (result.exit_code, result.out) == (1, "")
     assert "no/such" in result.err
@@ -82,7 +82,7 @@ def test_rejected_key_error(seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 def test_timeout_option_limits_slow_server(
     seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
-    """Milliseconds, for one operation."""
+    """The timeout, in milliseconds, applies to one operation."""
     seeded.server.inject("retrieve_future", Fault(delay_seconds=60.0), times=None)
     words = ("--base-model", BASE_MODEL, "--output", str(tmp_path / "m.json"))
     result = tinkex("checkpoint", *words, "--timeout", "300")

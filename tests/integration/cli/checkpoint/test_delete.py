@@ -1,4 +1,4 @@
-"""`checkpoint delete` against a server: choosing, asking, failing in part, being interrupted."""
+"""`checkpoint delete` against a server: selection, confirmation, failures, interrupts."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ OF_NOTHING = {
 
 @pytest.fixture(autouse=True)
 def closed_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers, unless a test does."""
+    """Empty stdin, unless a test replaces it."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
 
 
 def left(tinkex: RunCli) -> set[str]:
-    """What is still there."""
+    """Return the remaining checkpoints."""
     found = tinkex("checkpoint", "list", "--limit", "0", "--json").json
     return {saved["tinker_path"] for saved in found["checkpoints"]}
 
 
 def result(done: CliResult) -> Any:
-    """The result, also of a command that failed in part."""
+    """Parse the result, also of a partly failed command."""
     return json.loads(done.out)
 
 
@@ -48,7 +48,7 @@ def result(done: CliResult) -> Any:
 
 
 def test_paths_are_deleted_once_each(seeded: SeededServer, tinkex: RunCli) -> None:
-    """The official fields, and more."""
+    """The result has the official fields and more."""
     words = (seeded.training, seeded.sampler, seeded.training, "--yes", "--json")
     done = tinkex("checkpoint", "delete", *words).json
     assert done == OF_NOTHING | {"deleted_count": 2, "deleted": [seeded.training, seeded.sampler]}
@@ -84,7 +84,7 @@ def test_filters_select_checkpoints(
 
 
 def test_no_match_is_not_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
-    """Nothing is asked either."""
+    """There is no confirmation either."""
     done = tinkex("checkpoint", "delete", "--run-id", seeded.run_ids[0])
     assert (done.exit_code, done.out) == (0, "")
     assert done.err == "No checkpoints match; nothing was deleted.\n"
@@ -192,7 +192,7 @@ def test_rejected_key_is_reported_once(seeded: SeededServer, tinkex: RunCli) -> 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
 def test_json_matches_official_cli(seeded: SeededServer, tinkex: RunCli) -> None:
-    """Unlike it, ours fails when a deletion failed."""
+    """Unlike the official CLI, tinkex fails if a deletion fails."""
     missing = seeded.training + "x"
     theirs = subprocess.run(
         [OFFICIAL, "-f", "json", "checkpoint", "delete", "-y", seeded.sampler, missing],
@@ -212,7 +212,7 @@ def test_json_matches_official_cli(seeded: SeededServer, tinkex: RunCli) -> None
 
 
 def interrupted(seeded: SeededServer, *paths: str) -> CliResult:
-    """Ctrl-C when all deletions have reached the server."""
+    """Press Ctrl-C when all deletions have reached the server."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tinkex", "checkpoint", "delete", "-y", "--json", *paths],
         stdout=subprocess.PIPE,
@@ -245,7 +245,7 @@ def test_ctrl_c_reports_outcomes(seeded: SeededServer) -> None:
 
 
 def test_deletions_run_concurrently(seeded: SeededServer) -> None:
-    """All of them reach the server although none is answered."""
+    """All requests reach the server before the first response."""
     seeded.server.inject("delete_checkpoint", Fault(delay_seconds=60.0), times=None)
     paths = [f"{seeded.training}{number}" for number in range(20)]
     assert result(interrupted(seeded, *paths))["unknown"] == paths

@@ -1,4 +1,4 @@
-"""`checkpoint download`: every kind of checkpoint from every server."""
+"""`checkpoint download` of every checkpoint type from every kind of server."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_download_matches_official_cli(
     ours = tinkex("checkpoint", "download", path, "-o", str(place / "ours"), "--json").json
     assert ours.pop("num_files") == 2
     destination = Path(ours.pop("destination"))
-    # A colon is not allowed in names on every file system.
+    # Some file systems do not allow colons in names.
     assert destination.name == Path(theirs["destination"]).name.replace(":", "_")
     assert contents(destination) == contents(Path(theirs.pop("destination")))
     assert ours == theirs
@@ -141,7 +141,7 @@ def test_signed_urls_are_renewed_before_expiry(
 def test_export_is_used_without_archives_and_deleted(
     seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
-    """The official server's way with training checkpoints (protocol 9)."""
+    """Training checkpoints on the official server must be exported first."""
     seeded.server.inject("checkpoint_archive", Fault(status=404), times=None)
     before = set(seeded.server.sessions)
     result = tinkex("checkpoint", "download", seeded.training, "-o", str(place), "--json")

@@ -1,4 +1,4 @@
-"""`checkpoint export`: an adapter that PEFT loads, or a model that needs nothing else."""
+"""`checkpoint export` of PEFT adapters and merged models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A training checkpoint as a server keeps it: adapter, optimizer, list of files."""
+    """A training checkpoint as stored by a server: adapter, optimizer, manifest."""
     folder = tmp_path / "trained"
     folder.mkdir()
     spec = make_spec()

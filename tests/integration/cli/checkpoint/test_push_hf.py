@@ -1,4 +1,4 @@
-"""`checkpoint push-hf` against a hub on this machine."""
+"""`checkpoint push-hf` against a fake hub."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_json_matches_official_cli(
 
 
 def test_branch_is_created_and_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
-    """The official one neither makes nor reports the branch it derives."""
+    """The official CLI neither creates nor reports the branch."""
     derived = tinkex("checkpoint", "push-hf", seeded.training, "--json").json
     run_id = parse_tinker_path(seeded.training).run_id.replace(":", "-")
     assert derived["repo_id"] == f"anna/tinker-bigram-{run_id}"

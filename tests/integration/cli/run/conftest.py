@@ -1,4 +1,4 @@
-"""A server with a run that was trained, and a command line whose tokenizer needs no files."""
+"""Fixtures: a server with a trained run, and a CLI with a toy tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_STEPS = 5
 
 
 class Trained(NamedTuple):
-    """What is on the server, and how to reach it."""
+    """A server with a training run."""
 
     server: StubServer
     service: ServiceClient
@@ -30,7 +30,7 @@ class Trained(NamedTuple):
         return self.training.model_id
 
     def train(self, num_steps: int = 1) -> None:
-        """Take some more steps."""
+        """Train some more steps."""
         weights = [1.0] * (len(HELLO) - 1)
         inputs = {"target_tokens": HELLO[1:], "weights": weights}
         datum = Datum(model_input=ModelInput.from_ints(HELLO[:-1]), loss_fn_inputs=inputs)

@@ -1,4 +1,4 @@
-"""`run sample`, its bare form and its alias, against a server."""
+"""`run sample`, its short form and its alias, against a server."""
 
 from __future__ import annotations
 

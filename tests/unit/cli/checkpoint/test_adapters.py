@@ -1,4 +1,4 @@
-"""What `checkpoint export` and `push-hf` make of an adapter's folder."""
+"""Adapter folders of `checkpoint export` and `push-hf`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checkpoint create` with stub clients: what is asked of them, what is written, how it fails."""
+"""`checkpoint create` with stub clients: requests, output file and failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATE = "tinker://run-0/weights/0001"
 
 
 class Ready:
-    """A future that is done, and knows whether anybody waited for it."""
+    """A completed future that records whether it was awaited."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -40,7 +40,7 @@ class Ready:
 
 
 class StubService:
-    """Stands for the service client, its REST client and its training clients."""
+    """Stub of the service, REST and training clients."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -84,7 +84,7 @@ class StubService:
 
 
 class CommandRunner:
-    """Runs `checkpoint` with one stub service and reads what it wrote."""
+    """Runs `checkpoint` with a stub service and reads its output file."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -132,7 +132,7 @@ def test_adapter_is_created_saved_and_recorded(
 
 
 def test_metadata_fields(runner: CommandRunner) -> None:
-    """A superset of what is promised, with a time in UTC to the second."""
+    """All documented fields; the time is in UTC with seconds."""
     assert runner.run("--base-model", "m/base", "--seed", "7", "--no-train-mlp").exit_code == 0
     written = runner.written
     saved_at = datetime.fromisoformat(written.pop("saved_at"))
@@ -164,7 +164,7 @@ def test_unknown_model_id_is_null(model_id: str | None, runner: CommandRunner) -
 
 
 def test_options_are_passed_to_config(runner: CommandRunner) -> None:
-    """The time is in milliseconds."""
+    """A bare timeout is in milliseconds."""
     words = ("--api-key", "tml-x", "--base-url", "http://h:1", "--timeout", "1500")
     assert runner.run("--base-model", "m", *words).exit_code == 0
     config = runner.service.config
@@ -181,7 +181,7 @@ def test_each_layer_type_can_be_disabled(part: str, runner: CommandRunner) -> No
 
 
 def test_model_path_may_be_a_checkpoint(runner: CommandRunner) -> None:
-    """The adapter is the checkpoint's own."""
+    """The LoRA settings come from the checkpoint."""
     assert runner.run("--model-path", STATE).exit_code == 0
     assert runner.service.asked == [
         ("info", STATE),
@@ -216,7 +216,7 @@ STEPS = ("Starting a session", "Creating the training client", "Saving weights")
 def test_progress_goes_to_stderr_in_order(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three steps are named, and stdout carries the result alone."""
+    """Three steps are reported; stdout has only the result."""
     assert runner.run("--base-model", "m").exit_code == 0
     told = capsys.readouterr()
     places = [told.err.index(step) for step in STEPS]
@@ -227,7 +227,7 @@ def test_progress_goes_to_stderr_in_order(
 def test_json_output_has_no_progress(
     runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is on stderr beside JSON is an error, which is JSON too."""
+    """With JSON output, stderr has only errors."""
     assert runner.run("--base-model", "m", "-f", "json").exit_code == 0
     assert capsys.readouterr().err == ""
 
@@ -240,7 +240,7 @@ def test_json_result_is_metadata_and_output_path(
 
 
 def test_help_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """The group shows its commands and the bare form, the command every flag."""
+    """The group's help shows commands and the default form, the command's help every flag."""
     assert run(["checkpoint", "--help"]).exit_code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Usage: tinkex checkpoint")
@@ -305,7 +305,7 @@ def test_invalid_checkpoint_path_is_rejected(runner: CommandRunner) -> None:
 def test_error_category_is_user_or_server(
     error: TinkexError, hint: str, runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the session is closed."""
+    """The session is also closed."""
     runner.service.create_error = error
     outcome = runner.run("--base-model", "m")
     assert (outcome.exit_code, outcome.error) == (1, error)
@@ -362,7 +362,7 @@ def test_unwritable_output_is_rejected_first(
 def test_full_disk_keeps_old_file_and_reports_weights(
     runner: CommandRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Atomic."""
+    """The file is written atomically."""
 
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""Deleting many at once: bounded, never stopped by one failure, honest when interrupted."""
+"""Bulk deletion: concurrency limit, failures and interrupts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tinkex.errors import (
 
 GONE = NotFoundError("there is no such checkpoint")
 
-#: A whole id, which no server has to complete.
+#: A full id, which needs no lookup.
 RUN_ID = "82810c9f-dd83-49e2-8069-20d10792b196:train:0"
 
 
 def done(error: BaseException | None = None) -> Future[None]:
-    """A future that is done."""
+    """A completed future."""
     future: Future[None] = Future()
     if error is None:
         future.set_result(None)
@@ -116,7 +116,7 @@ def test_send_error_fails_only_that_path() -> None:
 
 
 def interrupted_at(path: str, answer: Future[None]) -> Callable[[str], Future[None]]:
-    """Sends that are answered until one is interrupted; its neighbour is given this answer."""
+    """A send function that is interrupted at one path; the next path gets this result."""
 
     def send(asked: str) -> Future[None]:
         if asked == path:
@@ -149,7 +149,7 @@ def test_second_interrupt_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class StubService(SimpleNamespace):
-    """Stands for the service client and its REST client."""
+    """Fake of the service client and its REST client."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""What `checkpoint download` decides without a server."""
+"""`checkpoint download` without a server: names, existing folders, progress bars."""
 
 from __future__ import annotations
 

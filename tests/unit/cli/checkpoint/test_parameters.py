@@ -1,4 +1,4 @@
-"""Lifetimes and dates as people write them."""
+"""Parsing of TTLs and dates."""
 
 from __future__ import annotations
 

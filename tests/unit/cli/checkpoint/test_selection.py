@@ -1,4 +1,4 @@
-"""Which checkpoints are meant, and how they are shown before a question."""
+"""Checkpoint filters, and the text of the confirmation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that ends its text at once is explained, on stderr."""
+"""The hint on stderr for samples without text."""
 
 from __future__ import annotations
 

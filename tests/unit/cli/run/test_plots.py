@@ -1,4 +1,4 @@
-"""Curves in letters and as files: nothing is wider than asked, numbers come back as they were."""
+"""Text charts, plot files and the output of `run watch`."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_once_summary_wraps_between_values(
         f"{run_id}: training, 12,345 steps,",
         "loss 1.0000, 12,345 tokens/s, nothing queued",
     ]
-    # A pipe has no edge.
+    # A pipe has unlimited width.
     TextRunView(once=True, stdout=Screen(width=80), stderr=Screen()).show(shown)
     assert len(capsys.readouterr().out.splitlines()) == 1
 

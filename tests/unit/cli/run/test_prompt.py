@@ -1,4 +1,4 @@
-"""Where a prompt comes from: one place, told apart from token ids, never guessed."""
+"""Prompts from options, files and stdin, as text or token ids."""
 
 from __future__ import annotations
 
