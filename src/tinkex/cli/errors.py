@@ -227,9 +227,9 @@ def print_error(error: BaseException, context: Context) -> ErrorReport:
 
 
 def _disk_full_error(error: BaseException) -> ConfigError:
-    place = error.filename if isinstance(error, OSError) else None
+    path = error.filename if isinstance(error, OSError) else None
     return ConfigError(
-        f"{place or 'The disk'} cannot be written: {DISK_FULL_MESSAGE}",
+        f"{path or 'The disk'} cannot be written: {DISK_FULL_MESSAGE}",
         hint="Free some space, then run the same command again.",
     )
 

@@ -63,14 +63,14 @@ def format_duration(seconds: float | None) -> str:
         return UNKNOWN
     if seconds < 10:
         return f"{1000 * seconds:.0f}ms" if seconds < 0.1 else f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded}s"
+    if rounded < 3600:
+        return f"{rounded // 60}m {rounded % 60:02}s"
+    if rounded < 86400:
+        return f"{rounded // 3600}h {rounded % 3600 // 60:02}m"
+    return f"{rounded // 86400}d {rounded % 86400 // 3600:02}h"
 
 
 def format_bool(value: bool) -> str:

@@ -80,18 +80,19 @@ def add(
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_tokenizers import TokenizerRegistration, register_tokenizer
 
-    found = _resolve_home(home)
+    server_home = _resolve_home(home)
     _check_not_built_in(name)
-    place = sources.resolve_location(path or name)
+    location = sources.resolve_location(path or name)
     name = sources.check_model_name(name) if path is not None else sources.default_name(name)
-    if is_convertible(place):
+    if is_convertible(location):
         with on_interrupt(f"Interrupted: {name} was not added."):
-            place = make_model_folder(context, found, name, place)
-    folder = _fetch_model_folder(context, place)
-    found.create()
-    with lock_for_update(found.models_file):
+            location = make_model_folder(context, server_home, name, location)
+    folder = _fetch_model_folder(context, location)
+    server_home.create()
+    with lock_for_update(server_home.models_file):
         sources.write_model_list(
-            found.models_file, {**sources.read_model_list(found.models_file), name: place}
+            server_home.models_file,
+            {**sources.read_model_list(server_home.models_file), name: location},
         )
     registered = register_tokenizer(name, folder.path) if is_registered else None
     count = _format_num_parameters(folder.weights.num_parameters)
@@ -102,7 +103,7 @@ def add(
         f"{name} is {arch}{size}, in {folder.path}",
         {
             "name": name,
-            "place": place,
+            "place": location,
             "folder": str(folder.path),
             "architecture": arch,
             "parameters": folder.weights.num_parameters,
@@ -110,7 +111,7 @@ def add(
         },
     )
     report_tokenizer_registration(name, registered)
-    wait_for_server(context, found, name, is_added=True)
+    wait_for_server(context, server_home, name, is_added=True)
 
 
 @model.command("list")
@@ -135,12 +136,12 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
     if home is None and has_configured_server(context):
         print_served_models(context, substring)
         return
-    found = _resolve_home(home)
-    added = sources.read_model_list(found.models_file)
+    server_home = _resolve_home(home)
+    added = sources.read_model_list(server_home.models_file)
     listed = sources.add_built_in_models(added)
     if substring:
-        listed = _filter_models(found, substring, listed)
-    rows = [_model_row(name, place) for name, place in listed.items()]
+        listed = _filter_models(server_home, substring, listed)
+    rows = [_model_row(name, location) for name, location in listed.items()]
     columns = dict(COLUMNS)
     if not any(row["problem"] for row in rows):
         del columns["problem"]
@@ -165,15 +166,15 @@ def remove(context: Context, home: Path | None, name: str) -> None:
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_tokenizers import unregister_tokenizer
 
-    found = _resolve_home(home)
-    _check_listed(found, name, sources.read_model_list(found.models_file), built_in())
-    with lock_for_update(found.models_file):
-        listed = sources.read_model_list(found.models_file)
+    server_home = _resolve_home(home)
+    _check_listed(server_home, name, sources.read_model_list(server_home.models_file), built_in())
+    with lock_for_update(server_home.models_file):
+        listed = sources.read_model_list(server_home.models_file)
         listed.pop(name, None)
-        sources.write_model_list(found.models_file, listed)
+        sources.write_model_list(server_home.models_file, listed)
     unregister_tokenizer(name)
     announce(context, f"{name} is no longer served", {"name": name, "removed": True})
-    wait_for_server(context, found, name, is_added=False)
+    wait_for_server(context, server_home, name, is_added=False)
 
 
 @model.command()
@@ -184,9 +185,9 @@ def info(context: Context, home: Path | None, name: str) -> None:
     """Show the properties of a model and the memory it needs."""
     from tinkex.engine.models import sources
 
-    found = _resolve_home(home)
-    listed = sources.add_built_in_models(sources.read_model_list(found.models_file))
-    _check_listed(found, name, listed)
+    server_home = _resolve_home(home)
+    listed = sources.add_built_in_models(sources.read_model_list(server_home.models_file))
+    _check_listed(server_home, name, listed)
     folder = _read_model_folder(listed[name])
     properties: dict[str, Any] = {
         "name": name,
@@ -214,33 +215,33 @@ def _resolve_home(named: Path | None) -> Home:
     return Home(named.absolute() if named is not None else read_environment().home)
 
 
-def _read_model_folder(place: str) -> ModelFolder:
+def _read_model_folder(location: str) -> ModelFolder:
     """Read the model folder of a location; a hub model is read from the cache."""
     from tinkex.engine.models.model_folder import read_model_folder
     from tinkex.engine.models.sources import is_folder_location
 
     return (
-        read_model_folder(expand_path(place))
-        if is_folder_location(place)
-        else _open_hub().find_cached(place)
+        read_model_folder(expand_path(location))
+        if is_folder_location(location)
+        else _open_hub().find_cached(location)
     )
 
 
-def _fetch_model_folder(context: Context, place: str) -> ModelFolder:
+def _fetch_model_folder(context: Context, location: str) -> ModelFolder:
     """Read the model folder of a location; download a hub model unless it is cached."""
     from tinkex.engine.models.sources import is_folder_location
 
-    if is_folder_location(place):
-        return _read_model_folder(place)
+    if is_folder_location(location):
+        return _read_model_folder(location)
     message = "Interrupted: the complete files are kept."
     hint = "Run the same command again to download the rest."
     with (
         on_interrupt(message, hint),
-        paged_progress_bar(context, f"Downloading {place}", "bytes") as on_progress,
+        paged_progress_bar(context, f"Downloading {location}", "bytes") as on_progress,
     ):
         if context.stderr.is_terminal and not context.is_json:
-            return _open_hub(on_progress).find(place)
-        return _open_hub().find(place)
+            return _open_hub(on_progress).find(location)
+        return _open_hub().find(location)
 
 
 def _open_hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
@@ -255,11 +256,11 @@ def _open_hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
     return Hub(on_progress=on_progress)
 
 
-def _model_row(name: str, place: str) -> dict[str, Any]:
-    row = {**dict.fromkeys(COLUMNS), "name": name, "place": place}
-    row["built_in"] = built_in().get(name) == place
+def _model_row(name: str, location: str) -> dict[str, Any]:
+    row = {**dict.fromkeys(COLUMNS), "name": name, "place": location}
+    row["built_in"] = built_in().get(name) == location
     try:
-        folder = _read_model_folder(place)
+        folder = _read_model_folder(location)
     except ConfigError as error:
         return row | {"problem": error.message}
     return row | {
@@ -271,13 +272,13 @@ def _model_row(name: str, place: str) -> dict[str, Any]:
 
 def _display_row(row: dict[str, Any]) -> dict[str, Any]:
     """Format a row for the table."""
-    place = "built in" if row["built_in"] else row["place"]
+    location = "built in" if row["built_in"] else row["place"]
     length = row["context"]
     context = None if length is None else f"{length:,}"
     return row | {
         "parameters": _format_num_parameters(row["parameters"]),
         "context": context,
-        "place": place,
+        "place": location,
     }
 
 
@@ -292,13 +293,15 @@ def _format_num_parameters(number: int | None) -> str | None:
 
 
 def _filter_models(home: Home, substring: str, listed: dict[str, str]) -> dict[str, str]:
-    found = {name: place for name, place in listed.items() if substring.lower() in name.lower()}
-    if not found:
+    matches = {
+        name: location for name, location in listed.items() if substring.lower() in name.lower()
+    }
+    if not matches:
         known = ", ".join(listed) or "none"
         raise InvalidInput(
             f"no model in {home.models_file} has {substring!r} in its name; available: {known}"
         )
-    return found
+    return matches
 
 
 def _check_not_built_in(name: str) -> None:

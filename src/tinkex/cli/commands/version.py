@@ -53,12 +53,12 @@ def find_commit(package: Path) -> str | None:
         shared = git / "commondir"
         common = (git / shared.read_text().strip()).resolve() if shared.exists() else git
         head = (git / "HEAD").read_text().strip()
-        found = (
+        commit = (
             _resolve_ref(head.removeprefix("ref: "), common) if head.startswith("ref: ") else head
         )
     except (OSError, UnicodeDecodeError):
         return None
-    return found if found and _COMMIT.fullmatch(found) else None
+    return commit if commit and _COMMIT.fullmatch(commit) else None
 
 
 def _resolve_ref(ref: str, git: Path) -> str | None:

@@ -133,12 +133,12 @@ class FileTotals:
     num_files: int
 
     @classmethod
-    def measure(cls, place: Path) -> FileTotals:
+    def measure(cls, path: Path) -> FileTotals:
         """Measure a file, or all files below a folder."""
         files = (
-            [place]
-            if place.is_file()
-            else [file for file in place.rglob("*") if _is_regular_file(file)]
+            [path]
+            if path.is_file()
+            else [file for file in path.rglob("*") if _is_regular_file(file)]
         )
         return cls(sum(file.stat().st_size for file in files), len(files))
 

@@ -139,14 +139,14 @@ def _id_rows(noun: str, ids: Sequence[str]) -> list[tuple[str, str]]:
 class TraceExport(PropertiesOutput):
     """An exported session trace."""
 
-    def __init__(self, session_id: str, **found: Any) -> None:
-        """`found` contains url, or destination and file_size_bytes."""
+    def __init__(self, session_id: str, **fields: Any) -> None:
+        """`fields` contains url, or destination and file_size_bytes."""
         rows = [("Session ID", session_id)]
-        if "url" in found:
-            rows.append(("Download URL", found["url"]))
-        if "destination" in found:
-            rows.append(("Saved to", found["destination"]))
-        if "file_size_bytes" in found:
-            rows.append(("Size", format_size(found["file_size_bytes"])))
-        data = {"session_id": session_id} | found
+        if "url" in fields:
+            rows.append(("Download URL", fields["url"]))
+        if "destination" in fields:
+            rows.append(("Saved to", fields["destination"]))
+        if "file_size_bytes" in fields:
+            rows.append(("Size", format_size(fields["file_size_bytes"])))
+        data = {"session_id": session_id} | fields
         super().__init__(data, rows, f"Trace Export: {session_id}")

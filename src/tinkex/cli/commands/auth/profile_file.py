@@ -95,12 +95,12 @@ def drop_key(home: Home, name: str) -> None:
 def _edit_profiles(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
     """Lock the profiles file; yield its text and a function that replaces it."""
     # Write to the target of a symlink, so that the link stays.
-    place = path.resolve()
+    target = path.resolve()
     try:
-        with lock_for_update(place):
-            read_profiles(place)
-            text = place.read_bytes().decode() if place.exists() else ""
-            yield text, lambda new: write_file_atomic(place, new.encode())
+        with lock_for_update(target):
+            read_profiles(target)
+            text = target.read_bytes().decode() if target.exists() else ""
+            yield text, lambda new: write_file_atomic(target, new.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     except ConfigError as error:
@@ -166,10 +166,10 @@ class _TomlLines:
                 return
             self._lines += ["", _format_header(table)] if self._lines else [_format_header(table)]
             begin = end = len(self._lines)
-        place = next((i for i in range(begin, end) if _parse_key(self._lines[i]) == key), None)
-        if place is not None:
-            comment = _trailing_comment(self._lines[place])
-            self._lines[place : place + 1] = (
+        index = next((i for i in range(begin, end) if _parse_key(self._lines[i]) == key), None)
+        if index is not None:
+            comment = _trailing_comment(self._lines[index])
+            self._lines[index : index + 1] = (
                 [] if value is None else [_format_pair(key, value) + comment]
             )
         elif value is not None:
@@ -183,18 +183,18 @@ class _TomlLines:
             return
         # Insert before the first table and the comment above it.
         blank = max((i for i, line in enumerate(rows) if not line.strip()), default=len(rows) - 1)
-        place = begin + blank + 1 if end < len(self._lines) else end
-        self._lines[place:place] = [row, ""] if end < len(self._lines) else [row]
+        index = begin + blank + 1 if end < len(self._lines) else end
+        self._lines[index:index] = [row, ""] if end < len(self._lines) else [row]
 
     def _table_bounds(self, table: tuple[str, ...]) -> tuple[int | None, int]:
         """Return the line range of a table without its header; the start is None if absent."""
         headers = [i for i, line in enumerate(self._lines) if line.lstrip().startswith("[")]
         if not table:
             return 0, headers[0] if headers else len(self._lines)
-        for i, place in enumerate(headers):
-            if _is_header(self._lines[place], table):
+        for i, index in enumerate(headers):
+            if _is_header(self._lines[index], table):
                 after = headers[i + 1] if i + 1 < len(headers) else len(self._lines)
-                return place + 1, after
+                return index + 1, after
         return None, 0
 
 
@@ -216,17 +216,17 @@ def _quote(text: str) -> str:
 
 
 def _is_header(line: str, table: tuple[str, ...]) -> bool:
-    found = _parse_line(line)
+    parsed = _parse_line(line)
     for part in table:
-        if not isinstance(found, dict) or list(found) != [part]:
+        if not isinstance(parsed, dict) or list(parsed) != [part]:
             return False
-        found = found[part]
-    return found == {}
+        parsed = parsed[part]
+    return parsed == {}
 
 
 def _parse_key(line: str) -> str | None:
-    found = _parse_line(line)
-    return next(iter(found)) if found and not line.lstrip().startswith("[") else None
+    parsed = _parse_line(line)
+    return next(iter(parsed)) if parsed and not line.lstrip().startswith("[") else None
 
 
 def _trailing_comment(line: str) -> str:

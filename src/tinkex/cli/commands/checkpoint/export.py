@@ -253,11 +253,11 @@ def _find_base_model(base_model: str | None, path: str) -> Path:
     if base_model is None:
         raise CliError(f"{path} does not name its base model", hint)
     listed = sources.read_model_list(Home(read_environment().home).models_file)
-    place = sources.add_built_in_models(listed).get(base_model, base_model)
+    location = sources.add_built_in_models(listed).get(base_model, base_model)
     try:
-        if sources.is_folder_location(place):
-            return read_model_folder(expand_path(place)).path
-        return Hub().find_cached(place).path
+        if sources.is_folder_location(location):
+            return read_model_folder(expand_path(location)).path
+        return Hub().find_cached(location).path
     except ConfigError as error:
         text = f"The base model {base_model!r} cannot be used: {error.message}"
         raise CliError(text, hint) from error

@@ -47,10 +47,12 @@ def list_checkpoints(
     with rest_client(context) as client:
         if run_id is not None:
             run_id = resolve_run(client, run_id)
-            found = _fetch_run_checkpoints(client, run_id, limit or 0)
+            checkpoints = _fetch_run_checkpoints(client, run_id, limit or 0)
         else:
-            found = fetch_checkpoints(context, client, DEFAULT_LIMIT if limit is None else limit)
-    show(context, CheckpointList(found, run_id, columns))
+            checkpoints = fetch_checkpoints(
+                context, client, DEFAULT_LIMIT if limit is None else limit
+            )
+    show(context, CheckpointList(checkpoints, run_id, columns))
 
 
 def fetch_checkpoints(context: Context, client: RestClient, limit: int = 0) -> Listing[Checkpoint]:

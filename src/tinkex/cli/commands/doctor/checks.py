@@ -46,34 +46,34 @@ _KERNELS_PROBE = (
 
 def check_python(context: Context) -> CheckResult:
     """Check the Python version."""
-    found = f"tinkex {package_version()}, Python {platform.python_version()}, {platform.system()}"
+    message = f"tinkex {package_version()}, Python {platform.python_version()}, {platform.system()}"
     if sys.version_info < MIN_PYTHON:
-        wanted = ".".join(map(str, MIN_PYTHON))
-        return CheckResult("fail", found, f"Install Python {wanted} or newer, then tinkex.")
-    return CheckResult("ok", found)
+        required = ".".join(map(str, MIN_PYTHON))
+        return CheckResult("fail", message, f"Install Python {required} or newer, then tinkex.")
+    return CheckResult("ok", message)
 
 
 def check_home(context: Context) -> CheckResult:
     """Check that the home is writable and has free space."""
     home = read_environment().home
-    place = next(path for path in (home, *home.parents) if path.exists())
-    if not _is_writable(place):
+    directory = next(path for path in (home, *home.parents) if path.exists())
+    if not _is_writable(directory):
         advice = "Make it writable for this user, or set TINKEX_HOME to another directory."
-        return CheckResult("fail", f"{place} cannot be written", advice)
-    free = shutil.disk_usage(place).free
-    found = f"{home} can be written, {format_size(free)} free"
+        return CheckResult("fail", f"{directory} cannot be written", advice)
+    free = shutil.disk_usage(directory).free
+    message = f"{home} can be written, {format_size(free)} free"
     if free < FULL_DISK_BYTES:
-        return CheckResult("fail", found, "Free some space: the disk is full.")
+        return CheckResult("fail", message, "Free some space: the disk is full.")
     if free < LOW_DISK_BYTES:
-        return CheckResult("warn", found, "Free some space: models and checkpoints may not fit.")
-    return CheckResult("ok", found)
+        return CheckResult("warn", message, "Free some space: models and checkpoints may not fit.")
+    return CheckResult("ok", message)
 
 
-def _is_writable(place: Path) -> bool:
-    if not place.is_dir():
+def _is_writable(directory: Path) -> bool:
+    if not directory.is_dir():
         return False
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=directory):
             return True
     except OSError:
         return False

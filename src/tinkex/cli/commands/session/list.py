@@ -175,14 +175,14 @@ def export_trace(context: Context, session_id: str, output: Path | None, url_onl
     try:
         with rest_client(context) as client:
             session_id = resolve_session(client, session_id)
-            place = _output_path(session_id, output)
+            path = _output_path(session_id, output)
             with spinner(f"Exporting the trace of session {session_id} ..."):
                 url = client.export_session_trace(session_id).result()
-            size = None if url_only else _download_trace(context, client, url, place)
+            size = None if url_only else _download_trace(context, client, url, path)
     except NotFoundError as error:
         raise session_not_found_error(session_id) from error
     if not url_only:
-        show(context, TraceExport(session_id, destination=str(place), file_size_bytes=size))
+        show(context, TraceExport(session_id, destination=str(path), file_size_bytes=size))
     elif context.is_json:
         show(context, TraceExport(session_id, url=url))
     else:
@@ -197,7 +197,7 @@ def _output_path(session_id: str, output: Path | None) -> Path:
     return output / name if output.is_dir() else output
 
 
-def _download_trace(context: Context, client: RestClient, url: str, place: Path) -> int:
+def _download_trace(context: Context, client: RestClient, url: str, path: Path) -> int:
     """Download a URL; download_file() resumes and verifies the size."""
     from tinkex.client.download.directory import download_file
 
@@ -207,9 +207,9 @@ def _download_trace(context: Context, client: RestClient, url: str, place: Path)
         work = download_file(
             lambda url, headers: holder.transport.stream(url, headers, timeout),
             url,
-            place,
+            path,
             progress=bar.update,
             max_unsized_bytes=holder.config.max_unsized_download_bytes,
         )
         holder.start(work).result()
-    return place.stat().st_size
+    return path.stat().st_size

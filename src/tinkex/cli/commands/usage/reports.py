@@ -40,17 +40,17 @@ def check_csv_targets(context: Context, *places: str | None) -> None:
         raise click.UsageError("CSV on stdout cannot be combined with -f json; write it to a file")
 
 
-def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], place: str) -> None:
+def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], target: str) -> None:
     """Write rows as CSV to a file, atomically, or to stdout; extra columns come last."""
     extra = [key for row in rows for key in row if key not in columns]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [*columns, *dict.fromkeys(extra)], restval="")
     writer.writeheader()
     writer.writerows(rows)
-    if place == STDOUT_PATH:
+    if target == STDOUT_PATH:
         sys.stdout.write(text.getvalue())
         return
-    path = Path(place)
+    path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.partial")
     try:
