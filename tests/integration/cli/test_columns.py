@@ -1,7 +1,7 @@
 """Snapshots of the main tables at 40, 80 and 200 columns.
 
-`python -m tests.integration.cli.test_columns` writes the files in `snapshots` anew; read what has
-changed before it is kept.
+`python -m tests.integration.cli.test_columns` rewrites the files in `snapshots`; review the
+changes before committing them.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ IMPORTANT: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def shown(name: str, width: int) -> str:
+def render_snapshot(name: str, width: int) -> str:
     """Render a result on a screen without colors."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -161,15 +161,15 @@ def joined(text: str) -> str:
 @pytest.mark.parametrize("name", RESULTS)
 def test_table_matches_snapshot(name: str, width: int) -> None:
     file = snapshot(name, width)
-    kept = file.read_text("utf-8") if file.exists() else ""
-    hint = "`python -m tests.integration.cli.test_columns` writes it anew"
-    assert shown(name, width) == kept, f"{file.name} is another; {hint}"
+    expected = file.read_text("utf-8") if file.exists() else ""
+    hint = "`python -m tests.integration.cli.test_columns` rewrites it"
+    assert render_snapshot(name, width) == expected, f"{file.name} differs; {hint}"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", RESULTS)
 def test_folded_ids_and_paths_are_complete(name: str, width: int) -> None:
-    text = shown(name, width)
+    text = render_snapshot(name, width)
     whole = joined(text)
     missing = [one for one in IMPORTANT[name] if one not in whole]
     assert missing == []
@@ -189,7 +189,7 @@ def write_all() -> None:
     SNAPSHOTS.mkdir(exist_ok=True)
     for name in RESULTS:
         for width in WIDTHS:
-            snapshot(name, width).write_text(shown(name, width), "utf-8")
+            snapshot(name, width).write_text(render_snapshot(name, width), "utf-8")
 
 
 if __name__ == "__main__":

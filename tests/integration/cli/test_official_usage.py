@@ -26,8 +26,8 @@ def test_models_usage_and_storage_match_official_cli(seeded: SeededServer, tinke
         ("billing", "checkpoint-storage"),
     ):
         ours = tinkex(*words, "--json").json
-        kept = {key: value for key, value in ours.items() if key not in ADDED}
-        assert same_times(kept) == same_times(official(*words)), words
+        shared = {key: value for key, value in ours.items() if key not in ADDED}
+        assert same_times(shared) == same_times(official(*words)), words
 
 
 def test_trace_url_matches_official_cli(

@@ -103,8 +103,8 @@ def test_invalid_profiles_file_is_an_error(tinkex: RunCli, profiles: Path) -> No
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use only checks that start no process."""
     heavy = {"torch", "kernels"}
-    kept = tuple(check for check in checks.CHECKS if check.name not in heavy)
-    monkeypatch.setattr(checks, "CHECKS", kept)
+    light_checks = tuple(check for check in checks.CHECKS if check.name not in heavy)
+    monkeypatch.setattr(checks, "CHECKS", light_checks)
 
 
 def diagnosis(out: str) -> dict[str, dict[str, Any]]:

@@ -50,23 +50,23 @@ class StubService:
 
 
 @pytest.fixture
-def made() -> list[StubService]:
+def created() -> list[StubService]:
     return []
 
 
 @pytest.fixture
-def context(made: list[StubService]) -> Context:
+def context(created: list[StubService]) -> Context:
     def make(config: Config) -> Any:
-        made.append(StubService(config))
-        return made[-1]
+        created.append(StubService(config))
+        return created[-1]
 
     return Context(api_key="tml-k", base_url="http://h", timeout_seconds=7.0, make_service=make)
 
 
-def test_context_options_are_passed_to_config(context: Context, made: list[StubService]) -> None:
+def test_context_options_are_passed_to_config(context: Context, created: list[StubService]) -> None:
     with service_client(context, http_pool="mine"):
         pass
-    config = made[0].config
+    config = created[0].config
     assert (config.api_key, config.base_url, config.timeout_seconds) == ("tml-k", "http://h", 7.0)
     assert (config.key_source, config.http_pool) == ("--api-key", "mine")
 
@@ -77,20 +77,22 @@ def test_unreachable_server_fails_within_five_seconds() -> None:
     assert config.key_source == ""
 
 
-def test_clients_are_closed_on_success_and_error(context: Context, made: list[StubService]) -> None:
+def test_clients_are_closed_on_success_and_error(
+    context: Context, created: list[StubService]
+) -> None:
     with rest_client(context), admin_client(context):
         pass
     with pytest.raises(KeyboardInterrupt), rest_client(context):
         raise KeyboardInterrupt
-    assert [stub.ended_with for stub in made] == [[None], [None], [KeyboardInterrupt]]
+    assert [stub.ended_with for stub in created] == [[None], [None], [KeyboardInterrupt]]
 
 
 def test_commands_use_the_injected_client(
-    context: Context, made: list[StubService], capsys: pytest.CaptureFixture[str]
+    context: Context, created: list[StubService], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["run", "list"], context).exit_code == 0
     assert capsys.readouterr().out == "No training runs found\n"
-    assert made[0].ended_with == [None]
+    assert created[0].ended_with == [None]
 
 
 def test_bad_url_error_names_the_flag() -> None:

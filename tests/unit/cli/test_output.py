@@ -37,7 +37,7 @@ def saved(**changes: Any) -> Checkpoint:
     return Checkpoint(**fields | changes)
 
 
-def trained(**changes: Any) -> TrainingRun:
+def make_run(**changes: Any) -> TrainingRun:
     fields: dict[str, Any] = {
         "training_run_id": RUN_ID,
         "base_model": "meta-llama/Llama-3.1-8B-Instruct",
@@ -51,12 +51,12 @@ def trained(**changes: Any) -> TrainingRun:
     return TrainingRun(**fields | changes)
 
 
-RUNS = RunList(Listing([trained(), trained(lora_rank=None, corrupted=True)], 7))
+RUNS = RunList(Listing([make_run(), make_run(lora_rank=None, corrupted=True)], 7))
 CHECKPOINTS = CheckpointList(Listing([saved(), saved(public=True)], 2))
-ALL: list[Output] = [RUNS, CHECKPOINTS, RunInfo(trained()), CheckpointInfo(saved(), trained())]
+ALL: list[Output] = [RUNS, CHECKPOINTS, RunInfo(make_run()), CheckpointInfo(saved(), make_run())]
 
 
-def printed(capsys: pytest.CaptureFixture[str], result: Output, **screen: Any) -> str:
+def print_output(capsys: pytest.CaptureFixture[str], result: Output, **screen: Any) -> str:
     result.print("table", Screen(**screen))
     return capsys.readouterr().out
 
@@ -75,7 +75,7 @@ def joined(text: str) -> str:
 def test_ids_and_paths_are_complete_at_every_width(
     result: Output, width: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = printed(capsys, result, width=width)
+    shown = print_output(capsys, result, width=width)
     whole = joined(shown)
     for text in {cell for row in result.rows() for cell in row if cell in {RUN_ID, PATH}}:
         assert text in whole
@@ -87,7 +87,7 @@ def test_ids_and_paths_are_complete_at_every_width(
 
 
 def test_a_wide_table(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, RUNS, width=200).splitlines()
+    lines = print_output(capsys, RUNS, width=200).splitlines()
     assert lines[0] == "2 training runs (5 more not shown, use --limit to see more)"
     assert re.findall(r"[A-Z][\w ]+\w", lines[2]) == [
         "Run ID",
@@ -104,7 +104,7 @@ def test_a_wide_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_high_rank_columns_are_dropped_first(capsys: pytest.CaptureFixture[str]) -> None:
-    wide, narrow = (printed(capsys, CHECKPOINTS, width=width) for width in (200, 80))
+    wide, narrow = (print_output(capsys, CHECKPOINTS, width=width) for width in (200, 80))
     for heading in ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path"):
         assert heading in wide
     assert "Public" not in narrow
@@ -117,14 +117,14 @@ def test_run_list_truncates_long_names(
 ) -> None:
     name = "a sweep over learning rates with a very long name, seed 17"
     known = {"state": "finished", "step": 12_000, "metrics": {"loss": 1.25, "reward": 0.5}}
-    runs = RunList(Listing([trained(name=name, **known), trained(name=None, **known)], 2))
-    table = printed(capsys, runs, width=width, is_terminal=True)
+    runs = RunList(Listing([make_run(name=name, **known), make_run(name=None, **known)], 2))
+    table = print_output(capsys, runs, width=width, is_terminal=True)
     assert "Name" in table
     assert "Status" in table
     assert shown in table
     assert max(map(len, table.splitlines())) <= width
     # Nothing is truncated in a pipe.
-    assert name in printed(capsys, runs)
+    assert name in print_output(capsys, runs)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_run_list_truncates_long_names(
 def test_run_list_drops_name_before_status(
     width: int, name: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained(name="a sweep over learning rates", state="interrupted", step=7)
-    table = printed(capsys, RunList(Listing([run], 1)), width=width, is_terminal=True)
+    run = make_run(name="a sweep over learning rates", state="interrupted", step=7)
+    table = print_output(capsys, RunList(Listing([run], 1)), width=width, is_terminal=True)
     assert "82810c9f:train:2" in table
     assert "Interrupted" in table
     assert ("Name" in table) == (name is not None)
@@ -146,20 +146,20 @@ def test_run_name_is_not_repeated_in_metadata(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     named = {"name": "squad", "state": "training", "metrics": {"loss": 1.25}}
-    shown = printed(
-        capsys, RunInfo(trained(user_metadata={"name": "squad", "team": "red"}, **named))
+    shown = print_output(
+        capsys, RunInfo(make_run(user_metadata={"name": "squad", "team": "red"}, **named))
     )
     assert "- team" in shown
     assert shown.count("squad") == 1
     assert "Loss" in shown
-    alone = printed(capsys, RunInfo(trained(user_metadata={"name": "squad"}, **named)))
+    alone = print_output(capsys, RunInfo(make_run(user_metadata={"name": "squad"}, **named)))
     assert "Metadata" not in alone
 
 
 def test_narrow_screen_gets_blocks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = printed(capsys, CHECKPOINTS, width=40).splitlines()
+    lines = print_output(capsys, CHECKPOINTS, width=40).splitlines()
     assert lines[:8] == [
         "2 checkpoints",
         "sampler_weights/0001-x",
@@ -173,23 +173,23 @@ def test_narrow_screen_gets_blocks(
 
 
 def test_chosen_columns_are_never_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = RunList(Listing([trained()], 1), ("status", "owner", "id"))
+    chosen = RunList(Listing([make_run()], 1), ("status", "owner", "id"))
     for width in (40, 80, 200):
-        shown = printed(capsys, chosen, width=width)
+        shown = print_output(capsys, chosen, width=width)
         assert shown.startswith("1 training run\n")
         for text in ("OK", "tml:user:586ea7a9"):
             assert text in shown
 
 
 def test_properties_are_lines_on_narrow_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"\nRun ID: {RUN_ID}\n" in printed(capsys, RunInfo(trained()), width=40)
-    assert f"  - Path: {PATH}\n" in printed(capsys, RunInfo(trained()), width=40)
-    assert "│ Metadata " in printed(capsys, RunInfo(trained()), width=80)
+    assert f"\nRun ID: {RUN_ID}\n" in print_output(capsys, RunInfo(make_run()), width=40)
+    assert f"  - Path: {PATH}\n" in print_output(capsys, RunInfo(make_run()), width=40)
+    assert "│ Metadata " in print_output(capsys, RunInfo(make_run()), width=80)
 
 
 def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
     empty = CheckpointList(Listing([], 0), RUN_ID)
-    assert printed(capsys, empty) == f"No checkpoints found for run {RUN_ID}\n"
+    assert print_output(capsys, empty) == f"No checkpoints found for run {RUN_ID}\n"
     empty.print("json")
     assert json.loads(capsys.readouterr().out) == {
         "run_id": RUN_ID,
@@ -202,13 +202,13 @@ def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("result", ALL, ids=lambda result: type(result).__name__)
 def test_colors_only_on_color_terminals(result: Output, capsys: pytest.CaptureFixture[str]) -> None:
     for screen in ({}, {"is_terminal": True, "width": 80}):
-        assert "\x1b" not in printed(capsys, result, **screen)
-    assert "\x1b[1m" in printed(capsys, result, is_terminal=True, is_colored=True, width=200)
+        assert "\x1b" not in print_output(capsys, result, **screen)
+    assert "\x1b[1m" in print_output(capsys, result, is_terminal=True, is_colored=True, width=200)
 
 
 def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    nasty = trained(user_metadata={"x": "\x1b[2J[red]:boom:\nnext"})
-    shown = printed(capsys, RunInfo(nasty), width=200)
+    nasty = make_run(user_metadata={"x": "\x1b[2J[red]:boom:\nnext"})
+    shown = print_output(capsys, RunInfo(nasty), width=200)
     assert "\x1b" not in shown
     assert "\\x1b[2J[red]:boom: next" in shown
 
@@ -227,7 +227,7 @@ def test_json_is_indented_and_has_iso_times(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_checkpoint_info_includes_run_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    CheckpointInfo(saved(expires_at=MADE + timedelta(days=1)), trained()).print("json")
+    CheckpointInfo(saved(expires_at=MADE + timedelta(days=1)), make_run()).print("json")
     found = json.loads(capsys.readouterr().out)
     assert (found["is_lora"], found["lora_rank"]) == (True, 32)
     assert found["expires_at"] == "2026-01-03T03:04:05+00:00"
@@ -309,7 +309,7 @@ def test_pipe_has_unlimited_width() -> None:
 def test_long_title_is_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     title = "Tokens from 2026-11-10 to 2026-11-17 UTC; 8 checkpoints stored, 16.8 MB"
     rows = TableOutput([{"a": "1"}], {"a": Column("A")}, title)
-    lines = printed(capsys, rows, width=40, is_terminal=True).splitlines()
+    lines = print_output(capsys, rows, width=40, is_terminal=True).splitlines()
     assert lines[:2] == [
         "Tokens from 2026-11-10 to 2026-11-17",
         "UTC; 8 checkpoints stored, 16.8 MB",

@@ -95,5 +95,5 @@ words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 def test_any_name_and_value_round_trips(name: str, key: str, value: str) -> None:
     changed = set_toml_values(FILE, ("profiles", name), {key: value})
     assert tomllib.loads(changed)["profiles"][name][key] == value
-    kept = [line for line in FILE.splitlines() if line.startswith("#")]
-    assert all(line in changed for line in kept)
+    comments = [line for line in FILE.splitlines() if line.startswith("#")]
+    assert all(line in changed for line in comments)

@@ -17,7 +17,7 @@ from tinkex.settings import find_dist_info, package_version
 COMMIT = "6d235bdc4163beea0030a28e886f68d78ec86497"
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def run_version(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert run(list(words)).exit_code == 0
     return capsys.readouterr().out
 
@@ -27,25 +27,25 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
     records = find_dist_info()
     assert records is not None
     assert records.is_dir()
-    found = json.loads(told(capsys, "version", "--json"))
+    found = json.loads(run_version(capsys, "version", "--json"))
     assert found["version"] == version_of("tinkex")
     text = f"tinkex {found['version']}"
     commit = f" ({found['commit'][:12]})" if found["commit"] else ""
-    assert told(capsys, "version") == f"{text}{commit}\n"
+    assert run_version(capsys, "version") == f"{text}{commit}\n"
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["-f", "json"], ["--deps"]])
 def test_version_flag_equals_command(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "--version", *flags) == told(capsys, "version", *flags)
-    assert told(capsys, *flags[:0], "--version") == told(capsys, "version")
+    assert run_version(capsys, "--version", *flags) == run_version(capsys, "version", *flags)
+    assert run_version(capsys, *flags[:0], "--version") == run_version(capsys, "version")
 
 
 def test_deps_are_listed_only_with_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "deps" not in json.loads(told(capsys, "version", "--json"))
-    deps = json.loads(told(capsys, "version", "--json", "--deps"))["deps"]
+    assert "deps" not in json.loads(run_version(capsys, "version", "--json"))
+    deps = json.loads(run_version(capsys, "version", "--json", "--deps"))["deps"]
     assert {"name": "click", "version": version_of("click")} in deps
     assert "ruff" not in {row["name"] for row in deps}
-    lines = told(capsys, "version", "--deps").splitlines()[1:]
+    lines = run_version(capsys, "version", "--deps").splitlines()[1:]
     assert lines == [f"{name} - {number}" for name, number in dependencies()]
 
 
@@ -103,10 +103,10 @@ def test_installed_package_ignores_surrounding_repository(tmp_path: Path) -> Non
 def test_current_directory_repository_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = told(capsys, "version")
+    before = run_version(capsys, "version")
     write(tmp_path / ".git" / "HEAD", COMMIT[::-1])
     monkeypatch.chdir(tmp_path)
-    assert told(capsys, "version") == before
+    assert run_version(capsys, "version") == before
 
 
 def test_commit_from_installer_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

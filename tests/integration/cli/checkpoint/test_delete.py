@@ -33,7 +33,7 @@ def closed_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
 
 
-def left(tinkex: RunCli) -> set[str]:
+def remaining_paths(tinkex: RunCli) -> set[str]:
     """Return the remaining checkpoints."""
     found = tinkex("checkpoint", "list", "--limit", "0", "--json").json
     return {saved["tinker_path"] for saved in found["checkpoints"]}
@@ -52,7 +52,7 @@ def test_paths_are_deleted_once_each(seeded: SeededServer, tinkex: RunCli) -> No
     words = (seeded.training, seeded.sampler, seeded.training, "--yes", "--json")
     done = tinkex("checkpoint", "delete", *words).json
     assert done == OF_NOTHING | {"deleted_count": 2, "deleted": [seeded.training, seeded.sampler]}
-    assert left(tinkex) == set()
+    assert remaining_paths(tinkex) == set()
     assert len(seeded.server.calls("delete_checkpoint")) == 2
 
 
@@ -80,11 +80,11 @@ def test_filters_select_checkpoints(
     asked = [seeded.run_ids[1] if word == "RUN" else word for word in words]
     done = tinkex("checkpoint", "delete", *asked, "-y", "--json").json
     assert set(done["deleted"]) == {both[name] for name in gone}
-    assert left(tinkex) == {path for name, path in both.items() if name not in gone}
+    assert remaining_paths(tinkex) == {path for name, path in both.items() if name not in gone}
 
 
 def test_no_match_is_not_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
-    """There is no confirmation either."""
+    """The command does not ask for confirmation either."""
     done = tinkex("checkpoint", "delete", "--run-id", seeded.run_ids[0])
     assert (done.exit_code, done.out) == (0, "")
     assert done.err == "No checkpoints match; nothing was deleted.\n"
@@ -109,14 +109,14 @@ def test_invalid_option_combination_is_a_usage_error(
     done = tinkex("checkpoint", "delete", *words)
     assert (done.exit_code, done.out) == (2, "")
     assert "pydantic" not in done.err
-    assert len(left(tinkex)) == 2
+    assert len(remaining_paths(tinkex)) == 2
 
 
 def test_invalid_path_deletes_nothing(seeded: SeededServer, tinkex: RunCli) -> None:
     done = tinkex("checkpoint", "delete", "-y", seeded.training, "weights/0001")
     assert done.exit_code == 1
     assert "Invalid tinker path: 'weights/0001'" in done.err
-    assert len(left(tinkex)) == 2
+    assert len(remaining_paths(tinkex)) == 2
 
 
 # --- asking -----------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_confirmation_lists_checkpoints(
     assert "B):" in done.err.splitlines()[0]
     for text in (seeded.training, seeded.sampler, "This cannot be undone."):
         assert text in done.err
-    assert len(left(tinkex)) == (0 if goes else 2)
+    assert len(remaining_paths(tinkex)) == (0 if goes else 2)
 
 
 @pytest.mark.parametrize("words", [("PATH",), ("--type", "training")])
@@ -146,7 +146,7 @@ def test_closed_stdin_declines_and_fails(
     assert done.exit_code == 1
     assert result(done) == OF_NOTHING | {"cancelled": True}
     assert "Cancelled." in done.err
-    assert len(left(tinkex)) == 2
+    assert len(remaining_paths(tinkex)) == 2
 
 
 def test_confirmation_marks_unknown_checkpoints(
@@ -159,7 +159,7 @@ def test_confirmation_marks_unknown_checkpoints(
     assert "(at least " in done.err
     for path in missing:
         assert f"{path}\n    not found" in done.err
-    assert left(tinkex) == {seeded.sampler}
+    assert remaining_paths(tinkex) == {seeded.sampler}
 
 
 # --- failing in part --------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_rejected_key_is_reported_once(seeded: SeededServer, tinkex: RunCli) -> 
     words = (seeded.training, seeded.sampler, "--api-key", "tml-wrong", "--json")
     done = tinkex("checkpoint", "delete", "-y", *words)
     assert (done.exit_code, done.failure["status"]) == (1, 401)
-    assert len(left(tinkex)) == 2
+    assert len(remaining_paths(tinkex)) == 2
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
