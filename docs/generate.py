@@ -357,7 +357,7 @@ def option_table(ctx: click.Context, *, are_global: bool = False) -> str:
         name, meaning = record or (param.make_metavar(ctx), "")
         # click appends defaults and ranges in brackets.
         sentence, bracket, limits = meaning.partition("  [")
-        limits = f"`{limits.removesuffix(']')}`" if bracket else ""
+        limits = f"`{limits.removesuffix(']').replace(']  [', '; ')}`" if bracket else ""
         rows.append((f"`{name}`", sentence or "see above", limits))
     return table(("argument or option", "meaning", "default, range"), rows) if rows else ""
 
