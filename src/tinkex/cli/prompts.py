@@ -85,3 +85,26 @@ def _check_writable(path: Path, directory: Path, hint: str) -> None:
             f"{path} cannot be written: {nearest} is not a directory that this user can write to",
             hint,
         )
+
+
+PLOT_SUFFIXES = (".png", ".svg", ".csv")
+
+
+def plot_output_option() -> Callable[[F], F]:
+    """Create `--output` of plot commands, which checks the suffix of the file."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        callback=_check_plot_suffix,
+        help="Write an image (.png, .svg) or all values (.csv) instead of a chart in the terminal.",
+    )
+
+
+def _check_plot_suffix(
+    ctx: click.Context, param: click.Parameter, value: Path | None
+) -> Path | None:
+    if value is not None and value.suffix.lower() not in PLOT_SUFFIXES:
+        raise click.BadParameter(f"{value} must end in .png, .svg or .csv.")
+    return value

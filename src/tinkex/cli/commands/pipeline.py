@@ -18,13 +18,13 @@ from tinkex.cli.options import Argument, F, Group
 from tinkex.cli.output import announce, show
 from tinkex.cli.output.base import can_print_unicode, suggest_commands
 from tinkex.cli.progress import print_status
+from tinkex.cli.prompts import confirm, plot_output_option
 
 if TYPE_CHECKING:
     from tinkex.pipeline.config import PipelineConfig
     from tinkex.pipeline.run.report import StageOutcome
 
 STAGES = ("tokenizer", "pretrain", "sft", "dpo", "r1")
-PLOT_SUFFIXES = (".png", ".svg", ".csv")
 #: The name that the suggested commands give to the trained model.
 MODEL_NAME = "my-model"
 
@@ -136,7 +136,6 @@ def status(context: Context, out_dir: Path | None) -> None:
 @pass_context
 def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) -> None:
     """Delete the outputs of the stages: checkpoints, models, metrics."""
-    from tinkex.cli.prompts import confirm
     from tinkex.pipeline.run.lock import lock_output_dir
     from tinkex.pipeline.run.stage_files import existing_stages, remove_stages
     from tinkex.pipeline.run.stage_specs import stages_from
@@ -164,23 +163,12 @@ def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) 
     metavar="NAME",
     help="Metric to plot: loss, learning_rate, or another metric of the stage.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write an image (.png, .svg) or all values (.csv) instead of plotting in the terminal.",
-)
+@plot_output_option()
 @pass_context
 def plot(
     context: Context, stage: str, out_dir: Path | None, metric: str, output: Path | None
 ) -> None:
     """Plot a metric of a stage."""
-    if output is not None and output.suffix.lower() not in PLOT_SUFFIXES:
-        raise click.BadParameter(
-            f"{output} must end in {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]}.",
-            param_hint="--output",
-        )
     from tinkex.cli.output.pipeline import StagePlot, recorded_metrics
     from tinkex.pipeline.run.status import read_metrics
 

@@ -17,13 +17,12 @@ from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce, show
 from tinkex.cli.output.base import can_print_unicode
 from tinkex.cli.progress import paged_progress_bar, print_status
+from tinkex.cli.prompts import plot_output_option
 from tinkex.cli.short_ids import resolve_run
 from tinkex.headline_metrics import HEADLINE_METRICS, primary_metric
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep
-
-PLOT_SUFFIXES = (".png", ".svg", ".csv")
 
 
 def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -40,21 +39,10 @@ def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str
     help="Metric to plot: loss, tokens, seconds, tokens_per_second, or a metric of the run such as "
     "reward, accuracy, margin or kl.  [default: reward if the run has it, else loss]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write an image (.png, .svg) or all values (.csv) instead of plotting in the terminal.",
-)
+@plot_output_option()
 @pass_context
 def plot(context: Context, run_id: str, metric: str | None, output: Path | None) -> None:
     """Plot a metric of a training run."""
-    if output is not None and output.suffix.lower() not in PLOT_SUFFIXES:
-        raise click.BadParameter(
-            f"{output} must end in {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]}.",
-            param_hint="--output",
-        )
     with (
         rest_client(context) as client,
         paged_progress_bar(context, "Fetching steps") as on_progress,
