@@ -35,7 +35,7 @@ from tinkex.testing import Call, Fault, StubServer
 
 ADAM = tinkex.AdamParams(learning_rate=0.1)
 BROKEN = Fault(status=500)
-TORN = Fault(status=400, body={"detail": "torn"})
+LOAD_FAILURE = Fault(status=400, body={"detail": "torn"})
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_failed_load_leaves_no_client_state(
     with pytest.raises(tinkex.NotFoundError):
         service.create_training_client_from_state(f"{path}-not")
     assert len(server.calls("create_model")) == 1
-    server.inject("load_weights", TORN)
+    server.inject("load_weights", LOAD_FAILURE)
     num_alive = _num_clients()
     with pytest.raises(TinkexError, match="torn"):
         service.create_training_client_from_state(path)
@@ -249,7 +249,7 @@ def _num_clients() -> int:
 
 
 def test_failed_load_unloads_model(server: StubServer, service: ServiceClient, path: str) -> None:
-    server.inject("load_weights", TORN)
+    server.inject("load_weights", LOAD_FAILURE)
     with pytest.raises(TinkexError, match="torn"):
         service.create_training_client_from_state(path)
     eventually(lambda: len(server.calls("unload_model")) == 1, seconds=0.5)
@@ -359,14 +359,16 @@ def test_download_is_written_incrementally(
 
 # --- progress ---------------------------------------------------------------------------------
 
-RESTLESS = tinkex.RetryConfig(progress_timeout=0.8, retry_delay_base=0.05, retry_delay_max=0.05)
+SHORT_PROGRESS = tinkex.RetryConfig(
+    progress_timeout=0.8, retry_delay_base=0.05, retry_delay_max=0.05
+)
 
 
 @pytest.fixture
-def unlucky(server: StubServer, connect: Connect) -> SamplingClient:
+def failing_sampler(server: StubServer, connect: Connect) -> SamplingClient:
     """Its first sample fails for 1.6 s; it gives up after 0.8 s without progress."""
     service = connect(server, max_retries=1000)
-    sampler = service.create_sampling_client(base_model=BASE_MODEL, retry_config=RESTLESS)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL, retry_config=SHORT_PROGRESS)
     end = time.monotonic() + 1.6
 
     def is_first(call: Call) -> bool:
@@ -376,21 +378,23 @@ def unlucky(server: StubServer, connect: Connect) -> SamplingClient:
     return sampler
 
 
-def test_progress_of_other_requests_resets_stall_timer(unlucky: SamplingClient) -> None:
+def test_progress_of_other_requests_resets_stall_timer(failing_sampler: SamplingClient) -> None:
     """The timeout limits the time without progress, not the total time."""
-    slow = unlucky.sample(PROMPT, 1, SHORT)
+    slow = failing_sampler.sample(PROMPT, 1, SHORT)
     while not slow.done():
-        unlucky.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
+        failing_sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
         time.sleep(0.02)
     assert slow.result(TIMEOUT_SECONDS).sequences
 
 
-def test_stall_timeout_excludes_idle_time(server: StubServer, unlucky: SamplingClient) -> None:
+def test_stall_timeout_excludes_idle_time(
+    server: StubServer, failing_sampler: SamplingClient
+) -> None:
     """After an idle hour the first two attempts are still made."""
     time.sleep(1.0)
     server.inject("asample", BROKEN, times=None)
     with pytest.raises(tinkex.InternalServerError):
-        unlucky.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
+        failing_sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     times = [call.arrived_at for call in server.calls("asample")]
     assert len(times) > 2
     assert times[-1] - times[0] > 0.5

@@ -183,7 +183,7 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 def test_every_example_is_documented() -> None:
-    text = everything()
+    text = all_pages()
     assert [path.name for path in EXAMPLES if path.name not in text] == []
 
 
@@ -208,7 +208,7 @@ def test_cli_responds() -> None:
 # --- completeness ----------------------------------------------------------------------------
 
 
-def everything() -> str:
+def all_pages() -> str:
     """Return all pages as one string."""
     return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
@@ -259,7 +259,7 @@ def test_every_endpoint_is_documented() -> None:
     "package", [tinkex, tinkex.types, tinkex.testing], ids=lambda m: m.__name__
 )
 def test_every_public_name_is_documented(package: ModuleType) -> None:
-    words = set(re.findall(r"\w+", everything()))
+    words = set(re.findall(r"\w+", all_pages()))
     names = [name for name in package.__all__ if not name.startswith("__")]
     assert [name for name in names if name not in words] == []
 
@@ -336,7 +336,7 @@ def test_site_loads_only_the_diagram_renderer() -> None:
     with_diagrams = [page.name for page in PAGES if "```mermaid" in page.read_text()]
     assert set(with_diagrams) <= {"architecture.md"}
     assert not {"extra_javascript", "extra_css", "repo_url"} & site().keys()
-    assert re.findall(r"!\[[^]]*]\(https?:", everything()) == []
+    assert re.findall(r"!\[[^]]*]\(https?:", all_pages()) == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -29,7 +29,7 @@ from tinkex.wire.proto import encode_forward_backward_output
 
 INTERVAL = 0.02
 #: Number of heartbeats that must arrive while user code blocks.
-FEWEST = 5
+MIN_HEARTBEATS = 5
 
 
 class Blocker:
@@ -52,7 +52,7 @@ class Blocker:
         while time.monotonic() < ends_at:
             self._pause()
             self.num_beats = len(self._server.heartbeats()) - before
-            if self.num_beats >= FEWEST and self.may_end.is_set():
+            if self.num_beats >= MIN_HEARTBEATS and self.may_end.is_set():
                 break
         self.is_over.set()
 
@@ -60,10 +60,10 @@ class Blocker:
         """Assert that heartbeats arrived while the code blocked."""
         self.may_end.set()
         assert self.is_over.wait(TIMEOUT_SECONDS)
-        assert self.num_beats >= FEWEST
+        assert self.num_beats >= MIN_HEARTBEATS
 
 
-def rest() -> None:
+def wait() -> None:
     """Block in a wait."""
     time.sleep(0.01)
 
@@ -82,7 +82,7 @@ def beating(server: StubServer, connect: Connect) -> ServiceClient:
 # --- nothing delays heartbeats ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pause", [rest, spin])
+@pytest.mark.parametrize("pause", [wait, spin])
 def test_custom_loss_does_not_delay_heartbeats(
     server: StubServer, beating: ServiceClient, pause: Callable[[], None]
 ) -> None:
@@ -102,7 +102,7 @@ def test_custom_loss_does_not_delay_heartbeats(
 def test_callback_does_not_delay_heartbeats(server: StubServer, beating: ServiceClient) -> None:
     """Callbacks of a future run on the request thread; heartbeats have another one."""
     sampler = beating.create_sampling_client(base_model=BASE_MODEL)
-    blocker = Blocker(server, rest)
+    blocker = Blocker(server, wait)
     blocker.may_end.set()
     future = sampler.sample(PROMPT, 1, SHORT)
     future.add_done_callback(blocker)
@@ -113,7 +113,7 @@ def test_callback_does_not_delay_heartbeats(server: StubServer, beating: Service
 def test_event_hook_delays_neither_heartbeats_nor_work(
     server: StubServer, connect: Connect
 ) -> None:
-    blocker = Blocker(server, rest)
+    blocker = Blocker(server, wait)
     service = connect(server, heartbeat_seconds=INTERVAL, event_hook=blocker)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     assert blocker.has_started.wait(TIMEOUT_SECONDS)
@@ -145,7 +145,7 @@ def test_large_results_do_not_delay_heartbeats(server: StubServer, beating: Serv
     ended = time.monotonic()
     assert len(output.loss_fn_outputs) == 60_000
     beats = [beat for beat in server.heartbeats() if started < beat < ended]
-    assert len(beats) >= FEWEST
+    assert len(beats) >= MIN_HEARTBEATS
     assert beating.metrics().counters.get("heartbeats_failed", 0) == 0
 
 

@@ -42,7 +42,7 @@ def dead_url() -> Iterator[str]:
         yield f"http://127.0.0.1:{deaf.getsockname()[1]}"
 
 
-def check_sentence(error: BaseException | None) -> None:
+def check_message(error: BaseException | None) -> None:
     """Assert that an error has a one-line message and a hint."""
     assert isinstance(error, TinkexError)
     assert error.message
@@ -58,7 +58,7 @@ def test_dead_server_is_reported_within_seconds(dead_url: str, connect: Connect)
     capabilities = service.rest_client().list_sessions()
     with pytest.raises(APIConnectionError, match=r"cannot reach 127\.0\.0\.1") as caught:
         capabilities.result(TIMEOUT_SECONDS)
-    check_sentence(caught.value)
+    check_message(caught.value)
     assert "base_url" in (caught.value.hint or "")
 
 
@@ -82,7 +82,7 @@ def test_failed_start_is_reported_within_seconds(
     service = connect(server, first_contact_seconds=1.0)
     with pytest.raises(InternalServerError, match="later") as caught:
         service.get_server_capabilities()
-    check_sentence(caught.value)
+    check_message(caught.value)
     assert 2 <= len(server.calls("client_config")) <= 5
     # The failure is not cached: when the server recovers, so does the client.
     server.clear_faults()
@@ -101,7 +101,7 @@ def refused_key(serve: Serve, connect: Connect, **options: Any) -> Authenticatio
     service = connect(serve(api_keys={"tml-right"}), **options)
     with pytest.raises(AuthenticationError) as caught:
         service.create_lora_training_client(BASE_MODEL)
-    check_sentence(caught.value)
+    check_message(caught.value)
     assert caught.value.is_user_error
     return caught.value
 
@@ -159,12 +159,12 @@ def test_hung_server_times_out(server: StubServer, connect: Connect, endpoint: s
     with pytest.raises(APITimeoutError, match=r"0\.2 s") as caught:
         service.create_lora_training_client(BASE_MODEL)
     assert isinstance(caught.value, TimeoutError)
-    check_sentence(caught.value)
+    check_message(caught.value)
 
 
 # --- invalid responses ------------------------------------------------------------------------
 
-NONSENSE = {
+INVALID_BODIES = {
     "html": Fault(status=200, body=b"<html>hi</html>", headers={"content-type": "text/html"}),
     "empty": Fault(status=200, body=b""),
     "null": Fault(status=200, body=b"null"),
@@ -178,7 +178,7 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("name", NONSENSE)
+@pytest.mark.parametrize("name", INVALID_BODIES)
 @pytest.mark.parametrize("endpoint", ["optim_step", "create_session"])
 def test_invalid_response_is_typed_error(
     connect: Connect, serve: Serve, name: str, endpoint: str
@@ -186,7 +186,7 @@ def test_invalid_response_is_typed_error(
     """It is not retried either: the server has processed the request."""
     server = serve()
     service = connect(server)
-    server.inject(endpoint, NONSENSE[name], times=None)
+    server.inject(endpoint, INVALID_BODIES[name], times=None)
     is_page = (name, endpoint) == ("html", "create_session")
     message = "is not a Tinker server" if is_page else endpoint
     with pytest.raises(APIResponseValidationError, match=message) as caught:
@@ -196,13 +196,13 @@ def test_invalid_response_is_typed_error(
 
 
 @pytest.mark.parametrize(
-    "name", sorted(NONSENSE.keys() - {"wrong json", "number as id", "no utf-8"})
+    "name", sorted(INVALID_BODIES.keys() - {"wrong json", "number as id", "no utf-8"})
 )
 def test_invalid_result_is_typed_error(
     server: StubServer, service: ServiceClient, name: str
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
-    server.inject("retrieve_future", NONSENSE[name], times=None)
+    server.inject("retrieve_future", INVALID_BODIES[name], times=None)
     with pytest.raises(APIResponseValidationError):
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     with pytest.raises(APIResponseValidationError):
@@ -239,7 +239,7 @@ def test_lost_connection_is_retried_then_typed_error(
     server.inject(endpoint, BROKEN[name], times=None)
     with pytest.raises(APIConnectionError) as caught:
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
-    check_sentence(caught.value)
+    check_message(caught.value)
 
 
 # --- statuses ---------------------------------------------------------------------------------

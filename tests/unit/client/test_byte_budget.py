@@ -191,7 +191,7 @@ def test_no_waiter_starves(actions: list[tuple[str, int]]) -> None:
             assert budget.used_bytes == used
             # Above the limit only with one oversized reservation alone.
             assert used <= 20 or sum(1 for piece in inside if piece.num_bytes) == 1
-            check_nobody_waits_for_nothing(budget, used)
+            check_no_waiter_fits(budget, used)
         for piece in pieces:
             piece.leave()
             await settle()
@@ -201,7 +201,7 @@ def test_no_waiter_starves(actions: list[tuple[str, int]]) -> None:
         assert log == [piece for piece in pieces if piece in log]
 
 
-def check_nobody_waits_for_nothing(budget: ByteBudget, used: int) -> None:
+def check_no_waiter_fits(budget: ByteBudget, used: int) -> None:
     waiting = [size for size, grant in budget._queue if not grant.cancelled()]
     if waiting:
         assert used > 0

@@ -60,7 +60,7 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class World:
+class FakeServer:
     """A server with scripted responses, and a fake clock that advances on waits."""
 
     script: Iterable[HttpResponse | Exception | tuple[float, HttpResponse | Exception]]
@@ -114,29 +114,31 @@ class World:
 
 
 def test_result_is_decoded() -> None:
-    world = World([response(200, DONE)])
-    assert world.wait_for().metrics == {"grad_norm": 1.0}
-    assert world.slept == []
-    assert world.sent[0].body == {"request_id": "r-1", "allow_metadata_only": True}
-    assert world.sent[0].timeout == 45.0
+    server = FakeServer([response(200, DONE)])
+    assert server.wait_for().metrics == {"grad_norm": 1.0}
+    assert server.slept == []
+    assert server.sent[0].body == {"request_id": "r-1", "allow_metadata_only": True}
+    assert server.sent[0].timeout == 45.0
 
 
 def test_wrapped_result_is_decoded() -> None:
-    world = World([response(200, {"status": "completed", "result": DONE})])
-    assert world.wait_for().metrics == {"grad_norm": 1.0}
+    server = FakeServer([response(200, {"status": "completed", "result": DONE})])
+    assert server.wait_for().metrics == {"grad_norm": 1.0}
 
 
 def test_headers_number_polls_and_time_submission() -> None:
-    world = World([(30.0, response(408)), (30.0, response(200, PENDING)), response(200, DONE)])
-    world.wait_for()
-    numbers = [poll.headers["x-tinker-request-iteration"] for poll in world.sent]
+    server = FakeServer(
+        [(30.0, response(408)), (30.0, response(200, PENDING)), response(200, DONE)]
+    )
+    server.wait_for()
+    numbers = [poll.headers["x-tinker-request-iteration"] for poll in server.sent]
     assert numbers == ["0", "1", "2"]
-    timed = [poll.headers.get("x-tinker-create-promise-roundtrip-time") for poll in world.sent]
+    timed = [poll.headers.get("x-tinker-create-promise-roundtrip-time") for poll in server.sent]
     assert timed == ["0.250000", None, None]
-    assert {poll.headers["x-tinker-request-type"] for poll in world.sent} == {"OptimStep"}
-    assert {poll.headers["accept"] for poll in world.sent} == {"application/json"}
+    assert {poll.headers["x-tinker-request-type"] for poll in server.sent} == {"OptimStep"}
+    assert {poll.headers["accept"] for poll in server.sent} == {"application/json"}
     # A poll is one attempt; the poll loop retries.
-    assert {poll.headers["x-stainless-retry-count"] for poll in world.sent} == {"0"}
+    assert {poll.headers["x-stainless-retry-count"] for poll in server.sent} == {"0"}
 
 
 def test_accept_header_requests_protobuf_if_supported() -> None:
@@ -144,66 +146,66 @@ def test_accept_header_requests_protobuf_if_supported() -> None:
         "ArrayRecord", [{"logprobs": TensorData([0.5], "float32")}], {"loss:sum": 2.0}
     )
     answer = HttpResponse(200, PROTO, encode_forward_backward_output(output))
-    world = World([answer])
-    result = world.wait_for(FORWARD_BACKWARD, kind="Forward")
+    server = FakeServer([answer])
+    result = server.wait_for(FORWARD_BACKWARD, kind="Forward")
     assert result.metrics == {"loss:sum": 2.0}
     assert result.loss_fn_outputs[0]["logprobs"].tolist() == [0.5]
-    assert world.sent[0].headers["accept"] == "application/x-protobuf"
-    assert world.sent[0].headers["x-tinker-request-type"] == "Forward"
+    assert server.sent[0].headers["accept"] == "application/x-protobuf"
+    assert server.sent[0].headers["x-tinker-request-type"] == "Forward"
 
 
 def test_large_result_is_decoded_off_the_loop() -> None:
     many = {f"m{index}": 1.0 for index in range(30_000)}
-    world = World([response(200, {"metrics": many})])
-    assert world.wait_for().metrics == many
+    server = FakeServer([response(200, {"metrics": many})])
+    assert server.wait_for().metrics == many
 
 
 def test_long_polls_follow_without_wait() -> None:
-    world = World([*[(30.0, response(408))] * 4, response(200, DONE)])
-    world.wait_for()
-    assert world.slept == [0.0] * 4
+    server = FakeServer([*[(30.0, response(408))] * 4, response(200, DONE)])
+    server.wait_for()
+    assert server.slept == [0.0] * 4
 
 
 def test_server_without_long_polling_is_polled_with_backoff() -> None:
-    world = World([*[response(200, PENDING)] * 40, response(200, DONE)])
-    world.wait_for()
-    assert len(world.sent) / world.now < 0.2
+    server = FakeServer([*[response(200, PENDING)] * 40, response(200, DONE)])
+    server.wait_for()
+    assert len(server.sent) / server.now < 0.2
 
 
 def test_timed_out_poll_counts_as_pending() -> None:
-    world = World([APITimeoutError(), (30.0, response(408)), response(200, DONE)])
-    assert world.wait_for().metrics is not None
+    server = FakeServer([APITimeoutError(), (30.0, response(408)), response(200, DONE)])
+    assert server.wait_for().metrics is not None
 
 
 def test_polling_survives_server_restart() -> None:
-    world = World([APIConnectionError(), response(503), response(502), response(200, DONE)])
-    assert world.wait_for().metrics is not None
-    assert 0.375 + 0.75 + 1.5 <= sum(world.slept) <= 3.5
+    server = FakeServer([APIConnectionError(), response(503), response(502), response(200, DONE)])
+    assert server.wait_for().metrics is not None
+    assert 0.375 + 0.75 + 1.5 <= sum(server.slept) <= 3.5
 
 
 def test_polling_gives_up_after_outage_limit() -> None:
-    world = World([APIConnectionError(None, "gone")] * 99)
+    server = FakeServer([APIConnectionError(None, "gone")] * 99)
     with pytest.raises(APIConnectionError, match="gone"):
-        world.wait_for(outage_seconds=20.0)
-    assert 20.0 <= world.now < 45.0
+        server.wait_for(outage_seconds=20.0)
+    assert 20.0 <= server.now < 45.0
 
 
 @pytest.mark.parametrize("category", ["user", "server", "unknown"])
 def test_failed_job_raises_immediately(category: str) -> None:
-    world = World([response(200, {"error": "boom", "category": category})])
+    server = FakeServer([response(200, {"error": "boom", "category": category})])
     with pytest.raises(RequestFailedError, match="boom") as caught:
-        world.wait_for()
+        server.wait_for()
     assert (caught.value.category, caught.value.request_id) == (category, "r-1")
-    assert len(world.sent) == 1
+    assert len(server.sent) == 1
 
 
 def test_ambiguous_error_is_retried_before_raising() -> None:
-    world = World([response(400, {"detail": "lost"})] * 3 + [response(200, DONE)])
-    assert world.wait_for().metrics is not None
-    world = World([response(400, {"detail": "lost"})] * 9)
+    server = FakeServer([response(400, {"detail": "lost"})] * 3 + [response(200, DONE)])
+    assert server.wait_for().metrics is not None
+    server = FakeServer([response(400, {"detail": "lost"})] * 9)
     with pytest.raises(BadRequestError, match="Error code: 400 - lost"):
-        world.wait_for()
-    assert len(world.sent) == 1 + MAX_BAD_ANSWERS
+        server.wait_for()
+    assert len(server.sent) == 1 + MAX_BAD_ANSWERS
 
 
 @pytest.mark.parametrize(
@@ -211,19 +213,19 @@ def test_ambiguous_error_is_retried_before_raising() -> None:
     [(401, AuthenticationError), (404, NotFoundError), (410, PromiseExpiredError)],
 )
 def test_final_error_ends_polling(status: int, cls: type[Exception]) -> None:
-    world = World([response(status, {"detail": "no"})])
+    server = FakeServer([response(status, {"detail": "no"})])
     with pytest.raises(cls):
-        world.wait_for()
-    assert len(world.sent) == 1
+        server.wait_for()
+    assert len(server.sent) == 1
 
 
 def test_billing_issue_notifies_observer_and_waits() -> None:
-    paid = World([*[response(402, {"detail": "pay"})] * 3, response(200, DONE)])
+    paid = FakeServer([*[response(402, {"detail": "pay"})] * 3, response(200, DONE)])
     assert paid.wait_for().metrics is not None
     assert paid.slept == [5.0] * 3
     assert [state for state, _ in paid.seen] == [QueueState.PAUSED_RATE_LIMIT]
     assert "pay" in str(paid.seen[0][1])
-    unpaid = World([response(402, {"detail": "pay"})] * 99)
+    unpaid = FakeServer([response(402, {"detail": "pay"})] * 99)
     with pytest.raises(BillingError, match="pay"):
         unpaid.wait_for(billing_pause_seconds=20.0)
     assert unpaid.now == pytest.approx(20.0)
@@ -231,7 +233,7 @@ def test_billing_issue_notifies_observer_and_waits() -> None:
 
 def test_observer_is_notified_once_per_state_change() -> None:
     paused = {"queue_state": "paused_capacity", "queue_state_reason": "full"}
-    world = World(
+    server = FakeServer(
         [
             (30.0, response(408, paused)),
             (30.0, response(200, {"type": "try_again", **paused})),
@@ -239,23 +241,23 @@ def test_observer_is_notified_once_per_state_change() -> None:
             response(200, DONE),
         ]
     )
-    world.wait_for()
-    assert world.seen == [(QueueState.PAUSED_CAPACITY, "full"), (QueueState.ACTIVE, None)]
+    server.wait_for()
+    assert server.seen == [(QueueState.PAUSED_CAPACITY, "full"), (QueueState.ACTIVE, None)]
 
 
 # --- large results ------------------------------------------------------------------------
 
 
 def test_large_result_waits_for_byte_budget() -> None:
-    world = World(
+    server = FakeServer(
         [
             response(200, {"status": "complete_metadata", "response_payload_size": 70}),
             response(200, DONE),
         ]
     )
     budget = ByteBudget(100)
-    assert world.wait_for(budget=budget).metrics is not None
-    assert [poll.body["allow_metadata_only"] for poll in world.sent] == [True, False]
+    assert server.wait_for(budget=budget).metrics is not None
+    assert [poll.body["allow_metadata_only"] for poll in server.sent] == [True, False]
     assert budget.used_bytes == 0
 
 
@@ -268,20 +270,20 @@ def test_byte_budget_is_held_while_fetching() -> None:
         used.append(budget.used_bytes)
         yield response(200, DONE)
 
-    World(answers()).wait_for(budget=budget)
+    FakeServer(answers()).wait_for(budget=budget)
     assert used == [70]
 
 
 def test_result_announced_twice_is_an_error() -> None:
     announced = response(200, {"status": "complete_metadata", "response_payload_size": 7})
     with pytest.raises(APIResponseValidationError, match="twice"):
-        World([announced] * 2).wait_for()
+        FakeServer([announced] * 2).wait_for()
 
 
 def test_error_while_fetching_large_result_restarts_polling() -> None:
     announced = response(200, {"status": "complete_metadata", "response_payload_size": 7})
-    world = World([announced, response(503), announced, response(200, DONE)])
-    assert world.wait_for().metrics is not None
+    server = FakeServer([announced, response(503), announced, response(200, DONE)])
+    assert server.wait_for().metrics is not None
 
 
 # --- invalid results ----------------------------------------------------------------------
@@ -307,55 +309,55 @@ def test_error_while_fetching_large_result_restarts_polling() -> None:
 def test_invalid_result_is_response_error(content: bytes) -> None:
     answer = HttpResponse(200, JSON, content)
     with pytest.raises(APIResponseValidationError, match="Invalid result of optim_step") as caught:
-        World([answer]).wait_for()
+        FakeServer([answer]).wait_for()
     assert caught.value.is_user_error is False
     assert caught.value.response is answer
 
 
 def test_unexpected_protobuf_is_response_error() -> None:
     with pytest.raises(APIResponseValidationError, match="no binary result"):
-        World([HttpResponse(200, PROTO, b"\x01")]).wait_for()
+        FakeServer([HttpResponse(200, PROTO, b"\x01")]).wait_for()
 
 
 @pytest.mark.parametrize("endpoint", [FORWARD_BACKWARD, SAMPLE, LOAD_WEIGHTS])
 @pytest.mark.parametrize("content", [b"\x0a", b"\xff\xff\xff\xff", b"{}"])
 def test_corrupt_protobuf_is_response_error(endpoint: Endpoint[Any, Any], content: bytes) -> None:
     with pytest.raises(APIResponseValidationError, match=endpoint.name):
-        World([HttpResponse(200, PROTO, content)]).wait_for(endpoint)
+        FakeServer([HttpResponse(200, PROTO, content)]).wait_for(endpoint)
 
 
 # --- time limits --------------------------------------------------------------------------
 
 
 def test_poll_timeout_limits_wait() -> None:
-    world = World([(30.0, response(408))] * 9)
+    server = FakeServer([(30.0, response(408))] * 9)
     with pytest.raises(APITimeoutError, match=r"No result for r-1 within 100 s"):
-        world.wait_for(poll_timeout_seconds=100.0)
-    assert 90.0 <= world.now <= 130.0
+        server.wait_for(poll_timeout_seconds=100.0)
+    assert 90.0 <= server.now <= 130.0
 
 
 def test_poll_request_timeout_is_capped_by_remaining_time() -> None:
-    world = World([(30.0, response(408))] * 9)
+    server = FakeServer([(30.0, response(408))] * 9)
     with pytest.raises(APITimeoutError):
-        world.wait_for(poll_timeout_seconds=50.0)
-    assert [poll.timeout for poll in world.sent] == [45.0, 20.0]
+        server.wait_for(poll_timeout_seconds=50.0)
+    assert [poll.timeout for poll in server.sent] == [45.0, 20.0]
 
 
 def test_no_poll_timeout_waits_indefinitely() -> None:
-    world = World([*[(45.0, response(408))] * 500, response(200, DONE)])
-    assert world.wait_for().metrics is not None
-    assert world.now > 20_000
+    server = FakeServer([*[(45.0, response(408))] * 500, response(200, DONE)])
+    assert server.wait_for().metrics is not None
+    assert server.now > 20_000
 
 
 def test_polls_are_counted() -> None:
-    world = World([response(408), response(200, DONE)])
-    speaker = transport(world)
+    server = FakeServer([response(408), response(200, DONE)])
+    speaker = transport(server)
     poller = Poller(
         speaker,
-        QueueStateNotifier(world, lambda tell: tell()),
+        QueueStateNotifier(server, lambda tell: tell()),
         ByteBudget(9),
-        world.clock,
-        world.sleep,
+        server.clock,
+        server.sleep,
     )
     asyncio.run(poller.wait(SubmittedJob(endpoint=OPTIM_STEP, request_id="r-1")))
     assert speaker.metrics.counters["polls"] == 2
@@ -367,4 +369,4 @@ def test_connect_timeouts_count_as_outage() -> None:
             yield 5.0, ConnectTimeoutError(None, "host did not accept a connection within 5 s")
 
     with pytest.raises(APIConnectionError, match="did not accept a connection"):
-        World(swallow()).wait_for(outage_seconds=60.0)
+        FakeServer(swallow()).wait_for(outage_seconds=60.0)

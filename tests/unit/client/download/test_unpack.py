@@ -66,7 +66,7 @@ def unpack(tmp_path: Path, data: bytes, **options: Any) -> Path:
     return extract_archive(archive, tmp_path / "out", **options)
 
 
-def assert_refused(tmp_path: Path, data: bytes, problem: str, **options: Any) -> DownloadError:
+def assert_rejected(tmp_path: Path, data: bytes, problem: str, **options: Any) -> DownloadError:
     with pytest.raises(DownloadError, match=problem) as caught:
         unpack(tmp_path, data, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.tar"]
@@ -121,7 +121,7 @@ def test_directories_and_leading_dot(tmp_path: Path) -> None:
 )
 def test_unsafe_names_are_rejected(tmp_path: Path, name: str) -> None:
     data = make_tar(member("fine", b"x"), member(name, b"x"))
-    error = assert_refused(tmp_path, data, "unsafe file name")
+    error = assert_rejected(tmp_path, data, "unsafe file name")
     assert repr(name) in error.message
 
 
@@ -150,7 +150,7 @@ def test_safe_paths_are_accepted(name: str, path: str) -> None:
 )
 def test_special_files_are_rejected(tmp_path: Path, kind: bytes) -> None:
     data = make_tar(member("fine", b"x"), member("odd", type=kind, linkname="fine"))
-    assert_refused(tmp_path, data, "'odd': it is neither a file nor a directory")
+    assert_rejected(tmp_path, data, "'odd': it is neither a file nor a directory")
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -167,23 +167,23 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def test_sparse_files_are_rejected(tmp_path: Path) -> None:
     info, data = member("sparse", b"0" * 512)
     info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999"}
-    assert_refused(tmp_path, make_tar((info, data)), "neither a file nor a directory")
+    assert_rejected(tmp_path, make_tar((info, data)), "neither a file nor a directory")
 
 
 @pytest.mark.parametrize("again", ["a/b", "./a/b", "a//b"])
 def test_duplicate_name_is_rejected(tmp_path: Path, again: str) -> None:
     data = make_tar(member("a/b", b"x"), member(again, b"y"))
-    assert_refused(tmp_path, data, "the name occurs twice")
+    assert_rejected(tmp_path, data, "the name occurs twice")
 
 
 def test_file_used_as_directory_is_rejected(tmp_path: Path) -> None:
-    assert_refused(tmp_path, make_tar(member("a", b"x"), member("a/b", b"y")), "Cannot unpack")
+    assert_rejected(tmp_path, make_tar(member("a", b"x"), member("a/b", b"y")), "Cannot unpack")
 
 
 def test_oversized_archive_is_rejected_before_writing(tmp_path: Path) -> None:
     data = gzip.compress(make_tar(member("zeros", bytes(5_000_000))))
     assert len(data) < 10_000
-    assert_refused(tmp_path, data, "more than 1000000 bytes", max_bytes=1_000_000)
+    assert_rejected(tmp_path, data, "more than 1000000 bytes", max_bytes=1_000_000)
     assert unpack(tmp_path, data, max_bytes=5_000_000).is_dir()
 
 
@@ -191,12 +191,12 @@ def test_oversized_header_is_rejected(tmp_path: Path) -> None:
     info, data = member("x", b"x")
     info.pax_headers = {"comment": "c" * 20_000_000}
     packed = gzip.compress(make_tar((info, data)), compresslevel=1)
-    assert_refused(tmp_path, packed, "too many bytes between two files")
+    assert_rejected(tmp_path, packed, "too many bytes between two files")
 
 
 def test_oversized_trailer_is_rejected(tmp_path: Path) -> None:
     packed = gzip.compress(plain_tar() + bytes(40_000_000), compresslevel=1)
-    assert_refused(tmp_path, packed, "too many bytes between two files")
+    assert_rejected(tmp_path, packed, "too many bytes between two files")
 
 
 def test_member_larger_than_free_space_is_rejected(
@@ -204,12 +204,12 @@ def test_member_larger_than_free_space_is_rejected(
 ) -> None:
     disk = Disk(total=10**9, free=1_000_000)
     monkeypatch.setattr(archive_module.shutil, "disk_usage", lambda _: disk)
-    assert_refused(tmp_path, plain_tar(), r"weights/model\.bin needs 2\.3 MB of disk space")
+    assert_rejected(tmp_path, plain_tar(), r"weights/model\.bin needs 2\.3 MB of disk space")
 
 
 def test_too_many_members_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "MAX_MEMBERS", 2)
-    assert_refused(tmp_path, plain_tar(), "or 2 files")
+    assert_rejected(tmp_path, plain_tar(), "or 2 files")
 
 
 @pytest.mark.parametrize("pack", [same, gzip.compress, zstandard.compress])
@@ -217,31 +217,31 @@ def test_truncated_tar_is_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]
     whole = plain_tar()
     end_of_last_file = len(whole.rstrip(b"\0")) // 512 * 512 + 512
     for cut in (0, 100, 512, 1024, 1500, len(whole) // 2, end_of_last_file):
-        assert_refused(tmp_path, pack(whole[:cut]), "is damaged or not a tar archive")
+        assert_rejected(tmp_path, pack(whole[:cut]), "is damaged or not a tar archive")
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_truncated_compression_is_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     packed = pack(plain_tar())
     for cut in (20, len(packed) // 2):
-        assert_refused(tmp_path, packed[:cut], "is damaged or not a tar archive")
+        assert_rejected(tmp_path, packed[:cut], "is damaged or not a tar archive")
 
 
 def test_wrong_checksum_is_damaged(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(plain_tar()))
     packed[-8] ^= 1
-    assert_refused(tmp_path, bytes(packed), "is damaged.*CRC")
+    assert_rejected(tmp_path, bytes(packed), "is damaged.*CRC")
 
 
 def test_garbage_between_files_is_damaged(tmp_path: Path) -> None:
     data = bytearray(make_tar(member("a", b"x"), member("b", b"y")))
     data[1024 + 150] ^= 1
-    assert_refused(tmp_path, bytes(data), "bad checksum instead of a file header")
+    assert_rejected(tmp_path, bytes(data), "bad checksum instead of a file header")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"<html>" * 1000, bytes(10240)])
 def test_non_archive_is_rejected(tmp_path: Path, data: bytes) -> None:
-    assert_refused(tmp_path, data, "not a tar archive|contains no files")
+    assert_rejected(tmp_path, data, "not a tar archive|contains no files")
 
 
 def test_missing_archive_is_rejected(tmp_path: Path) -> None:
