@@ -6,10 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tinkex import types
-from tinkex.client.download.checkpoint import DownloadOptions, download_archive, download_checkpoint
+from tinkex.client.download.checkpoint import (
+    DownloadOptions,
+    checkpoint_ids,
+    download_archive,
+    download_checkpoint,
+)
 from tinkex.client.future import APIFuture, map_future
 from tinkex.client.rest_base import SessionlessClient, discard_reply, page_query
-from tinkex.ids import TinkerPath, check_ttl, parse_tinker_path
+from tinkex.ids import check_ttl, parse_tinker_path
 from tinkex.wire import endpoints as api
 from tinkex.wire.messages import WeightsInfoRequest
 
@@ -52,9 +57,7 @@ class CheckpointsClient(SessionlessClient):
         self, tinker_path: str
     ) -> APIFuture[types.ExternalWeightsUrlsResponse]:
         """Return temporary URLs of the files of an external checkpoint."""
-        return self._call(
-            api.EXTERNAL_WEIGHTS_URLS, _checkpoint_ids(parse_tinker_path(tinker_path))
-        )
+        return self._call(api.EXTERNAL_WEIGHTS_URLS, checkpoint_ids(parse_tinker_path(tinker_path)))
 
     async def get_external_weights_urls_async(
         self, tinker_path: str
@@ -106,7 +109,7 @@ class CheckpointsClient(SessionlessClient):
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Delete the checkpoint at a path permanently."""
         return discard_reply(
-            self._call(api.DELETE_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
+            self._call(api.DELETE_CHECKPOINT, checkpoint_ids(parse_tinker_path(tinker_path)))
         )
 
     async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
@@ -116,7 +119,7 @@ class CheckpointsClient(SessionlessClient):
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Make a checkpoint public."""
         return discard_reply(
-            self._call(api.PUBLISH_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
+            self._call(api.PUBLISH_CHECKPOINT, checkpoint_ids(parse_tinker_path(tinker_path)))
         )
 
     async def publish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
@@ -126,7 +129,7 @@ class CheckpointsClient(SessionlessClient):
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Make a published checkpoint private again."""
         return discard_reply(
-            self._call(api.UNPUBLISH_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
+            self._call(api.UNPUBLISH_CHECKPOINT, checkpoint_ids(parse_tinker_path(tinker_path)))
         )
 
     async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
@@ -138,7 +141,7 @@ class CheckpointsClient(SessionlessClient):
     ) -> APIFuture[None]:
         """Set the seconds after which a checkpoint expires; None means never."""
         check_ttl(ttl_seconds)
-        ids = _checkpoint_ids(parse_tinker_path(tinker_path))
+        ids = checkpoint_ids(parse_tinker_path(tinker_path))
         # A plain dict: the codec omits None in typed messages, but here null must be sent.
         return discard_reply(self._call(api.SET_CHECKPOINT_TTL, ids, {"ttl_seconds": ttl_seconds}))
 
@@ -184,7 +187,3 @@ class CheckpointsClient(SessionlessClient):
             ttl_seconds=ttl_seconds,
             weights_access_token=weights_access_token,
         )
-
-
-def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
-    return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}

@@ -67,7 +67,7 @@ async def download_checkpoint(holder: Holder, path: TinkerPath, options: Downloa
     destination = check_destination(options.destination, force=options.force)
     identities = _read_identities(options)
     await holder.ready()
-    ids = _checkpoint_ids(path)
+    ids = checkpoint_ids(path)
     try:
         reply = await holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=ids)
     except APIStatusError as error:
@@ -99,7 +99,7 @@ async def download_archive(holder: Holder, path: TinkerPath, options: DownloadOp
     if os.path.lexists(options.destination) and not options.force:
         raise InvalidInput(f"{str(options.destination)!r} exists already")
     await holder.ready()
-    url = await _archive_url(holder, _checkpoint_ids(path))
+    url = await _archive_url(holder, checkpoint_ids(path))
     return await download_file(
         _authenticated_fetch(holder),
         url,
@@ -109,7 +109,8 @@ async def download_archive(holder: Holder, path: TinkerPath, options: DownloadOp
     )
 
 
-def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
+def checkpoint_ids(path: TinkerPath) -> dict[str, str]:
+    """Return the path parameters of a checkpoint's endpoints."""
     return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
 
 
