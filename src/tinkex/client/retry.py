@@ -120,6 +120,31 @@ def is_outage(policy: RetryPolicy, error: TinkexError) -> bool:
     return is_unreachable(error) or (not policy.has_contact and (error.status or 0) >= 500)
 
 
+class RetryStreak:
+    """Counts consecutive failures of the same kind for one request."""
+
+    def __init__(self) -> None:
+        self._kind: FailureKind | None = None
+        self._since = 0.0
+        self._count = 0
+        self._had_lost_response = False
+
+    def wait_after(
+        self, policy: RetryPolicy, error: TinkexError, sent_at: float, now: float, jitter: float
+    ) -> float | None:
+        """Return the seconds to wait after this failure, or None to give up."""
+        kind = classify_failure(policy, error)
+        if kind is not self._kind:
+            self._kind, self._since, self._count = kind, sent_at, 0
+        self._count += 1
+        self._had_lost_response |= isinstance(error, APIConnectionError)
+        return wait_before_retry(policy, self._count, now - self._since, error, jitter)
+
+    def is_already_applied(self, success_statuses: frozenset[int], error: TinkexError) -> bool:
+        """True if the error means that an earlier attempt, whose response was lost, succeeded."""
+        return self._had_lost_response and error.status in success_statuses
+
+
 def parse_retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """Parse retry-after-ms or Retry-After (seconds or a date) into seconds."""
     millis = _parse_number(headers.get("retry-after-ms"))

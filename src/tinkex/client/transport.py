@@ -22,16 +22,13 @@ from tinkex.client.http import HttpClient, HttpResponse, HttpStream
 from tinkex.client.metrics import MetricsRecorder, RequestDone
 from tinkex.client.retry import (
     UNREACHABLE_STATUSES,
-    FailureKind,
     RetryPolicy,
-    classify_failure,
+    RetryStreak,
     is_unreachable,
     parse_retry_after,
     parse_should_retry,
-    wait_before_retry,
 )
 from tinkex.errors import (
-    APIConnectionError,
     APIError,
     APIResponseValidationError,
     APIStatusError,
@@ -103,30 +100,6 @@ _PROCESS_KEY = new_id()
 def new_idempotency_key() -> str:
     """Return a key that is unique across requests and processes."""
     return f"tinkex-{_PROCESS_KEY}-{os.getpid()}-{next(_KEY_COUNTER)}"
-
-
-class RetryStreak:
-    """Counts consecutive failures of the same kind for one request."""
-
-    def __init__(self) -> None:
-        self._kind: FailureKind | None = None
-        self._since = 0.0
-        self._count = 0
-        self._had_lost_response = False
-
-    def wait_after(self, policy: RetryPolicy, error: TinkexError, sent_at: float) -> float | None:
-        """Return the seconds to wait after this failure, or None to give up."""
-        kind = classify_failure(policy, error)
-        if kind is not self._kind:
-            self._kind, self._since, self._count = kind, sent_at, 0
-        self._count += 1
-        self._had_lost_response |= isinstance(error, APIConnectionError)
-        elapsed = time.monotonic() - self._since
-        return wait_before_retry(policy, self._count, elapsed, error, random.random())
-
-    def is_already_applied(self, endpoint: Endpoint[Any, Any], error: TinkexError) -> bool:
-        """True if the error means that an earlier attempt, whose response was lost, succeeded."""
-        return self._had_lost_response and error.status in endpoint.success_after_retry
 
 
 def _response_of(error: TinkexError) -> HttpResponse:
@@ -204,9 +177,9 @@ class Transport:
                 response = await self.send_once(request, attempt - 1, key)
             except TinkexError as error:
                 policy = self._policy_after_contact(policy)
-                if streak.is_already_applied(request.endpoint, error):
+                if streak.is_already_applied(request.endpoint.success_after_retry, error):
                     return _response_of(error)
-                wait = streak.wait_after(policy, error, sent_at)
+                wait = streak.wait_after(policy, error, sent_at, time.monotonic(), random.random())
                 if wait is None:
                     self._emit_request_done(request, error.status, started, attempt)
                     raise
