@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import ControllerRouterHandler
@@ -19,6 +18,7 @@ from tinkex.server.dashboard.pages import HANDLERS as PAGES
 from tinkex.server.http.downloads import HANDLERS as DOWNLOADS
 from tinkex.server.http.error_responses import error_response, internal_error_response
 from tinkex.server.http.request_context import Handler, RawResponse, Services
+from tinkex.server.http.request_origin import HttpRequest
 from tinkex.server.http.router import build_routes
 from tinkex.server.http.routes import (
     checkpoints,
@@ -104,7 +104,7 @@ def flush_fetched(services: Services) -> None:
         fetched.clear()
 
 
-def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+def _on_http_error(request: HttpRequest, error: HTTPException) -> Response[bytes]:
     """Convert an error of the framework, such as an unknown path, to the API's error body."""
     endpoint = f"{request.scope['method']} {request.scope['path'][:200]}"
     messages = {
@@ -130,7 +130,7 @@ def _missing_checkpoint_message(path: str) -> str | None:
     )
 
 
-def _on_unhandled_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def _on_unhandled_error(request: HttpRequest, error: Exception) -> Response[bytes]:
     return _to_litestar_response(
         internal_error_response(error, f"{request.scope['method']} {request.scope['path']}")
     )

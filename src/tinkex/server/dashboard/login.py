@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.datastructures import Cookie
 from litestar.enums import HttpMethod
 from litestar.handlers import post, route
@@ -19,6 +19,7 @@ from tinkex.server.http.auth import MAX_CREDENTIAL_CHARS, identify, issue_token
 from tinkex.server.http.request_body import ClientDisconnected, read_body
 from tinkex.server.http.request_context import CallerIdentity, Services
 from tinkex.server.http.request_origin import (
+    HttpRequest,
     RequestOrigin,
     is_https,
     is_local,
@@ -41,7 +42,7 @@ class Visitor:
     """Whether access was granted without a key, from the server's own machine."""
 
 
-async def find_visitor(services: Services, request: Request[Any, Any, Any]) -> Visitor | None:
+async def find_visitor(services: Services, request: HttpRequest) -> Visitor | None:
     """Identify the visitor; None if a login is required."""
     token = request.cookies.get(COOKIE_NAME)
     identity = await identify(services, token) if token else None
@@ -78,13 +79,13 @@ def safe_target(requested: str) -> str:
 
 
 @route("/login", http_method=[HttpMethod.GET, HttpMethod.HEAD], name="login", sync_to_thread=False)
-def show_login(request: Request[Any, Any, Any]) -> Response[str]:
+def show_login(request: HttpRequest) -> Response[str]:
     """Show the login form."""
     return login_page(status=200)
 
 
 @post("/login", name="check_login")
-async def login(request: Request[Any, Any, Any]) -> Response[Any]:
+async def login(request: HttpRequest) -> Response[Any]:
     """Check a key and set the login cookie."""
     services: Services = request.app.state.services
     origin = read_origin(request)
@@ -103,7 +104,7 @@ async def login(request: Request[Any, Any, Any]) -> Response[Any]:
 
 
 @post("/logout", name="logout", sync_to_thread=False)
-def logout(request: Request[Any, Any, Any]) -> Response[Any]:
+def logout(request: HttpRequest) -> Response[Any]:
     """Remove the login cookie."""
     origin = read_origin(request)
     if not is_same_origin(origin):
@@ -111,7 +112,7 @@ def logout(request: Request[Any, Any, Any]) -> Response[Any]:
     return _redirect("/", _cookie("", 0, origin))
 
 
-async def _read_form(request: Request[Any, Any, Any], origin: RequestOrigin) -> dict[str, str]:
+async def _read_form(request: HttpRequest, origin: RequestOrigin) -> dict[str, str]:
     length = origin.header("content-length")
     try:
         body = await read_body(request.receive, length, _MAX_FORM_BYTES, _FORM_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.enums import HttpMethod
 from litestar.handlers import route
 from litestar.params import FromPath
@@ -25,6 +25,7 @@ from tinkex.server.dashboard.login import (
 from tinkex.server.dashboard.queries import DashboardReader, PageCache
 from tinkex.server.dashboard.rendering import page_response, serve_asset
 from tinkex.server.http.request_context import Services
+from tinkex.server.http.request_origin import HttpRequest
 from tinkex.server.http.serializers import run_session_status
 from tinkex.server.http.store_access import read
 
@@ -32,19 +33,19 @@ _READ_METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 
 
 @route("/", http_method=_READ_METHODS, name="overview")
-async def show_overview(request: Request[Any, Any, Any]) -> Response[str]:
+async def show_overview(request: HttpRequest) -> Response[str]:
     """Show the visitor's runs, queue, checkpoints and sessions."""
     return await _render_page(request, "overview.html", DashboardReader.overview)
 
 
 @route("/runs/{run_id:str}", http_method=_READ_METHODS, name="run_page")
-async def show_run(request: Request[Any, Any, Any], run_id: FromPath[str]) -> Response[str]:
+async def show_run(request: HttpRequest, run_id: FromPath[str]) -> Response[str]:
     """Show one run: curve, latest steps and checkpoints."""
     return await _render_page(request, "run.html", lambda reader: reader.run(run_id))
 
 
 async def _render_page(
-    request: Request[Any, Any, Any],
+    request: HttpRequest,
     template: str,
     query: Callable[[DashboardReader], Any],
 ) -> Response[str]:
@@ -74,7 +75,7 @@ async def _render_page(
     )
 
 
-def _page_cache(request: Request[Any, Any, Any]) -> PageCache:
+def _page_cache(request: HttpRequest) -> PageCache:
     state = request.app.state
     if "page_cache" not in state:
         state.page_cache = PageCache()

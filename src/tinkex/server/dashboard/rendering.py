@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from litestar import Request, Response
+from litestar import Response
 from litestar.enums import HttpMethod
 from litestar.exceptions import NotFoundException
 from litestar.handlers import route
@@ -15,6 +15,7 @@ from litestar.params import FromPath
 
 from tinkex.ids import path_segment
 from tinkex.server.dashboard.formatting import FILTERS
+from tinkex.server.http.request_origin import HttpRequest
 
 _ASSET_TYPES = {
     "dashboard.css": "text/css",
@@ -43,7 +44,7 @@ def asset_url(name: str) -> str:
     name="static",
     sync_to_thread=False,
 )
-def serve_asset(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+def serve_asset(request: HttpRequest, name: FromPath[str]) -> Response[bytes]:
     """Serve a static file."""
     if name not in _ASSET_FILES:
         raise NotFoundException

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote
 
-from litestar import HttpMethod, Request, route
+from litestar import HttpMethod, route
 from litestar.types import ASGIApp, Receive, Send
 
 from tinkex import clock
@@ -25,6 +25,7 @@ from tinkex.logs import get_logger
 from tinkex.server.http.error_responses import response_for_error
 from tinkex.server.http.prometheus import RequestMetrics
 from tinkex.server.http.request_context import RawResponse, Services, run_in_thread
+from tinkex.server.http.request_origin import HttpRequest
 from tinkex.server.http.trace_export import iter_trace_json, trace_events
 from tinkex.store import checkpoints, jobs, sessions, steps
 from tinkex.store.database import Connection
@@ -156,7 +157,7 @@ class DownloadResponse:
     name="download",
     status_code=200,
 )
-async def download(request: Request[Any, Any, Any]) -> ASGIApp:
+async def download(request: HttpRequest) -> ASGIApp:
     """Send the target of a signed URL; no API key is needed."""
     services: Services = request.app.state.services
     try:

@@ -6,7 +6,7 @@ A resource of another tenant gives the same error as one that does not exist.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from tinkex.errors import BadRequestError, NotFoundError
 from tinkex.ids import TYPE_BY_SEGMENT, TinkerPath, check_id, check_name
@@ -29,44 +29,44 @@ _NOT_TRAINABLE_REASONS = {
 
 def require_session(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
     """Return a session of this tenant."""
-    found = sessions.find(db, check_id("session id", session_id))
-    if found is None or found.tenant_id != tenant_id:
+    session = sessions.find(db, check_id("session id", session_id))
+    if session is None or session.tenant_id != tenant_id:
         _raise_not_found("session", session_id)
-    return found
+    return session
 
 
 def require_open_session(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
     """Return a session of this tenant that its client has not finished."""
-    found = require_session(db, tenant_id, session_id)
-    if found.finished_at is not None:
+    session = require_session(db, tenant_id, session_id)
+    if session.finished_at is not None:
         raise BadRequestError(
-            f"session {session_id!r} was finished by its client; open a new session"
+            f"session {session_id!r} was finished by its client; create a new session"
         )
-    return found
+    return session
 
 
 def require_run(db: Connection, tenant_id: str, run_id: str, resource: str = "model") -> RunRecord:
     """Return a model of this tenant in any state."""
-    found = runs.find(db, check_id(f"{resource} id", run_id))
-    if found is None or found.tenant_id != tenant_id:
+    run = runs.find(db, check_id(f"{resource} id", run_id))
+    if run is None or run.tenant_id != tenant_id:
         _raise_not_found(resource, run_id)
-    return found
+    return run
 
 
 def require_trainable_run(db: Connection, tenant_id: str, run_id: str) -> RunRecord:
     """Return a model of this tenant that accepts operations."""
-    found = require_run(db, tenant_id, run_id)
-    if found.state not in _TRAINABLE:
-        raise BadRequestError(f"model {run_id!r} {_NOT_TRAINABLE_REASONS[RunState(found.state)]}")
-    return found
+    run = require_run(db, tenant_id, run_id)
+    if run.state not in _TRAINABLE:
+        raise BadRequestError(f"model {run_id!r} {_NOT_TRAINABLE_REASONS[RunState(run.state)]}")
+    return run
 
 
 def require_sampler(db: Connection, tenant_id: str, sampler_id: str) -> SamplerRecord:
     """Return a sampling session of this tenant."""
-    found = samplers.find(db, check_id("sampling session id", sampler_id))
-    if found is None or found.tenant_id != tenant_id:
+    sampler = samplers.find(db, check_id("sampling session id", sampler_id))
+    if sampler is None or sampler.tenant_id != tenant_id:
         _raise_not_found("sampling session", sampler_id)
-    return found
+    return sampler
 
 
 def checkpoint_path(run_id: str, checkpoint_id: str) -> TinkerPath:
@@ -81,20 +81,20 @@ def require_checkpoint(
     db: Connection, tenant_id: str, path: TinkerPath, now: float
 ) -> CheckpointRecord:
     """Return a checkpoint of this tenant."""
-    found = checkpoints.find(db, path, now)
-    if found is None or found.tenant_id != tenant_id:
+    checkpoint = checkpoints.find(db, path, now)
+    if checkpoint is None or checkpoint.tenant_id != tenant_id:
         _raise_not_found("checkpoint", str(path))
-    return found
+    return checkpoint
 
 
 def require_readable_checkpoint(
     db: Connection, readers: Collection[str], path: TinkerPath, now: float
 ) -> CheckpointRecord:
     """Return a checkpoint that is public or belongs to one of these tenants."""
-    found = checkpoints.find(db, path, now)
-    if found is None or not (found.is_public or found.tenant_id in readers):
+    checkpoint = checkpoints.find(db, path, now)
+    if checkpoint is None or not (checkpoint.is_public or checkpoint.tenant_id in readers):
         _raise_not_found("checkpoint", str(path))
-    return found
+    return checkpoint
 
 
 def _raise_not_found(resource: str, name: str) -> NoReturn:
@@ -106,7 +106,7 @@ WEIGHTS_TOKEN_HEADER: Final = "x-tinker-weights-access-token"
 
 
 async def resolve_readers(
-    services: Services, context: RequestContext[Any], token: str | None = None
+    services: Services, context: RequestContext[object], token: str | None = None
 ) -> frozenset[str]:
     """The tenants whose checkpoints a request may read: the caller and the owner of `token`."""
     credential = context.headers.get(WEIGHTS_TOKEN_HEADER) or token

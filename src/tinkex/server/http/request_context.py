@@ -78,7 +78,7 @@ class TenantSlots:
         return semaphore
 
 
-RequestT = TypeVar("RequestT")
+RequestT_co = TypeVar("RequestT_co", covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -153,14 +153,14 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestContext(Generic[RequestT]):
+class RequestContext(Generic[RequestT_co]):
     """An authenticated and decoded request."""
 
     endpoint: str
     """The name of the endpoint."""
     identity: CallerIdentity
     """The caller; ANONYMOUS for public endpoints."""
-    request: RequestT
+    request: RequestT_co
     """The decoded message. For forward_backward it is a ForwardRequest if the client requests only
     the forward pass."""
     body: bytes = b""
@@ -196,7 +196,7 @@ class RawResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Reply: TypeAlias = Any
+Reply: TypeAlias = object
 """A `RawResponse`, or a struct or mapping that is sent as JSON with status 200."""
 Handler: TypeAlias = Callable[[Services, RequestContext[Any]], Awaitable[Reply]]
 

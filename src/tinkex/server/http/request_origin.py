@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from litestar import Request
+from litestar.datastructures import State
 
 from tinkex.server.config import is_ip_address, is_loopback
+
+HttpRequest: TypeAlias = Request[Any, Any, State]
+"""A Litestar request; users and sessions of Litestar are not used."""
 
 #: Host names of loopback. Any other name may belong to another site that points it here.
 _PORT = r"(:[0-9]{1,5})?"
@@ -39,7 +43,7 @@ class RequestOrigin:
         return next(iter(self.header_values(name)), None)
 
 
-def read_origin(request: Request[Any, Any, Any]) -> RequestOrigin:
+def read_origin(request: HttpRequest) -> RequestOrigin:
     """Read the origin of a request."""
     return RequestOrigin(
         peer=request.client.host if request.client else "",

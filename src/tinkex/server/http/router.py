@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from litestar import HttpMethod, Request
+from litestar import HttpMethod
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -40,6 +40,7 @@ from tinkex.server.http.request_context import (
     RequestContext,
     Services,
 )
+from tinkex.server.http.request_origin import HttpRequest
 from tinkex.server.http.validation import parse_query
 from tinkex.system.disk_errors import is_disk_full
 from tinkex.types import ForwardRequest
@@ -94,7 +95,7 @@ def route_path(path: str) -> str:
 def _build_route(handler: EndpointHandler) -> HTTPRouteHandler:
     endpoint = handler.endpoint
 
-    async def serve(request: Request[Any, Any, Any]) -> ASGIApp:
+    async def serve(request: HttpRequest) -> ASGIApp:
         return RawResponseApp(await handler.serve(request.scope, request.receive))
 
     methods = [HttpMethod(endpoint.method)]

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from tinkex import types
 from tinkex.server.http.request_context import CallerIdentity, RequestContext
@@ -31,7 +31,7 @@ def owner_urn(tenant_id: str) -> str:
     return CallerIdentity(tenant_id=tenant_id, key_id=0).urn
 
 
-def stringify_metadata(user_metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+def stringify_metadata(user_metadata: Mapping[str, object] | None) -> dict[str, str] | None:
     """User metadata with all values as strings; values of other types become JSON."""
     if user_metadata is None:
         return None
@@ -119,7 +119,7 @@ _USER_AGENT = re.compile(r"(?:Async)?Tinker/Python (\S+)")
 
 
 def client_version(
-    context: RequestContext[Any], session_sdk_version: str = ""
+    context: RequestContext[object], session_sdk_version: str = ""
 ) -> tuple[int, int, int]:
     """The SDK version as three numbers, or `NEWEST_VERSION`; never raises.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tinkex import clock
 from tinkex.server.http.request_context import CallerIdentity, Services, run_in_thread
@@ -34,7 +34,7 @@ async def await_store_future(future: Future[T]) -> T:
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
-def record_event(db: Connection, identity: CallerIdentity, event: str, **details: Any) -> None:
+def record_event(db: Connection, identity: CallerIdentity, event: str, **details: object) -> None:
     """Add an audit log entry with the caller's key; events are named resource_action."""
     _insert_entry(db, identity, event, details)
 
@@ -44,7 +44,7 @@ def record_checkpoint_event(
     identity: CallerIdentity,
     event: str,
     checkpoint: CheckpointRecord,
-    **details: Any,
+    **details: object,
 ) -> None:
     """Add an audit log entry about a checkpoint."""
     ids = {"checkpoint_id": checkpoint.path.checkpoint_id, "tinker_path": str(checkpoint.path)}
@@ -55,7 +55,7 @@ def _insert_entry(
     db: Connection,
     identity: CallerIdentity,
     event: str,
-    details: dict[str, Any],
+    details: Mapping[str, object],
     checkpoint: CheckpointRecord | None = None,
 ) -> None:
     entry = AuditRecord(

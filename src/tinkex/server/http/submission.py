@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tinkex import clock, types
 from tinkex.errors import PromiseExpiredError
@@ -36,7 +35,7 @@ async def submit_job(
 
 async def submit_operation(
     services: Services,
-    context: RequestContext[Any],
+    context: RequestContext[object],
     kind: JobKind,
     model_id: str,
     seq_id: int | None,
@@ -57,7 +56,7 @@ async def submit_operation(
 
 async def submit_pass(
     services: Services,
-    context: RequestContext[Any],
+    context: RequestContext[object],
     kind: JobKind,
     model_id: str,
     seq_id: int | None,
@@ -70,7 +69,7 @@ async def submit_pass(
 
 async def skip_sequence_number(
     services: Services,
-    context: RequestContext[Any],
+    context: RequestContext[object],
     kind: JobKind,
     model_id: str,
     seq_id: int | None,
@@ -84,7 +83,7 @@ async def skip_sequence_number(
 
 
 def _build_job(
-    context: RequestContext[Any], kind: JobKind, model_id: str, seq_id: int | None
+    context: RequestContext[object], kind: JobKind, model_id: str, seq_id: int | None
 ) -> NewJob:
     check_number("seq_id", seq_id)
     return NewJob(
@@ -101,7 +100,7 @@ def _build_job(
 
 
 def _build_prepare(
-    context: RequestContext[Any],
+    context: RequestContext[object],
     model_id: str,
     seq_id: int | None,
     extra_prepare: PrepareJob | None = None,
@@ -125,7 +124,7 @@ def _build_prepare(
     return prepare
 
 
-def operation_key(context: RequestContext[Any], model_id: str, seq_id: int | None) -> str | None:
+def operation_key(context: RequestContext[object], model_id: str, seq_id: int | None) -> str | None:
     """The deduplication key of an operation; None without a sequence number."""
     return None if seq_id is None else job_key("op", context.tenant_id, model_id, seq_id)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from tinkex.store.records import JobRecord, SessionRecord, StepRecord
 
-TraceEvent: TypeAlias = dict[str, Any]
+TraceEvent: TypeAlias = dict[str, object]
 #: Viewers show the whole session as one process.
 TRACE_PID = 1
 #: The track of jobs without a model or sampler.

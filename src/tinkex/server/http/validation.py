@@ -51,7 +51,7 @@ def check_project(project_id: str) -> str:
     return project_id
 
 
-def parse_page(context: RequestContext[Any], default_limit: int) -> tuple[int, int]:
+def parse_page(context: RequestContext[object], default_limit: int) -> tuple[int, int]:
     """The limit and offset of a list request; `parse_query` has validated them."""
     return int(context.query.get("limit", default_limit)), int(context.query.get("offset", 0))
 

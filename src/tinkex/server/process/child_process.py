@@ -145,7 +145,7 @@ class ChildProcess:
                 # Ctrl-C in a terminal reaches only the supervisor, which stops its children.
                 process_group=0,
             )
-        except BaseException:
+        except BaseException:  # also on cancellation: no process owns the pipe
             os.close(write_fd)
             raise
         finally:

@@ -41,7 +41,7 @@ class HomeLock:
         descriptor = os.open(home.server_lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _wait_for_lock(descriptor, home)
-        except BaseException:
+        except BaseException:  # also on Ctrl-C during the wait
             os.close(descriptor)
             raise
         os.ftruncate(descriptor, 0)

@@ -17,13 +17,13 @@ MAX_DESCRIPTORS = 1 << 20
 def raise_descriptor_limit() -> int:
     """Raise the descriptor limit of this process and its children to the hard limit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError):  # some systems allow less than the reported hard limit
             return soft
-    return wanted
+    return limit
 
 
 def listen(host: str, port: int) -> socket.socket:

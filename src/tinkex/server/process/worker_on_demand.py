@@ -39,7 +39,7 @@ def open_worker_placeholder(config: ServerConfig) -> WorkerPlaceholder | None:
     try:
         if not database.read(lambda db: is_worker_needed(db, config)):
             return WorkerPlaceholder(config, database)
-    except BaseException:
+    except BaseException:  # also on cancellation: no one else closes the database
         database.close()
         raise
     database.close()

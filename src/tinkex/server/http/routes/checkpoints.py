@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from email.utils import format_datetime
-from typing import Any
 
 from tinkex import clock, types
 from tinkex.checkpoint.manifest import downloadable_names
@@ -47,7 +46,7 @@ _EMPTY_RESPONSE = RawResponse()
 
 # --- lists -----------------------------------------------------------------------------------
 async def list_checkpoints(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.CheckpointsListResponse:
     """List the checkpoints of one of the caller's runs, newest first."""
     run_id = context.ids["training_run_id"]
@@ -65,7 +64,7 @@ async def list_checkpoints(
 
 
 async def list_user_checkpoints(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.CheckpointsListResponse:
     """List a page of the caller's checkpoints, newest first."""
     limit, offset = parse_page(context, DEFAULT_LIMIT)
@@ -89,12 +88,12 @@ async def list_user_checkpoints(
 
 
 # --- changes ---------------------------------------------------------------------------------
-def _require_own_checkpoint(db: Connection, context: RequestContext[Any]) -> CheckpointRecord:
+def _require_own_checkpoint(db: Connection, context: RequestContext[object]) -> CheckpointRecord:
     path = checkpoint_path(context.ids["training_run_id"], context.ids["checkpoint_id"])
     return require_checkpoint(db, context.tenant_id, path, clock.now())
 
 
-async def delete_checkpoint(services: Services, context: RequestContext[Any]) -> RawResponse:
+async def delete_checkpoint(services: Services, context: RequestContext[object]) -> RawResponse:
     """Delete a checkpoint; the worker removes its files soon after."""
 
     def transaction(db: Connection) -> None:
@@ -108,18 +107,18 @@ async def delete_checkpoint(services: Services, context: RequestContext[Any]) ->
     return _EMPTY_RESPONSE
 
 
-async def publish(services: Services, context: RequestContext[Any]) -> RawResponse:
+async def publish(services: Services, context: RequestContext[object]) -> RawResponse:
     """Make a checkpoint public; 409 if it already is."""
     return await _set_public(services, context, True)
 
 
-async def unpublish(services: Services, context: RequestContext[Any]) -> RawResponse:
+async def unpublish(services: Services, context: RequestContext[object]) -> RawResponse:
     """Make a checkpoint private; 409 if it already is."""
     return await _set_public(services, context, False)
 
 
 async def _set_public(
-    services: Services, context: RequestContext[Any], is_public: bool
+    services: Services, context: RequestContext[object], is_public: bool
 ) -> RawResponse:
     event = "checkpoint_published" if is_public else "checkpoint_unpublished"
 
@@ -157,7 +156,7 @@ async def set_ttl(services: Services, context: RequestContext[TtlRequest]) -> Ra
 
 # --- links -----------------------------------------------------------------------------------
 async def external_weights_urls(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.ExternalWeightsUrlsResponse:
     """Return a signed URL for each file of a checkpoint that the caller may read."""
     checkpoint = await _require_downloadable(services, context)
@@ -174,7 +173,7 @@ async def external_weights_urls(
     return types.ExternalWeightsUrlsResponse(urls=urls, expires=expires_at)
 
 
-async def archive(services: Services, context: RequestContext[Any]) -> RawResponse:
+async def archive(services: Services, context: RequestContext[object]) -> RawResponse:
     """Return the signed URL of a checkpoint's tar: as JSON if accepted, otherwise a redirect."""
     checkpoint = await _require_downloadable(services, context)
     expires = _link_expiry(services, checkpoint)
@@ -190,7 +189,7 @@ async def archive(services: Services, context: RequestContext[Any]) -> RawRespon
 
 
 async def _require_downloadable(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> CheckpointRecord:
     path = checkpoint_path(context.ids["training_run_id"], context.ids["checkpoint_id"])
     readers = await resolve_readers(services, context)
@@ -218,7 +217,7 @@ def _link_expiry(services: Services, checkpoint: CheckpointRecord) -> int:
 
 
 def _sign_link(
-    services: Services, context: RequestContext[Any], file_ref: FileRef, expires: int
+    services: Services, context: RequestContext[object], file_ref: FileRef, expires: int
 ) -> str:
     return sign_url(services.secret, context.base_url, file_ref, expires)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.types import ControllerRouterHandler
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -16,7 +14,7 @@ from tinkex.server.http.error_responses import response_for_error
 from tinkex.server.http.openapi import build_document
 from tinkex.server.http.prometheus import render_metrics
 from tinkex.server.http.request_context import Services
-from tinkex.server.http.request_origin import is_from_this_machine, read_origin
+from tinkex.server.http.request_origin import HttpRequest, is_from_this_machine, read_origin
 from tinkex.server.http.store_access import read
 from tinkex.settings import package_version
 from tinkex.store import stats
@@ -29,7 +27,7 @@ NO_WORKER = "no worker is running"
 
 
 @get("/readyz", name="readyz")
-async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def readyz(request: HttpRequest) -> Response[bytes]:
     """Return 200 if the store is reachable and a worker is alive, otherwise 503."""
     services: Services = request.app.state.services
     if (rejection := await _reject_unauthenticated(services, request)) is not None:
@@ -49,7 +47,7 @@ def _readiness_response(reason: str) -> Response[bytes]:
 
 
 @get("/metrics", name="metrics")
-async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def metrics(request: HttpRequest) -> Response[bytes]:
     """Return the metrics in the Prometheus text format."""
     services: Services = request.app.state.services
     if (rejection := await _reject_unauthenticated(services, request)) is not None:
@@ -62,7 +60,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @get(["/schema", "/schema/openapi.json", "/openapi.json"], name="schema", sync_to_thread=False)
-def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
+def schema(request: HttpRequest) -> Response[bytes]:
     """Return the OpenAPI document."""
     state = request.app.state
     if "document" not in state:
@@ -76,7 +74,7 @@ async def _load_stats(services: Services) -> stats.StoreStats:
 
 
 async def _reject_unauthenticated(
-    services: Services, request: Request[Any, Any, Any]
+    services: Services, request: HttpRequest
 ) -> Response[bytes] | None:
     """Return an error response unless the request comes from this machine or has a valid key."""
     origin = read_origin(request)

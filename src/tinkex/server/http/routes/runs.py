@@ -30,7 +30,9 @@ DEFAULT_LIMIT = 20
 MAX_NAME_CHARS = 120
 
 
-async def list_runs(services: Services, context: RequestContext[Any]) -> types.TrainingRunsResponse:
+async def list_runs(
+    services: Services, context: RequestContext[object]
+) -> types.TrainingRunsResponse:
     """List a page of training runs, newest first."""
     limit, offset = parse_page(context, DEFAULT_LIMIT)
 
@@ -51,7 +53,7 @@ async def list_runs(services: Services, context: RequestContext[Any]) -> types.T
     return await read(services, query)
 
 
-async def get_run(services: Services, context: RequestContext[Any]) -> types.TrainingRun:
+async def get_run(services: Services, context: RequestContext[object]) -> types.TrainingRun:
     """Return one training run, loaded or not."""
     run_id = context.ids["training_run_id"]
 
@@ -88,11 +90,11 @@ def check_run_name(name: str | None) -> str | None:
     return stripped or None
 
 
-def _is_public_included(context: RequestContext[Any]) -> bool:
+def _is_public_included(context: RequestContext[object]) -> bool:
     return context.query.get("access_scope") == "accessible"
 
 
-def _can_see(db: Connection, context: RequestContext[Any], run: RunRecord) -> bool:
+def _can_see(db: Connection, context: RequestContext[object], run: RunRecord) -> bool:
     if run.tenant_id == context.tenant_id:
         return True
     return _is_public_included(context) and bool(_published_checkpoints(db, run.id))
@@ -140,7 +142,7 @@ _NUM_SPEED_STEPS = 3 * NUM_SPEED_PASSES
 
 
 async def get_run_metrics(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.RunMetricsResponse:
     """Return the newest steps of a run, or the first ones after a cursor."""
     run_id = context.ids["training_run_id"]

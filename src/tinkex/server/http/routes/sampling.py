@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tinkex import clock, types
 from tinkex.errors import BadRequestError, UnprocessableEntityError
@@ -108,7 +108,9 @@ async def join_sampling_session(
     return types.JoinSamplingSessionResponse(client_counter=await write(services, transaction))
 
 
-async def get_sampler(services: Services, context: RequestContext[Any]) -> types.GetSamplerResponse:
+async def get_sampler(
+    services: Services, context: RequestContext[object]
+) -> types.GetSamplerResponse:
     """Return the base model and checkpoint of a sampling session."""
     sampler_id = context.ids["sampler_id"]
 

@@ -30,13 +30,13 @@ _OK_RESPONSE = RawResponse(body=b'{"status":"ok"}')
 _ACCEPTED_RESPONSE = RawResponse(body=b'{"status":"accepted"}')
 
 
-async def health(services: Services, context: RequestContext[Any]) -> RawResponse:
+async def health(services: Services, context: RequestContext[object]) -> RawResponse:
     """Return 200 while the server is up."""
     return _OK_RESPONSE
 
 
 async def capabilities(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.GetServerCapabilitiesResponse:
     """List the base models that the worker serves."""
     models = await read(services, list_served_models)
@@ -70,7 +70,9 @@ async def dynamic_config(
 
 
 # --- credentials ---------------------------------------------------------------------------
-async def auth_token(services: Services, context: RequestContext[Any]) -> types.AuthTokenResponse:
+async def auth_token(
+    services: Services, context: RequestContext[object]
+) -> types.AuthTokenResponse:
     """Exchange an API key or token for a new token; a token's expiry is not extended."""
     tenant = await read(services, lambda db: keys.find_tenant(db, context.tenant_id))
     if tenant is None:
@@ -81,7 +83,7 @@ async def auth_token(services: Services, context: RequestContext[Any]) -> types.
     )
 
 
-async def get_api_key(services: Services, context: RequestContext[Any]) -> ApiKeyReply:
+async def get_api_key(services: Services, context: RequestContext[object]) -> ApiKeyReply:
     """Describe the caller's API key and tenant."""
 
     def query(db: Connection) -> ApiKeyReply:
@@ -96,7 +98,7 @@ async def get_api_key(services: Services, context: RequestContext[Any]) -> ApiKe
     return await read(services, query)
 
 
-async def delete_api_key(services: Services, context: RequestContext[Any]) -> dict[str, Any]:
+async def delete_api_key(services: Services, context: RequestContext[object]) -> dict[str, Any]:
     """Revoke the caller's API key."""
     now = clock.now()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tinkex import clock, types
 from tinkex.server.http.downloads import FileArea, FileRef, sign_url
 from tinkex.server.http.ownership import require_session
@@ -20,7 +18,7 @@ TRACE_NAME = "trace.json"
 
 
 async def list_sessions(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.ListSessionsResponse:
     """List a page of session ids, newest first."""
     limit, offset = parse_page(context, DEFAULT_LIMIT)
@@ -30,7 +28,9 @@ async def list_sessions(
     return types.ListSessionsResponse(sessions=session_ids)
 
 
-async def get_session(services: Services, context: RequestContext[Any]) -> types.GetSessionResponse:
+async def get_session(
+    services: Services, context: RequestContext[object]
+) -> types.GetSessionResponse:
     """Return the runs and sampling sessions of a session."""
 
     def query(db: Connection) -> types.GetSessionResponse:
@@ -82,7 +82,7 @@ async def assign_project(
     return RawResponse()
 
 
-async def trace_export(services: Services, context: RequestContext[Any]) -> TraceExportReply:
+async def trace_export(services: Services, context: RequestContext[object]) -> TraceExportReply:
     """Return the signed URL of a session's trace, which is generated on download."""
     session_id = context.ids["session_id"]
     await read(services, lambda db: require_session(db, context.tenant_id, session_id))

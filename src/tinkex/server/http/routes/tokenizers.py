@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from tinkex.errors import InvalidInput, NotFoundError, UnprocessableEntityError
 from tinkex.server.http.model_specs import find_model, list_served_models
@@ -26,7 +25,7 @@ from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import TokenizerReply
 
 
-async def get_tokenizer(services: Services, context: RequestContext[Any]) -> RawResponse:
+async def get_tokenizer(services: Services, context: RequestContext[object]) -> RawResponse:
     """Return the digest of a tokenizer, and its files if the request contains that digest."""
     name = context.query.get("base_model")
     if name is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tinkex import types
 from tinkex.errors import InvalidInput
 from tinkex.jobs.job_types import JobKind
@@ -75,7 +73,7 @@ async def forward(
 
 async def _submit_pass(
     services: Services,
-    context: RequestContext[Any],
+    context: RequestContext[types.ForwardBackwardRequest | types.ForwardRequest],
     seq_id: int | None,
 ) -> types.UntypedAPIFuture:
     request, model_id = context.request, context.request.model_id

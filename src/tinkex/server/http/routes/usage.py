@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tinkex import clock, types
 from tinkex.errors import UnprocessableEntityError
@@ -15,13 +15,13 @@ from tinkex.server.http.store_access import read
 from tinkex.store import accounting, checkpoints, sessions
 from tinkex.store.database import Connection
 from tinkex.store.records import AuditRecord, CheckpointRecord, SessionRecord, UsageRecord
-from tinkex.types.billing import QuotaUsage, QuotaUsageResponse
+from tinkex.types.billing import BillingEventInfo, QuotaUsage, QuotaUsageResponse
 
 HOUR_SECONDS = 3600
 MAX_RANGE = timedelta(days=14)
 GIGABYTE = 10**9
 
-_EVENT_BUILDERS: Mapping[str, Callable[[int], Any]] = {
+_EVENT_BUILDERS: Mapping[str, Callable[[int], BillingEventInfo]] = {
     "training": lambda amount: types.TrainingBillingEvent(token_count=amount),
     "prefill": lambda amount: types.SamplingPrefillBillingEvent(cached=False, token_count=amount),
     "prefill_cached": lambda amount: types.SamplingPrefillBillingEvent(
@@ -66,7 +66,7 @@ class UsageItem:
     hour: int
     session_id: str
     base_model: str
-    info: Any
+    info: BillingEventInfo
 
 
 def sum_usage(rows: Iterable[UsageRecord]) -> dict[tuple[int, str, str, str], UsageItem]:
@@ -143,7 +143,7 @@ DAY_SECONDS = 24 * 3600
 _PAGE_SIZE = 1000
 
 
-async def audit_log(services: Services, context: RequestContext[Any]) -> types.AuditLogResponse:
+async def audit_log(services: Services, context: RequestContext[object]) -> types.AuditLogResponse:
     """List the audit log of one day, by default today, oldest first."""
     text = context.query.get("day")
     day = date.fromisoformat(text) if text else datetime.fromtimestamp(clock.now(), UTC).date()
@@ -177,7 +177,7 @@ def _serialize_audit_entry(entry: AuditRecord) -> types.AuditLogEntry:
 
 
 async def billing_usage(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.BillingUsageResponse:
     """Return the caller's hourly usage of tokens and checkpoint storage."""
     hours = parse_hour_range(context.query.get("starting_on"), context.query.get("ending_before"))
@@ -225,16 +225,16 @@ def _list_checkpoints(db: Connection, tenant_id: str) -> list[CheckpointRecord]:
 def _find_sessions(
     db: Connection, tenant_id: str, session_ids: set[str]
 ) -> dict[str, SessionRecord]:
-    found = (sessions.find(db, session_id) for session_id in sorted(session_ids) if session_id)
+    records = (sessions.find(db, session_id) for session_id in sorted(session_ids) if session_id)
     return {
         session.id: session
-        for session in found
+        for session in records
         if session is not None and session.tenant_id == tenant_id
     }
 
 
 async def storage_usage(
-    services: Services, context: RequestContext[Any]
+    services: Services, context: RequestContext[object]
 ) -> types.CurrentCheckpointStorageUsageResponse:
     """Return the current checkpoint storage of the caller, by project."""
     project_id = context.query.get("project_id")
@@ -255,7 +255,7 @@ async def storage_usage(
     return types.CurrentCheckpointStorageUsageResponse(data=items)
 
 
-async def get_quotas(services: Services, context: RequestContext[Any]) -> QuotaUsageResponse:
+async def get_quotas(services: Services, context: RequestContext[object]) -> QuotaUsageResponse:
     """Return the quotas of the caller's tenant and their use."""
     uses = await read(
         services, lambda db: services.quotas.list_usage(db, context.tenant_id, clock.now())

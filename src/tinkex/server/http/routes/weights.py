@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TypeAlias
 
 from tinkex import clock, types
 from tinkex.errors import (
@@ -47,6 +47,9 @@ from tinkex.system.atomic import remove_directory
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import WeightsInfoRequest
 
+_SaveRequest: TypeAlias = (
+    types.SaveWeightsRequest | types.SaveWeightsForSamplerRequest | types.SaveWeightsExternalRequest
+)
 _SEGMENT_BY_KIND = {
     JobKind.SAVE_WEIGHTS: "weights",
     JobKind.SAVE_WEIGHTS_FOR_SAMPLER: "sampler_weights",
@@ -86,7 +89,7 @@ async def save_weights_external(
 
 
 async def _submit_save(
-    services: Services, context: RequestContext[Any], kind: JobKind, name: str | None
+    services: Services, context: RequestContext[_SaveRequest], kind: JobKind, name: str | None
 ) -> types.UntypedAPIFuture:
     if name is not None:
         check_name(name)
@@ -193,7 +196,7 @@ def _build_load_payload(
 
 
 def _record_load(
-    db: Connection, context: RequestContext[Any], source: CheckpointRecord | None, model_id: str
+    db: Connection, context: RequestContext[object], source: CheckpointRecord | None, model_id: str
 ) -> None:
     if source is not None:
         record_checkpoint_event(
@@ -295,12 +298,12 @@ async def _copy_checkpoint(
     return path
 
 
-def _find_repeated_reply(db: Connection, context: RequestContext[Any]) -> str | None:
+def _find_repeated_reply(db: Connection, context: RequestContext[object]) -> str | None:
     key = context.idempotency_key
     return idempotency.find_response(db, context.tenant_id, context.endpoint, key) if key else None
 
 
-def _store_reply(db: Connection, context: RequestContext[Any], reply: str) -> None:
+def _store_reply(db: Connection, context: RequestContext[object], reply: str) -> None:
     key = context.idempotency_key
     if key:
         idempotency.save_response(db, context.tenant_id, context.endpoint, key, reply, clock.now())
