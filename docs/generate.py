@@ -214,7 +214,7 @@ def endpoint_table() -> str:
         request = type_name(row.request)
         path = f"`{row.method} {endpoints.PREFIX}{row.path}`"
         rows.append((f"`{name}`", path, request, reply, ", ".join(notes)))
-    return table(("name", "request", "message", "answer", ""), rows)
+    return table(("name", "request", "message", "response", ""), rows)
 
 
 def type_name(type_: Any) -> str:
