@@ -58,15 +58,15 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert found, "Chromium is missing; run scripts/system-packages.sh, which installs it"
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert executable, "Chromium is missing; run scripts/system-packages.sh, which installs it"
     # The sandbox does not work for root, the user in containers.
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
     # Without this, expectations time out after five seconds regardless of the context.
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=found, args=options, timeout=PATIENCE_MS
+            executable_path=executable, args=options, timeout=PATIENCE_MS
         )
         yield browser
         browser.close()
@@ -226,9 +226,9 @@ def test_page_without_javascript_and_on_small_screen(
 
 def page_of_run(server: Server, page: Page) -> str:
     page.goto(server.url)
-    found = page.locator("a[href^='/runs/']").get_attribute("href")
-    assert found is not None
-    return found
+    href = page.locator("a[href^='/runs/']").get_attribute("href")
+    assert href is not None
+    return href
 
 
 def test_page_shows_lost_connection(server: Server, context: BrowserContext) -> None:

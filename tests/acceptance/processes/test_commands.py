@@ -58,8 +58,8 @@ def test_status_and_stop(serve: Serve, home: Path) -> None:
     url = serve_process.ready()
     as_json = run_tinkex("serve", "status", "--json", "--home", str(home))
     assert as_json.returncode == 0
-    found = json.loads(as_json.stdout)
-    assert (found["status"], found["url"], found["pid"]) == ("running", url, serve_process.pid)
+    status = json.loads(as_json.stdout)
+    assert (status["status"], status["url"], status["pid"]) == ("running", url, serve_process.pid)
     table = run_tinkex("serve", "--home", str(home), "status")
     assert table.returncode == 0
     assert url in table.stdout

@@ -51,8 +51,8 @@ def children_of(pid: int) -> dict[str, int]:
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
     rows = [line.split() for line in table.stdout.splitlines()]
     return {
-        args[-1].removeprefix("tinkex.server.process."): int(found)
-        for found, parent, *args in rows
+        args[-1].removeprefix("tinkex.server.process."): int(child_pid)
+        for child_pid, parent, *args in rows
         if parent == str(pid) and args and args[-1].startswith("tinkex.server.")
     }
 
@@ -132,7 +132,7 @@ def test_client_waits_for_manually_started_server(serve: Serve, local_home: Home
     # It has locked the home but does not respond yet.
     eventually(
         lambda: (
-            (found := find_lock_holder(local_home)) is not None and found.pid == serve_process.pid
+            (holder := find_lock_holder(local_home)) is not None and holder.pid == serve_process.pid
         )
     )
     with tinkex.ServiceClient() as service:
@@ -202,7 +202,7 @@ def test_read_only_command_starts_no_worker_until_first_job(local_home: Home, wa
         assert train(base_url=state.url, api_key=key) == 1.0
     worker = children_of(state.pid)["worker_process"]
     eventually(
-        lambda: (found := find_server(local_home)) is not None and found.worker_wakeup is None
+        lambda: (state := find_server(local_home)) is not None and state.worker_wakeup is None
     )
     os.kill(worker, signal.SIGKILL)
     assert train() == 1.0

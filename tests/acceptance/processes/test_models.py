@@ -26,10 +26,10 @@ import json, sys, tinker
 
 service = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
 training = service.create_lora_training_client(base_model="both", rank=2)
-found = [training.get_tokenizer()]
+tokenizers = [training.get_tokenizer()]
 for name in ("both", "tinkex/tiny"):
-    found.append(service.create_sampling_client(base_model=name).get_tokenizer())
-print(json.dumps([tokenizer.decode(tokenizer.encode("hello")) for tokenizer in found]))
+    tokenizers.append(service.create_sampling_client(base_model=name).get_tokenizer())
+print(json.dumps([tokenizer.decode(tokenizer.encode("hello")) for tokenizer in tokenizers]))
 """
 
 

@@ -38,12 +38,12 @@ def test_serve_prints_one_line_and_stops_on_signal(
 def test_ready_message_in_json(serve: Serve, home: Path) -> None:
     serve_process = serve(home, "--engine", "fake", "--json")
     eventually(lambda: serve_process.output.read_text().endswith("}\n"))
-    told = json.loads(serve_process.output.read_text())
-    assert (told["status"], told["pid"]) == ("running", serve_process.pid)
-    assert answers(told["url"])
+    status = json.loads(serve_process.output.read_text())
+    assert (status["status"], status["pid"]) == ("running", serve_process.pid)
+    assert answers(status["url"])
     serve_process.send(signal.SIGTERM)
     assert serve_process.process.wait(TIMEOUT_SECONDS) == 0
-    assert json.loads(serve_process.output.read_text()) == told, "nothing else is said"
+    assert json.loads(serve_process.output.read_text()) == status, "nothing else is printed"
 
 
 def test_files_in_home_of_running_server(serve: Serve, home: Path) -> None:
@@ -129,13 +129,15 @@ def test_public_host_requires_key(home: Path, host: str) -> None:
 
 
 def test_public_host_with_key(serve: Serve, home: Path) -> None:
-    told = {"TINKEX_SERVER_API_KEY": "tml-told-by-the-environment"}
-    serve_process = serve(home, "--host", "0.0.0.0", env=told)
+    environment = {"TINKEX_SERVER_API_KEY": "tml-from-the-environment"}
+    serve_process = serve(home, "--host", "0.0.0.0", env=environment)
     url = serve_process.ready()
     assert url.startswith("http://127.0.0.1:")
-    with tinkex.ServiceClient(base_url=url, api_key=told["TINKEX_SERVER_API_KEY"]) as service:
+    with tinkex.ServiceClient(
+        base_url=url, api_key=environment["TINKEX_SERVER_API_KEY"]
+    ) as service:
         assert service.get_server_capabilities().supported_models
-    assert told["TINKEX_SERVER_API_KEY"] not in serve_process.log_text
+    assert environment["TINKEX_SERVER_API_KEY"] not in serve_process.log_text
 
 
 def test_settings_from_home_file(serve: Serve, home: Path) -> None:

@@ -81,10 +81,10 @@ def test_sample_and_chat_with_models_of_local_server(
     assert [row["message"] for row in rows] == ["hi", "again"]
 
     for command in (("watch", "--once"), ("plot",)):
-        told = run_python("-m", "tinkex", "run", *command, training.model_id, "--json", *where)
-        found = json.loads(told)
-        assert found["training_run_id"] == training.model_id
-        steps = [point["step"] for point in found.get("points", [])] or found["step"]
+        output = run_python("-m", "tinkex", "run", *command, training.model_id, "--json", *where)
+        run = json.loads(output)
+        assert run["training_run_id"] == training.model_id
+        steps = [point["step"] for point in run.get("points", [])] or run["step"]
         assert steps in ([1, 2], 2)
 
     assert run_python("-c", OFFICIAL, where[1], serve_process.key).strip() == "mine"

@@ -75,8 +75,8 @@ def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer
 @pytest.fixture(params=["real_server", "jwt_server"])
 def server(request: pytest.FixtureRequest) -> RealServer:
     """Each of the servers in turn."""
-    found: RealServer = request.getfixturevalue(request.param)
-    return found
+    real_server: RealServer = request.getfixturevalue(request.param)
+    return real_server
 
 
 def serving(home: Path, settings: dict[str, Any]) -> Iterator[RealServer]:

@@ -96,9 +96,9 @@ def sample_over_the_poller(place: ScenarioContext) -> None:
         waiting = [each.sample(prompt, 2, params) for each in (sampler, *clones) for _ in range(30)]
         drawn = {_tokens(response.result()) for response in waiting}
         assert len(drawn) == 1, "one seed, one answer, over whichever client"
-        found = sampler.compute_logprobs(prompt).result()
+        logprobs = sampler.compute_logprobs(prompt).result()
         loss = loss_of(tinker, client, PROMPT)
-        assert math.isclose(-sum(found[1:]), loss, rel_tol=1e-5)
+        assert math.isclose(-sum(logprobs[1:]), loss, rel_tol=1e-5)
         try:
             sampler.sample(tinker.ModelInput.from_ints([99_999]), 1, params).result()
         except tinker.UnprocessableEntityError as error:

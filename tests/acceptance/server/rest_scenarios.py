@@ -101,9 +101,9 @@ def look_at_sessions(place: ScenarioContext) -> None:
         assert session.training_run_ids == [client.model_id]
         assert (session.user_metadata, session.display_name) == ({"team": "a"}, "A run")
         [sampler_id] = session.sampler_ids
-        found = rest.get_sampler(sampler_id).result()
-        assert (found.sampler_id, found.base_model) == (sampler_id, BASE_MODEL)
-        assert found.model_path is None and sampler.get_base_model() == BASE_MODEL
+        response = rest.get_sampler(sampler_id).result()
+        assert (response.sampler_id, response.base_model) == (sampler_id, BASE_MODEL)
+        assert response.model_path is None and sampler.get_base_model() == BASE_MODEL
         assert is_absent(lambda: rest.get_session("no-such-session").result())
         assert is_absent(lambda: rest_of(place, place.other_key).get_session(session_id).result())
         rest.assign_session_project(session_id, "project-1").result()
@@ -155,10 +155,10 @@ def search_sessions(place: ScenarioContext) -> None:
     assert names(statuses=[errored]) == ["Nightly two"]
     assert names(statuses=[errored, types.ActiveSessionStatusQuery()]) == ["Day", "Nightly two"]
     assert names(owner=types.AccessibleSearchOwner(), limit=1) == ["Day"]
-    [found] = rest.search_sessions(types.SessionSearchRequest(limit=1)).result().sessions
-    assert (found.checkpoints_count, found.display_name) == (1, "Day")
-    assert found.checkpoint_storage_bytes and found.status.type == "active"
-    assert names(owner=types.UserSearchOwner(owner_urns=[found.owner])) == names()
+    [session] = rest.search_sessions(types.SessionSearchRequest(limit=1)).result().sessions
+    assert (session.checkpoints_count, session.display_name) == (1, "Day")
+    assert session.checkpoint_storage_bytes and session.status.type == "active"
+    assert names(owner=types.UserSearchOwner(owner_urns=[session.owner])) == names()
     assert names(owner=types.UserSearchOwner(owner_urns=["tml:user:nobody"])) == []
     assert asyncio.run(_page_through(rest, ids)) == names()
     stranger = rest_of(place, place.other_key)
@@ -220,11 +220,11 @@ def this_day() -> tuple[datetime, datetime]:
 
 def totals(events: Iterable[Any]) -> dict[str, float]:
     """Total usage by kind."""
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for event in events:
         info = event.event_info
-        found[info.type] += getattr(info, "token_count", 0) or getattr(info, "count", 0)
-    return dict(found)
+        totals[info.type] += getattr(info, "token_count", 0) or getattr(info, "count", 0)
+    return dict(totals)
 
 
 def count_what_was_used(place: ScenarioContext) -> None:
@@ -260,8 +260,8 @@ def count_what_was_used(place: ScenarioContext) -> None:
         assert admin_of(place, place.other_key).get_billing_usage(*this_day()).result().data == []
         [stored] = admin.get_current_checkpoint_storage_usage().result().data
         assert (stored.project_id, stored.checkpoint_count) == ("billed", 1)
-        [kept] = rest_of(place).list_user_checkpoints().result().checkpoints
-        assert stored.size_bytes == kept.size_bytes
+        [checkpoint] = rest_of(place).list_user_checkpoints().result().checkpoints
+        assert stored.size_bytes == checkpoint.size_bytes
         assert admin.get_current_checkpoint_storage_usage("other").result().data == []
         assert admin.get_telemetry() is not None
         asyncio.run(_count_async(admin, counted))

@@ -44,9 +44,9 @@ def scores(sampler: Any, tokens: list[int] = HELLO) -> list[float]:
     """The log-probs of all tokens but the first."""
     import tinker
 
-    found = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens)).result()
-    assert found[0] is None and len(found) == len(tokens)
-    return list(found[1:])
+    logprobs = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens)).result()
+    assert logprobs[0] is None and len(logprobs) == len(tokens)
+    return list(logprobs[1:])
 
 
 def draw_from_the_base(place: ScenarioContext) -> None:
@@ -156,8 +156,8 @@ async def _sample_async(place: ScenarioContext) -> None:
     assert list(one.sequences[0].tokens) == list(two.sequences[0].tokens)
     many = await asyncio.gather(*[sampler.sample_async(prompt, 1, params) for _ in range(50)])
     assert {tuple(each.sequences[0].tokens) for each in many} == {tuple(one.sequences[0].tokens)}
-    found = await sampler.compute_logprobs_async(prompt)
-    assert np.allclose(found[1:], base_logprobs(PROMPT), atol=1e-6)
+    logprobs = await sampler.compute_logprobs_async(prompt)
+    assert np.allclose(logprobs[1:], base_logprobs(PROMPT), atol=1e-6)
     assert await sampler.get_base_model_async() == BASE_MODEL
     await service.close("success")
 

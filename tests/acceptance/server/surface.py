@@ -27,15 +27,15 @@ def public_methods() -> set[str]:
 
 
 def _members(client: type) -> dict[str, CodeType]:
-    found: dict[str, CodeType] = {}
+    codes: dict[str, CodeType] = {}
     for base in reversed(client.__mro__):
         if base.__module__.partition(".")[0] != "tinker":
             continue
         for name, value in vars(base).items():
             code = _code_of(value)
             if code is not None and not name.startswith("_"):
-                found[name] = code
-    return found
+                codes[name] = code
+    return codes
 
 
 def _code_of(member: Any) -> CodeType | None:

@@ -120,12 +120,12 @@ def test_checkpoints_are_listed_and_shown(tinker: Command, stock: Stock) -> None
     assert stock.state in table and stock.sampler in table
     listed = tinker.json("checkpoint", "list", "--run-id", stock.run_id)
     assert listed["run_id"] == stock.run_id
-    found = {each["tinker_path"]: each for each in listed["checkpoints"]}
-    assert found.keys() == {stock.state, stock.sampler}
-    assert found[stock.state]["checkpoint_type"] == "training"
-    assert found[stock.state]["user_metadata"] == {"note": "kept"}
+    by_path = {each["tinker_path"]: each for each in listed["checkpoints"]}
+    assert by_path.keys() == {stock.state, stock.sampler}
+    assert by_path[stock.state]["checkpoint_type"] == "training"
+    assert by_path[stock.state]["user_metadata"] == {"note": "kept"}
     everything = tinker.json("checkpoint", "list", "--limit", "0")["checkpoints"]
-    assert found.keys() <= {each["tinker_path"] for each in everything}
+    assert by_path.keys() <= {each["tinker_path"] for each in everything}
     assert "first" in tinker("checkpoint", "info", stock.state).stdout
     shown = tinker.json("checkpoint", "info", stock.state)
     assert (shown["tinker_path"], shown["lora_rank"]) == (stock.state, 8)

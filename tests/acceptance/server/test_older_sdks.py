@@ -84,10 +84,10 @@ def test_an_sdk_passes_the_core_scenarios(
     version: str, kind: str, hidden_torch: Path, request: pytest.FixtureRequest
 ) -> None:
     server: RealServer = request.getfixturevalue(kind)
-    told = place(server, f"sdk-{version}", BASE_MODEL)
-    found = run_scenarios(python_with(version), told, CORE, path=(hidden_torch,))
-    assert {each.name for each in found} == {*CORE, "exit"}
-    failed = {each.name: each.detail for each in found if each.status == FAIL}
+    context = place(server, f"sdk-{version}", BASE_MODEL)
+    results = run_scenarios(python_with(version), context, CORE, path=(hidden_torch,))
+    assert {each.name for each in results} == {*CORE, "exit"}
+    failed = {each.name: each.detail for each in results if each.status == FAIL}
     assert not failed, f"tinker {version}: {failed}"
-    absent = {each.name for each in found if each.status == ABSENT}
+    absent = {each.name for each in results if each.status == ABSENT}
     assert not absent, f"tinker {version} has all of these: {absent}"

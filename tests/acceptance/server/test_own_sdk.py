@@ -97,8 +97,8 @@ def test_training_sampling_and_resuming_async(server: RealServer, key: str) -> N
                 *[sampler.sample_async(PROMPT, 1, GREEDY) for _ in range(20)]
             )
             assert len({tuple(each.sequences[0].tokens) for each in drawn}) == 1
-            found = await sampler.compute_logprobs_async(tinkex.ModelInput.from_ints(HELLO))
-            assert math.isclose(-sum(found[1:]), output.metrics["loss:sum"], rel_tol=1e-5)
+            logprobs = await sampler.compute_logprobs_async(tinkex.ModelInput.from_ints(HELLO))
+            assert math.isclose(-sum(logprobs[1:]), output.metrics["loss:sum"], rel_tol=1e-5)
 
     asyncio.run(work())
 
@@ -154,8 +154,8 @@ def test_killed_download_resumes(server: RealServer, key: str, tmp_path: Path) -
         path = client.save_state("large").result(TIMEOUT_SECONDS).path
         destination = tmp_path / "large"
         command = [sys.executable, "-c", textwrap.dedent(CUT_OFF)]
-        told = [server.url, key, path, str(destination)]
-        run([*command, *told], clean_environment(), status=-signal.SIGKILL)
+        arguments = [server.url, key, path, str(destination)]
+        run([*command, *arguments], clean_environment(), status=-signal.SIGKILL)
         assert not destination.exists(), "what is not complete is not there"
         before = sum(file.stat().st_size for file in tmp_path.rglob("*.part"))
 

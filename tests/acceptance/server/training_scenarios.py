@@ -288,9 +288,9 @@ def end_a_session(place: ScenarioContext) -> None:
     request = tinker.types.SessionSearchRequest(session_id=session_id)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tinker.ExperimentalWarning)
-        [found] = _rest(place).search_sessions(request).result().sessions
-    assert found.status.type == "client_finished"
-    assert (found.status.reason.type, found.status.detail) == ("interrupted", "enough")
+        [session] = _rest(place).search_sessions(request).result().sessions
+    assert session.status.type == "client_finished"
+    assert (session.status.reason.type, session.status.detail) == ("interrupted", "enough")
     late.close("errored").result()
 
 

@@ -122,8 +122,8 @@ def save_under_a_name_twice(place: ScenarioContext) -> None:
             assert "best" in str(error) and error.category.value == "user", error
         else:
             raise AssertionError("a checkpoint was overwritten unasked")
-        kept = service.create_training_client_from_state(path)
-        assert loss_of(tinker, kept) == first
+        restored = service.create_training_client_from_state(path)
+        assert loss_of(tinker, restored) == first
         client.save_state("best", overwrite=True).result()
         replaced = service.create_training_client_from_state(path)
         assert loss_of(tinker, replaced) == loss_of(tinker, client) < first
@@ -192,8 +192,8 @@ def share_weights(place: ScenarioContext) -> None:
         theirs = foreign.create_training_client_from_state(path)
         assert loss_of(tinker, theirs) == loss_of(tinker, client)
         sampler = foreign.create_sampling_client(model_path=path)
-        found = sampler.compute_logprobs(tinker.ModelInput.from_ints(HELLO)).result()
-        assert math.isclose(-sum(found[1:]), loss_of(tinker, client), rel_tol=1e-5)
+        logprobs = sampler.compute_logprobs(tinker.ModelInput.from_ints(HELLO)).result()
+        assert math.isclose(-sum(logprobs[1:]), loss_of(tinker, client), rel_tol=1e-5)
         [own] = stranger.list_training_runs().result().training_runs
         assert own.training_run_id == theirs.model_id
         assert is_absent(lambda: stranger.get_training_run(client.model_id).result())

@@ -48,8 +48,8 @@ def test_precedence_of_flags_variables_and_file(tmp_path: Path) -> None:
 
 def test_zero_is_not_treated_as_unset(tmp_path: Path) -> None:
     file = toml(tmp_path, "port = 1001\nidle_stop_seconds = 5\n")
-    found = read_config({"port": 0, "idle_stop_seconds": 0.0}, file, HOME)
-    assert (found.port, found.idle_stop_seconds) == (0, 0.0)
+    config = read_config({"port": 0, "idle_stop_seconds": 0.0}, file, HOME)
+    assert (config.port, config.idle_stop_seconds) == (0, 0.0)
 
 
 def test_home_file_is_default(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_home_file_is_default(tmp_path: Path) -> None:
 
 def test_home_from_flag_variable_or_default() -> None:
     assert read_config({}, None, HOME).home == Path("/nowhere/.tinkex")
-    told = {**HOME, "TINKEX_HOME": "/told"}
-    assert read_config({}, None, told).home == Path("/told")
-    assert read_config({"home": Path("/flag")}, None, told).home == Path("/flag")
-    assert read_config({"home": Path("near")}, None, told).home == Path.cwd() / "near"
+    environ = {**HOME, "TINKEX_HOME": "/variable"}
+    assert read_config({}, None, environ).home == Path("/variable")
+    assert read_config({"home": Path("/flag")}, None, environ).home == Path("/flag")
+    assert read_config({"home": Path("near")}, None, environ).home == Path.cwd() / "near"
 
 
 # --- variables ----------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_every_field_has_variable_and_docstring() -> None:
 
 
 def test_variables_are_converted_to_field_types() -> None:
-    found = read_from_variables(
+    settings = read_from_variables(
         {
             "TINKEX_PORT": "12",
             "TINKEX_JWT": "true",
@@ -92,7 +92,7 @@ def test_variables_are_converted_to_field_types() -> None:
             "TINKEX_HOST": "  ",
         }
     )
-    assert found == {
+    assert settings == {
         "port": 12,
         "jwt": True,
         "gap_seconds": 2.5,
@@ -105,8 +105,8 @@ def test_variables_are_converted_to_field_types() -> None:
 def test_client_key_variable_is_ignored() -> None:
     environ = {**HOME, "TINKEX_API_KEY": "tml-clients", "TINKER_API_KEY": "tml-clients"}
     assert read_config({}, None, environ).api_key == ""
-    told = {**environ, "TINKEX_SERVER_API_KEY": "tml-servers"}
-    assert read_config({}, None, told).api_key == "tml-servers"
+    with_server_key = {**environ, "TINKEX_SERVER_API_KEY": "tml-servers"}
+    assert read_config({}, None, with_server_key).api_key == "tml-servers"
 
 
 def test_kubernetes_service_port_variable_is_ignored() -> None:
@@ -201,10 +201,10 @@ def test_any_file_content_is_parsed_or_rejected(
 def test_any_variable_is_parsed_or_rejected(text: str) -> None:
     for name in FIELDS:
         try:
-            found = read_from_variables({variable_name(name): text})
+            settings = read_from_variables({variable_name(name): text})
         except ConfigError:
             continue
-        assert set(found) <= {name}
+        assert set(settings) <= {name}
 
 
 # --- from process to process --------------------------------------------------------------------

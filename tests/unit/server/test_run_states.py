@@ -41,11 +41,11 @@ def test_derive_state(
     idle_seconds: float,
     state: str,
 ) -> None:
-    found = derive_state(
+    derived = derive_state(
         run(state=run_state), session(**ending), RunWorkload(**work), NOW - idle_seconds, NOW
     )
 
-    assert found == state
+    assert derived == state
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def text_of(page: str) -> str:
 def cells(page: str, run_id: str) -> dict[str, str]:
     """The cells of a run's row by label."""
     row = page.partition(f'<code class="id">{run_id}</code>')[2].partition("</tr>")[0]
-    found = re.findall(r'<td[^>]*data-label="([^"]+)">(.*?)</td>', row, re.DOTALL)
-    return {name: text_of(content) for name, content in found}
+    matches = re.findall(r'<td[^>]*data-label="([^"]+)">(.*?)</td>', row, re.DOTALL)
+    return {name: text_of(content) for name, content in matches}
 
 
 def add_checkpoint(

@@ -80,13 +80,13 @@ def exported(url: str, identity: Any) -> dict[str, str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def directory_of(harness: ServerHarness, path: str) -> Path:
-    found = harness.read(lambda db: checkpoints.find(db, parse_tinker_path(path), 0.0))
-    return harness.services.home.checkpoint_directory(found.id)
+    record = harness.read(lambda db: checkpoints.find(db, parse_tinker_path(path), 0.0))
+    return harness.services.home.checkpoint_directory(record.id)
 
 
 def test_every_offered_file_is_encrypted_and_decrypts_to_the_same_bytes(

@@ -61,8 +61,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 def cases(name: str) -> st.SearchStrategy[Any]:
     row = ENDPOINTS[name]
-    found: st.SearchStrategy[Any] = DESCRIPTION[document_path(row.path)][row.method].as_strategy()
-    return found
+    strategy: st.SearchStrategy[Any] = DESCRIPTION[document_path(row.path)][
+        row.method
+    ].as_strategy()
+    return strategy
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -50,15 +50,15 @@ def sample(harness: ServerHarness, session_id: str, seq_id: int, max_tokens: int
 def test_no_quotas_by_default(tmp_path: Path) -> None:
     with open_harness(tmp_path) as harness:
         create_ready_model(harness, harness.session())
-        found = harness.send_request("GET", "/usage/quotas").json()["quotas"]
-        assert [(quota["name"], quota.get("limit")) for quota in found] == [
+        reported = harness.send_request("GET", "/usage/quotas").json()["quotas"]
+        assert [(quota["name"], quota.get("limit")) for quota in reported] == [
             ("models", None),
             ("checkpoints", None),
             ("stored_bytes", None),
             ("tokens_per_hour", None),
             ("sessions_per_hour", None),
         ]
-        assert found[0]["used"] == 1
+        assert reported[0]["used"] == 1
 
 
 def test_model_quota_counts_unfinished_sessions(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_tenant_quotas_override_settings(tmp_path: Path) -> None:
         session_id = harness.session()
         for number in range(3):
             create_ready_model(harness, session_id, number)
-        found = harness.send_request("GET", "/usage/quotas").json()["quotas"]
-        assert {quota["name"]: (quota["used"], quota.get("limit")) for quota in found} == {
+        reported = harness.send_request("GET", "/usage/quotas").json()["quotas"]
+        assert {quota["name"]: (quota["used"], quota.get("limit")) for quota in reported} == {
             "models": (3, None),
             "checkpoints": (0, 5),
             "stored_bytes": (0, None),
@@ -177,8 +177,8 @@ def test_hourly_session_quota(tmp_path: Path) -> None:
         again = harness.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
         assert again.json()["session_id"] == first.json()["session_id"]
         harness.session(OTHER_KEY)
-        found = harness.send_request("GET", "/usage/quotas").json()["quotas"]
-        assert {"name": "sessions_per_hour", "used": 2, "limit": 2} in found
+        reported = harness.send_request("GET", "/usage/quotas").json()["quotas"]
+        assert {"name": "sessions_per_hour", "used": 2, "limit": 2} in reported
         harness.write(
             lambda db: quotas.set_overrides(db, harness.tenant_id, {"sessions_per_hour": 3})
         )

@@ -58,8 +58,10 @@ def send_request(
     while True:
         data += connection.recv(1 << 22)
         num_reads += 1
-        head, found, body = data.partition(b"\r\n\r\n")
-        if found and len(body) == int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]):
+        head, separator, body = data.partition(b"\r\n\r\n")
+        if separator and len(body) == int(
+            head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]
+        ):
             return body, num_reads
 
 

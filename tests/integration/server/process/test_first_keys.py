@@ -15,7 +15,7 @@ from tinkex.server.wiring import open_store
 from tinkex.store import keys
 from tinkex.store.database import Database
 
-CONFIGURED_KEY = "tml-told-at-start"
+CONFIGURED_KEY = "tml-set-at-startup"
 
 
 @pytest.fixture

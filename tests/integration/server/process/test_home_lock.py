@@ -26,9 +26,9 @@ SLEEP_SCRIPT = "import sys, fcntl, time; print('held', flush=True); time.sleep(6
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr(home_setup, "ORPHAN_WAIT_SECONDS", 1.0)
-    found = Home(tmp_path / "home")
-    found.create()
-    return found
+    home = Home(tmp_path / "home")
+    home.create()
+    return home
 
 
 @contextlib.contextmanager

@@ -102,8 +102,8 @@ def test_sessions_expire_without_worker(
     assert stand_in is not None
 
     def has_expired() -> bool:
-        found = database.read(lambda db: sessions.find(db, session.id))
-        return found is not None and found.expired_at is not None
+        record = database.read(lambda db: sessions.find(db, session.id))
+        return record is not None and record.expired_at is not None
 
     with contextlib.closing(stand_in):
         eventually(has_expired)

@@ -77,10 +77,10 @@ def test_unknown_parameter_error_lists_known_ones() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     try:
-        found = parse_query(raw, ALL)
+        query = parse_query(raw, ALL)
     except UnprocessableEntityError:
         return
-    assert set(found) <= ALL
+    assert set(query) <= ALL
 
 
 @given(st.sampled_from(sorted(QUERY_PARAMETERS)), st.text(max_size=50))
@@ -90,7 +90,7 @@ def test_any_value_is_parsed_or_rejected(name: str, value: str) -> None:
     except UnicodeEncodeError:
         return
     try:
-        found = parse_query(raw, ALL)
+        query = parse_query(raw, ALL)
     except UnprocessableEntityError:
         return
-    assert found == {name: value}
+    assert query == {name: value}

@@ -67,9 +67,9 @@ def events(steps: list[StepRecord], waiting: list[JobRecord] | None = None) -> l
 
 
 def test_operation_has_queued_span_and_complete_event() -> None:
-    found = events([step()])
+    trace = events([step()])
 
-    assert [(event["ph"], event["name"]) for event in found] == [
+    assert [(event["ph"], event["name"]) for event in trace] == [
         ("M", "process_name"),
         ("M", "thread_name"),
         ("b", "forward_backward waits"),
@@ -78,10 +78,10 @@ def test_operation_has_queued_span_and_complete_event() -> None:
         ("C", "loss s:train:0"),
         ("C", "tokens s:train:0"),
     ]
-    bar = found[4]
-    assert (bar["ts"], bar["dur"], bar["tid"]) == (2_000_000, 2_000_000, found[1]["tid"])
+    bar = trace[4]
+    assert (bar["ts"], bar["dur"], bar["tid"]) == (2_000_000, 2_000_000, trace[1]["tid"])
     assert bar["args"] == {"job_id": "j", "tokens": 10, "loss:sum": 1.5}
-    assert found[0]["args"] == {"name": "Night run"}
+    assert trace[0]["args"] == {"name": "Night run"}
 
 
 def test_samples_are_async_spans() -> None:
@@ -101,9 +101,9 @@ def test_samples_are_async_spans() -> None:
 
 
 def test_one_track_per_model_and_sampler() -> None:
-    found = events([step("a"), step("b", run_id="s:train:1"), step("c")], [job()])
+    trace = events([step("a"), step("b", run_id="s:train:1"), step("c")], [job()])
 
-    named = {event["tid"]: event["args"]["name"] for event in found if event["ph"] == "M"}
+    named = {event["tid"]: event["args"]["name"] for event in trace if event["ph"] == "M"}
     assert named == {0: "Night run", 1: "s:train:0", 2: "s:train:1"}
 
 
@@ -117,16 +117,16 @@ def test_unfinished_jobs_are_drawn_until_now() -> None:
 
 
 def test_negative_durations_are_clamped() -> None:
-    found = events([step(queued_at=900.0, started_at=1003.0, finished_at=1002.0)])
+    trace = events([step(queued_at=900.0, started_at=1003.0, finished_at=1002.0)])
 
-    assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in found)
+    assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in trace)
 
 
 def test_non_finite_metrics_are_omitted() -> None:
-    found = events([step(metrics={"loss:sum": float("nan"), "x:sum": float("inf")})])
+    trace = events([step(metrics={"loss:sum": float("nan"), "x:sum": float("inf")})])
 
-    assert not any(event["name"].startswith("loss") for event in found)
-    json.dumps(found, allow_nan=False)
+    assert not any(event["name"].startswith("loss") for event in trace)
+    json.dumps(trace, allow_nan=False)
 
 
 def test_long_trace_is_valid_json_in_chunks() -> None:

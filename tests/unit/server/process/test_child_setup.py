@@ -23,8 +23,10 @@ def test_worker_threads_default_to_cores_without_spinning() -> None:
 
 
 def test_user_variables_have_precedence() -> None:
-    found = child_environment(worker_environment(0, 8), {"OMP_NUM_THREADS": "5", "PATH": "/bin"})
-    assert found == {**worker_environment(5, 8), "PATH": "/bin"}
+    environment = child_environment(
+        worker_environment(0, 8), {"OMP_NUM_THREADS": "5", "PATH": "/bin"}
+    )
+    assert environment == {**worker_environment(5, 8), "PATH": "/bin"}
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_large_result_returns_size_on_request(tmp_path: Path) -> None:
         harness.finish(small, b"x" * 10)
         harness.finish(large, b"x" * 11)
 
-        told = retrieve(harness, large, allow_metadata_only=True, headers=ASKS_PROTO)
-        assert told.json() == {"status": "complete_metadata", "response_payload_size": 11}
+        metadata = retrieve(harness, large, allow_metadata_only=True, headers=ASKS_PROTO)
+        assert metadata.json() == {"status": "complete_metadata", "response_payload_size": 11}
         assert retrieve(harness, large, headers=ASKS_PROTO).content == b"x" * 11
         short = retrieve(harness, small, allow_metadata_only=True, headers=ASKS_PROTO)
         assert short.content == b"x" * 10
@@ -263,8 +263,8 @@ def test_fetched_at_is_written_in_batches(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def _fetched_at(harness: ServerHarness, job: JobRecord) -> float | None:
-    found = harness.read(lambda db: jobs.find(db, job.id))
-    at: float | None = found.fetched_at
+    job_record = harness.read(lambda db: jobs.find(db, job.id))
+    at: float | None = job_record.fetched_at
     return at
 
 

@@ -325,8 +325,8 @@ def test_session_search_by_state_with_cursor(
     done = {"statuses": [{"type": "client_finished", "reasons": ["errored"]}]}
     finished = harness.post("/sessions/search", done).json()["sessions"]
 
-    found = [row["session_id"] for row in first["sessions"] + second["sessions"]]
-    assert found == made[::-1]
+    session_ids = [row["session_id"] for row in first["sessions"] + second["sessions"]]
+    assert session_ids == made[::-1]
     assert "next_cursor" not in second
     assert first["sessions"][0]["checkpoints_count"] == 1
     assert first["sessions"][0]["status"] == {"type": "active"}
@@ -343,9 +343,9 @@ def test_session_without_heartbeat_is_cancelled(harness: ServerHarness) -> None:
     later = time.time() + 1
     harness.write(lambda db: sessions.expire_unseen(db, unseen_since=later, now=later))
 
-    found = harness.post("/sessions/search", {"statuses": [{"type": "cancelled"}]}).json()
+    page = harness.post("/sessions/search", {"statuses": [{"type": "cancelled"}]}).json()
 
-    assert found["sessions"][0]["status"]["type"] == "cancelled"
+    assert page["sessions"][0]["status"]["type"] == "cancelled"
 
 
 @pytest.mark.parametrize("project_id", ["", "a b", "a/b", "x" * 256])

@@ -75,17 +75,17 @@ def test_metrics_report_store_state(harness: ServerHarness) -> None:
         first = harness.submit_job()
         harness.submit_job()
         harness.finish(harness.submit_job())
-        found = numbers(harness)
+        values = numbers(harness)
     finally:
         listener.close()
 
-    assert found["tinkex_jobs_waiting", ()] == 2.0
-    assert found["tinkex_jobs_running", ()] == 0.0
-    assert found["tinkex_sessions_active", ()] == 1.0
-    assert found["tinkex_workers_alive", ()] == 1.0
-    assert found["tinkex_store_up", ()] == 1.0
-    assert found["tinkex_store_bytes", ()] > 10_000
-    assert 0.0 < found["tinkex_oldest_waiting_seconds", ()] <= time.time() - first.created_at
+    assert values["tinkex_jobs_waiting", ()] == 2.0
+    assert values["tinkex_jobs_running", ()] == 0.0
+    assert values["tinkex_sessions_active", ()] == 1.0
+    assert values["tinkex_workers_alive", ()] == 1.0
+    assert values["tinkex_store_up", ()] == 1.0
+    assert values["tinkex_store_bytes", ()] > 10_000
+    assert 0.0 < values["tinkex_oldest_waiting_seconds", ()] <= time.time() - first.created_at
 
 
 def test_metrics_count_requests_by_endpoint_and_status(harness: ServerHarness) -> None:

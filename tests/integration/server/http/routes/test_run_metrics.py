@@ -57,18 +57,18 @@ def send_request(harness: ServerHarness, run_id: str, query: str = "", **options
 
 @pytest.fixture
 def run_id(harness: ServerHarness) -> str:
-    found = create_ready_model(harness, harness.session())
-    note(harness, found, JobKind.CREATE_MODEL, 0)
-    return found
+    model_id = create_ready_model(harness, harness.session())
+    note(harness, model_id, JobKind.CREATE_MODEL, 0)
+    return model_id
 
 
 def test_step_includes_preceding_passes(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 1, num_passes=3)
     note(harness, run_id, JobKind.FORWARD_BACKWARD, 90, num_tokens=10, metrics={"loss:sum": 5.0})
 
-    found = send_request(harness, run_id).json()
+    metrics = send_request(harness, run_id).json()
 
-    step = found["steps"][0]
+    step = metrics["steps"][0]
     assert (step["step"], step["num_passes"], step["num_tokens"]) == (1, 3, 30)
     assert (step["loss"], step["seconds"]) == (2.0, 2.0)
     assert step["metrics"] == {
@@ -77,9 +77,9 @@ def test_step_includes_preceding_passes(harness: ServerHarness, run_id: str) -> 
         "peak:max": 3.0,
         "grad_norm": 0.5,
     }
-    assert len(found["steps"]) == found["num_steps"] == 1
-    assert found["is_whole"] is True
-    assert found["tokens_per_second"] == pytest.approx(40 / 81)
+    assert len(metrics["steps"]) == metrics["num_steps"] == 1
+    assert metrics["is_whole"] is True
+    assert metrics["tokens_per_second"] == pytest.approx(40 / 81)
 
 
 def test_steps_are_paginated_without_gaps(harness: ServerHarness, run_id: str) -> None:
@@ -97,10 +97,10 @@ def test_steps_are_paginated_without_gaps(harness: ServerHarness, run_id: str) -
 def test_no_cursor_returns_newest_steps(harness: ServerHarness, run_id: str) -> None:
     train(harness, run_id, 5)
 
-    found = send_request(harness, run_id, "?limit=2").json()
+    metrics = send_request(harness, run_id, "?limit=2").json()
 
-    assert [(step["step"], step["loss"]) for step in found["steps"]] == [(4, 8.0), (5, 10.0)]
-    assert (found["num_steps"], found["loss"]) == (5, 10.0)
+    assert [(step["step"], step["loss"]) for step in metrics["steps"]] == [(4, 8.0), (5, 10.0)]
+    assert (metrics["num_steps"], metrics["loss"]) == (5, 10.0)
 
 
 def test_load_discards_pending_passes(harness: ServerHarness, run_id: str) -> None:
@@ -116,10 +116,10 @@ def test_non_finite_metrics_are_omitted(harness: ServerHarness, run_id: str) -> 
     note(harness, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics=bad)
     note(harness, run_id, JobKind.OPTIM_STEP, 2)
 
-    found = send_request(harness, run_id)
+    response = send_request(harness, run_id)
 
-    assert found.status_code == 200
-    step = found.json()["steps"][0]
+    assert response.status_code == 200
+    step = response.json()["steps"][0]
     assert step["metrics"] == {"fine": 1.0}
     assert step.get("loss") is None
 
@@ -127,10 +127,10 @@ def test_non_finite_metrics_are_omitted(harness: ServerHarness, run_id: str) -> 
 def test_queue_state_and_end_are_reported(harness: ServerHarness, run_id: str) -> None:
     for _ in range(2):
         harness.submit_job(run_id=run_id)
-    found = send_request(harness, run_id).json()
+    metrics = send_request(harness, run_id).json()
     # The job that creates the model is unfinished too: no worker runs here.
-    assert (found["num_waiting"], found["num_running"]) == (3, 0)
-    assert (found["status"], found["steps"]) == ("active", [])
+    assert (metrics["num_waiting"], metrics["num_running"]) == (3, 0)
+    assert (metrics["status"], metrics["steps"]) == ("active", [])
 
     session_id = run_id.partition(":")[0]
     harness.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
@@ -176,9 +176,9 @@ def test_step_numbers_are_stable_after_retention(harness: ServerHarness, run_id:
     harness.write(lambda db: db.execute(sa.delete(schema.steps).where(schema.steps.c.no <= cursor)))
 
     for query in ("", "?after=0", "?limit=2", f"?after={cursor}"):
-        found = send_request(harness, run_id, query).json()
-        assert (found["num_steps"], found["is_whole"]) == (5, False)
-        numbers = [step["step"] for step in found["steps"]]
+        metrics = send_request(harness, run_id, query).json()
+        assert (metrics["num_steps"], metrics["is_whole"]) == (5, False)
+        numbers = [step["step"] for step in metrics["steps"]]
         assert numbers == ([4, 5] if query == "?limit=2" else [3, 4, 5])
 
 

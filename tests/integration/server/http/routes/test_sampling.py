@@ -49,8 +49,8 @@ def test_both_kinds_of_weights_can_be_sampled(harness: ServerHarness, segment: s
     answer = open_sampler(harness, session_id, model_path=str(checkpoint.path))
 
     sampler_id = answer.json()["sampling_session_id"]
-    found = harness.read(lambda db: samplers.find(db, sampler_id))
-    assert (found.checkpoint_id, found.base_model) == (checkpoint.id, BASE_MODEL)
+    sampler = harness.read(lambda db: samplers.find(db, sampler_id))
+    assert (sampler.checkpoint_id, sampler.base_model) == (checkpoint.id, BASE_MODEL)
     assert harness.send_request("GET", f"/samplers/{sampler_id}").json() == {
         "sampler_id": sampler_id,
         "base_model": BASE_MODEL,
@@ -62,9 +62,9 @@ def test_both_kinds_of_weights_can_be_sampled(harness: ServerHarness, segment: s
 def test_base_model_sampler_has_no_path(harness: ServerHarness) -> None:
     sampler_id = base_sampler(harness)
 
-    found = harness.send_request("GET", f"/samplers/{sampler_id}").json()
+    sampler = harness.send_request("GET", f"/samplers/{sampler_id}").json()
 
-    assert found == {
+    assert sampler == {
         "sampler_id": sampler_id,
         "base_model": BASE_MODEL,
         "tokenizer_id": BASE_MODEL,
@@ -247,6 +247,6 @@ def test_sampler_reports_tokenizer_of_model(harness: ServerHarness) -> None:
     model = {"name": BASE_MODEL, "max_context_tokens": 512, "tokenizer_id": "/models/mine"}
     harness.write(lambda db: settings.put(db, "base_models", [model]))
 
-    found = harness.send_request("GET", f"/samplers/{base_sampler(harness)}").json()
+    sampler = harness.send_request("GET", f"/samplers/{base_sampler(harness)}").json()
 
-    assert found["tokenizer_id"] == "/models/mine"
+    assert sampler["tokenizer_id"] == "/models/mine"

@@ -71,10 +71,10 @@ def test_session_stores_client_metadata(harness: ServerHarness) -> None:
     body = {**SESSION, "project_id": "p", "display_name": "My Run"}
     session_id = harness.post("/create_session", body).json()["session_id"]
 
-    found = harness.read(lambda db: sessions.find(db, session_id))
-    assert found.tenant_id == harness.tenant_id
-    assert (found.tags, found.user_metadata) == (["a"], {"k": "v"})
-    assert (found.project_id, found.display_name) == ("p", "My Run")
+    session = harness.read(lambda db: sessions.find(db, session_id))
+    assert session.tenant_id == harness.tenant_id
+    assert (session.tags, session.user_metadata) == (["a"], {"k": "v"})
+    assert (session.project_id, session.display_name) == ("p", "My Run")
 
 
 def test_session_without_project_uses_default(harness: ServerHarness) -> None:
@@ -137,8 +137,8 @@ def test_first_finish_reason_is_kept(harness: ServerHarness) -> None:
         body = {"reason": {"type": reason}, "detail": detail}
         assert harness.post(f"/sessions/{session_id}/finish", body).status_code == 200
 
-    found = harness.read(lambda db: sessions.find(db, session_id))
-    assert (found.finish_reason, found.finish_detail) == ("errored", "boom")
+    session = harness.read(lambda db: sessions.find(db, session_id))
+    assert (session.finish_reason, session.finish_detail) == ("errored", "boom")
 
 
 @pytest.mark.parametrize("is_foreign", [True, False])
@@ -212,8 +212,8 @@ def test_telemetry_is_counted_but_not_stored(harness: ServerHarness) -> None:
 def _counted(harness: ServerHarness) -> float:
     text = harness.client.get("/metrics", headers={"X-API-Key": "tml-alice"}).text
     prefix = 'tinkex_telemetry_events_total{event="GENERIC_EVENT"} '
-    found = [line for line in text.splitlines() if line.startswith(prefix)]
-    return float(found[0].removeprefix(prefix)) if found else 0.0
+    lines = [line for line in text.splitlines() if line.startswith(prefix)]
+    return float(lines[0].removeprefix(prefix)) if lines else 0.0
 
 
 @pytest.mark.parametrize("body", [{}, {"events": "x"}, {"events": [1]}, []])

@@ -22,8 +22,8 @@ def serve_tokenizer(harness: ServerHarness, folder: Path | None, **fields: Any) 
 
     def change(db: Any) -> None:
         (model,) = settings.get(db, "base_models")
-        told = {"tokenizer_folder": None if folder is None else str(folder), **fields}
-        settings.put(db, "base_models", [{**model, **told}])
+        changes = {"tokenizer_folder": None if folder is None else str(folder), **fields}
+        settings.put(db, "base_models", [{**model, **changes}])
 
     harness.write(change)
 

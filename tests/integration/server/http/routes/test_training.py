@@ -91,8 +91,8 @@ def test_create_model_generates_seed(harness: ServerHarness) -> None:
     for number in (0, 1):
         create_model(harness, session_id, model_seq_id=number)
 
-    found = harness.read(lambda db: runs.list_by_session(db, session_id))
-    assert found[0].spec["seed"] != found[1].spec["seed"]
+    records = harness.read(lambda db: runs.list_by_session(db, session_id))
+    assert records[0].spec["seed"] != records[1].spec["seed"]
 
 
 def test_repeated_create_model_returns_same_future(harness: ServerHarness) -> None:
@@ -107,10 +107,10 @@ def test_repeated_create_model_returns_same_future(harness: ServerHarness) -> No
 def test_create_model_for_existing_run_without_job_is_rejected(harness: ServerHarness) -> None:
     session_id = harness.session()
     run_id = create_ready_model(harness, session_id)
-    found = harness.read(lambda db: runs.find(db, run_id))
+    run = harness.read(lambda db: runs.find(db, run_id))
     other = harness.session()
     # As if the job had been deleted by retention: the run exists, its job does not.
-    harness.write(lambda db: runs.insert(db, _renamed(found, f"{other}:train:0", other)))
+    harness.write(lambda db: runs.insert(db, _renamed(run, f"{other}:train:0", other)))
 
     answer = create_model(harness, other)
 

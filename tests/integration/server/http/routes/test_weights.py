@@ -29,12 +29,12 @@ def load_payload(harness: ServerHarness, request_id: str) -> LoadPayload:
 
 
 def events(harness: ServerHarness, tenant_id: str | None = None) -> list[str]:
-    found = harness.read(
+    entries = harness.read(
         lambda db: accounting.list_audit(
             db, tenant_id or harness.tenant_id, since=0, until=time.time() + 60, events=None
         )
     )
-    return [entry.event for entry in reversed(found)]
+    return [entry.event for entry in reversed(entries)]
 
 
 # --- saving ------------------------------------------------------------------------------------
@@ -253,10 +253,10 @@ def test_copied_checkpoint_is_independent(harness: ServerHarness) -> None:
 
     path = parse_tinker_path(answer.json()["tinker_path"])
     assert (path.run_id, path.checkpoint_id) == (f"{session_id}:train:3", "weights/first")
-    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
-    assert (found.size_bytes, found.user_metadata) == (source.size_bytes, {"k": "v"})
-    assert found.expires_at is not None and not found.is_public
-    directory = harness.services.home.checkpoint_directory(found.id)
+    copied = harness.read(lambda db: checkpoints.find(db, path, time.time()))
+    assert (copied.size_bytes, copied.user_metadata) == (source.size_bytes, {"k": "v"})
+    assert copied.expires_at is not None and not copied.is_public
+    directory = harness.services.home.checkpoint_directory(copied.id)
     assert set(check_manifest(directory).files) == set(FILES)
     harness.write(lambda db: checkpoints.delete(db, source.id, time.time()))
     assert harness.read(lambda db: checkpoints.find(db, path, time.time())) is not None
@@ -270,11 +270,11 @@ def test_copy_uses_hard_links(harness: ServerHarness) -> None:
 
     path = parse_tinker_path(copy(harness, source_path=str(source.path)).json()["tinker_path"])
 
-    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
+    copied = harness.read(lambda db: checkpoints.find(db, path, time.time()))
     home = harness.services.home
     for name in FILES:
         assert (home.checkpoint_directory(source.id) / name).samefile(
-            home.checkpoint_directory(found.id) / name
+            home.checkpoint_directory(copied.id) / name
         )
 
 
@@ -288,8 +288,8 @@ def test_repeated_copy_is_idempotent(harness: ServerHarness) -> None:
     assert first == second != third
     assert len(list(harness.services.home.checkpoints.iterdir())) == 3
     path = parse_tinker_path(first["tinker_path"])
-    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
-    assert (found.project_id, found.tenant_id) == ("research", harness.tenant_id)
+    copied = harness.read(lambda db: checkpoints.find(db, path, time.time()))
+    assert (copied.project_id, copied.tenant_id) == ("research", harness.tenant_id)
     listed = harness.send_request("GET", f"/training_runs/{path.run_id}/checkpoints").json()[
         "checkpoints"
     ]
@@ -307,8 +307,8 @@ def test_copy_requires_published_or_shared_checkpoint(harness: ServerHarness) ->
 
     assert [answer.status_code for answer in (private, lent, public)] == [404, 200, 200]
     path = parse_tinker_path(public.json()["tinker_path"])
-    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
-    assert (found.tenant_id, found.is_public) == (harness.other_tenant_id, False)
+    copied = harness.read(lambda db: checkpoints.find(db, path, time.time()))
+    assert (copied.tenant_id, copied.is_public) == (harness.other_tenant_id, False)
 
 
 @pytest.mark.parametrize(

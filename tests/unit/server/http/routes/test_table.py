@@ -36,8 +36,8 @@ def test_route_paths_match_endpoint_table() -> None:
 def test_only_downloads_are_outside_the_table() -> None:
     paths: set[str] = set()
     for handler in EXTRA_HANDLERS:
-        found: Any = handler
-        paths |= set(getattr(found, "paths", None) or {found.path})
+        route: Any = handler
+        paths |= set(getattr(route, "paths", None) or {route.path})
 
     assert {path for path in paths if path.startswith(PREFIX)} == {
         path for path in paths if path.startswith(DOWNLOADS)

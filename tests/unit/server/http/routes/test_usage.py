@@ -60,9 +60,9 @@ def test_unknown_usage_kinds_are_omitted() -> None:
 
 
 def test_storage_counts_fractions_of_hours() -> None:
-    found = sum_storage([checkpoint(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
+    items = sum_storage([checkpoint(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
 
-    shares = [(use.hour, use.info.gigabyte_hours) for use in found]
+    shares = [(use.hour, use.info.gigabyte_hours) for use in items]
     assert shares == [(0, 0.5), (1, 1.0), (2, 0.25)]
 
 
