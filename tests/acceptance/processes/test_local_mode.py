@@ -48,7 +48,7 @@ def pid_of(home: Home) -> int:
 
 def children_of(pid: int) -> dict[str, int]:
     """The child processes of a server: module name to pid."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
+    table = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True)
     rows = [line.split() for line in table.stdout.splitlines()]
     return {
         args[-1].removeprefix("tinkex.server.process."): int(child_pid)

@@ -228,7 +228,7 @@ def test_pass_stores_number_of_tokens(harness: ServerHarness) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([], "no data to train on"),
+        ([], "data is empty"),
         ([datum([512])], "token 512, outside the vocabulary of 512"),
         ([datum([1] * 513)], "513 tokens; this model reads at most 512"),
         ([datum([])], "example 0 has no input tokens"),
