@@ -12,11 +12,9 @@ from torch import Tensor
 from tests.support.tiny_models import tiny_host
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import EngineFailure
-from tinkex.engine.sampling.continuous_batching import (
-    ContinuousBatcher,
-    SamplerAdapter,
-    TextDecoder,
-)
+from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
+from tinkex.engine.sampling.request_state import SamplerAdapter
+from tinkex.engine.sampling.stop_conditions import TextDecoder
 from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_layout import LoraLayout, TargetKind

@@ -20,7 +20,7 @@ from tests.support.sampling_runner import (
     tokens_of,
 )
 from tinkex.engine.protocol import EngineFailure
-from tinkex.engine.sampling.continuous_batching import SamplerAdapter
+from tinkex.engine.sampling.request_state import SamplerAdapter
 from tinkex.nn.lora_layout import LoraLayout, TargetKind
 from tinkex.types import SampleRequest, SampleResponse
 
