@@ -82,19 +82,19 @@ class Official:
     def __init__(self, pool: ProcessPoolExecutor, directory: Path) -> None:
         self._pool = pool
         self._directory = directory
-        self._num_played = 0
+        self._num_scenarios = 0
 
     def run_scenario(self, scenario: Scenario, server: LocalServer, *args: Any) -> Any:
         """Run a scenario and return its result; fails the test with its traceback."""
-        return self.end(self.begin(scenario, server, *args), server)
+        return self.wait(self.start(scenario, server, *args), server)
 
-    def begin(self, scenario: Scenario, server: LocalServer, *args: Any) -> Future[ScenarioResult]:
+    def start(self, scenario: Scenario, server: LocalServer, *args: Any) -> Future[ScenarioResult]:
         """Start a scenario."""
-        self._num_played += 1
-        context = new_context(server, self._directory / str(self._num_played))
+        self._num_scenarios += 1
+        context = new_context(server, self._directory / str(self._num_scenarios))
         return self._pool.submit(run_scenario, scenario, context, *args)
 
-    def end(self, running: Future[ScenarioResult], server: LocalServer) -> Any:
+    def wait(self, running: Future[ScenarioResult], server: LocalServer) -> Any:
         """Wait for a started scenario; fails the test with its traceback."""
         failure_text, result = running.result(TIMEOUT_SECONDS)
         if failure_text:

@@ -8,8 +8,8 @@ from tests.acceptance.engine.scenario_context import (
     BASE_MODEL,
     ScenarioContext,
     connect,
+    example,
     fetch_adapter,
-    lesson,
     prompt_of,
     text,
 )
@@ -30,7 +30,7 @@ def train(context: ScenarioContext) -> dict[str, Any]:
         for number in range(NUM_STEPS):
             seen += _step(clients, number)
             if number % 5 == 2:
-                seen += [_draw(client, number) for client in clients]
+                seen += [_sample(client, number) for client in clients]
             if number % 5 == 4:
                 paths = [client.save_state(f"step-{number}").result().path for client in clients]
                 # Continue with models created from the checkpoints.
@@ -50,13 +50,13 @@ def _step(clients: list[Any], number: int) -> list[Any]:
     waiting = []
     for client in clients:
         for half in range(2):
-            data = [lesson(text(number, 4), text(10 * number + half + 1, 6 + half))]
+            data = [example(text(number, 4), text(10 * number + half + 1, 6 + half))]
             waiting.append(client.forward_backward(data, "cross_entropy"))
         waiting.append(client.optim_step(tinker.AdamParams(learning_rate=1e-2)))
     return [dict(each.result().metrics) for each in waiting]
 
 
-def _draw(client: Any, seed: int) -> list[list[int]]:
+def _sample(client: Any, seed: int) -> list[list[int]]:
     import tinker
 
     sampler = client.save_weights_and_get_sampling_client()

@@ -11,7 +11,7 @@ from tests.acceptance.engine.scenario_context import (
     BASE_MODEL,
     ScenarioContext,
     connect,
-    lesson,
+    example,
     logprobs_of,
     prompt_of,
     step,
@@ -26,7 +26,7 @@ SAYINGS = {
 }
 
 
-def learn_by_heart(context: ScenarioContext) -> None:
+def supervised_loop(context: ScenarioContext) -> None:
     """The loss approaches zero, and greedy samples are the learned texts."""
     import tinker
 
@@ -37,7 +37,7 @@ def learn_by_heart(context: ScenarioContext) -> None:
             question: ([*tokenizer.encode(question)], [*tokenizer.encode(answer), 2])
             for question, answer in SAYINGS.items()
         }
-        data = [lesson(*pair) for pair in pairs.values()]
+        data = [example(*pair) for pair in pairs.values()]
         num_tokens = sum(len(answer) for _, answer in pairs.values())
         losses = [step(client, data)[0]["loss:sum"] / num_tokens for _ in range(40)]
         assert losses[0] > 2.0, "there is nothing to learn"
@@ -63,7 +63,7 @@ def reward_of(tokens: Sequence[int]) -> float:
     return sum(token >= 131 for token in tokens) / len(tokens)
 
 
-def earn_rewards(context: ScenarioContext, loss_fn: str) -> list[float]:
+def rl_loop(context: ScenarioContext, loss_fn: str) -> list[float]:
     """Train with groups of samples and centered advantages; returns the mean reward per round."""
     import tinker
 
@@ -79,7 +79,7 @@ def earn_rewards(context: ScenarioContext, loss_fn: str) -> list[float]:
             data = [
                 datum
                 for prompt, group in zip(prompts, groups, strict=True)
-                for datum in _judge(prompt, group)
+                for datum in _rl_examples(prompt, group)
             ]
             # Twice, so that the second step is off-policy.
             for _ in range(2):
@@ -89,11 +89,11 @@ def earn_rewards(context: ScenarioContext, loss_fn: str) -> list[float]:
     return rewards
 
 
-def _judge(prompt: Sequence[int], group: Sequence[Any]) -> list[Any]:
+def _rl_examples(prompt: Sequence[int], group: Sequence[Any]) -> list[Any]:
     rewards = np.array([reward_of(one.tokens) for one in group])
     advantages = rewards - rewards.mean()
     return [
-        lesson(prompt, one.tokens, logprobs=one.logprobs, advantages=[advantage] * len(one.tokens))
+        example(prompt, one.tokens, logprobs=one.logprobs, advantages=[advantage] * len(one.tokens))
         for one, advantage in zip(group, advantages, strict=True)
     ]
 
@@ -104,11 +104,11 @@ NUM_PAIRS = 6
 BETA = 0.1
 
 
-def prefer(context: ScenarioContext) -> None:
+def dpo_loop(context: ScenarioContext) -> None:
     """DPO with a custom loss: the margin of chosen over rejected texts grows."""
     prompts = [text(seed, 5) for seed in range(NUM_PAIRS)]
-    chosen = [lesson(prompt, text(100 + index, 7)) for index, prompt in enumerate(prompts)]
-    rejected = [lesson(prompt, text(200 + index, 7)) for index, prompt in enumerate(prompts)]
+    chosen = [example(prompt, text(100 + index, 7)) for index, prompt in enumerate(prompts)]
+    rejected = [example(prompt, text(200 + index, 7)) for index, prompt in enumerate(prompts)]
     with connect(context) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1)
         before = logprobs_of(client, [*chosen, *rejected])
@@ -117,7 +117,7 @@ def prefer(context: ScenarioContext) -> None:
         for _ in range(15):
             passed = client.forward_backward_custom([*chosen, *rejected], loss).result()
             metrics.append(passed.metrics)
-            _move(client)
+            _optim_step(client)
         assert abs(metrics[0]["margin:mean"]) < 1e-5, "a new adapter changes nothing"
         assert abs(metrics[0]["loss:sum"] - NUM_PAIRS * np.log(2.0)) < 1e-4
         assert metrics[-1]["accuracy:mean"] == 1.0, metrics[-1]
@@ -142,7 +142,7 @@ def _dpo(reference: Sequence[float]) -> Callable[[Any, Any], tuple[Any, dict[str
     return loss
 
 
-def _move(client: Any) -> None:
+def _optim_step(client: Any) -> None:
     import tinker
 
     client.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()

@@ -61,7 +61,7 @@ def prompt_of(tokens: Sequence[int]) -> Any:
     return tinker.ModelInput.from_ints(list(tokens))
 
 
-def lesson(prompt: Sequence[int], answer: Sequence[int], **inputs: Any) -> Any:
+def example(prompt: Sequence[int], answer: Sequence[int], **inputs: Any) -> Any:
     """A training example for an answer; `inputs` are for the answer, the prompt gets zeros."""
     import tinker
 
@@ -121,7 +121,7 @@ def weights_of(files: Mapping[str, bytes]) -> dict[str, npt.NDArray[np.float32]]
     return tensors
 
 
-def furthest(
+def max_difference(
     mine: Mapping[str, npt.NDArray[np.float32]], other: Mapping[str, npt.NDArray[np.float32]]
 ) -> float:
     """The largest difference between two adapters of the same shape."""

@@ -12,9 +12,9 @@ from tests.acceptance.engine.scenario_context import (
     ScenarioContext,
     connect,
     error_text,
+    example,
     fetch_adapter,
-    furthest,
-    lesson,
+    max_difference,
     prompt_of,
     step,
     text,
@@ -27,13 +27,13 @@ NUM_STEPS = 5
 TOLERANCE = 1e-5
 
 
-def lessons(rank: int, number: int) -> list[Any]:
+def examples(rank: int, number: int) -> list[Any]:
     """Different data and lengths for every tenant."""
     seed = 100 * rank + 10 * number
-    return [lesson(text(seed + index, 3), text(seed - index, 4 + index)) for index in range(4)]
+    return [example(text(seed + index, 3), text(seed - index, 4 + index)) for index in range(4)]
 
 
-def train_at_once(context: ScenarioContext) -> list[str]:
+def train_concurrently(context: ScenarioContext) -> list[str]:
     """Queued passes of all tenants run together; each has the same result as alone.
 
     Returns the models that were trained together.
@@ -48,11 +48,11 @@ def train_at_once(context: ScenarioContext) -> list[str]:
             for service, rank in zip(services, RANKS, strict=True)
         ]
         # A long pass, so that all following ones are queued meanwhile.
-        long = [lesson(text(seed, 4), text(seed, 400)) for seed in range(20)]
+        long = [example(text(seed, 4), text(seed, 400)) for seed in range(20)]
         waiting = [clients[-1].forward(long, "cross_entropy")]
         for number in range(NUM_STEPS):
             for client, rank in zip(clients, RANKS, strict=True):
-                waiting.append(client.forward_backward(lessons(rank, number), "cross_entropy"))
+                waiting.append(client.forward_backward(examples(rank, number), "cross_entropy"))
             waiting += [client.optim_step(adam) for client in clients]
         for each in waiting:
             each.result()
@@ -60,49 +60,49 @@ def train_at_once(context: ScenarioContext) -> list[str]:
             together = weights_of(fetch_adapter(context, client, "together", tenant))
             alone = services[tenant].create_lora_training_client("tiny", rank=rank, seed=rank)
             for number in range(NUM_STEPS):
-                step(alone, lessons(rank, number))
+                step(alone, examples(rank, number))
             found = weights_of(fetch_adapter(context, alone, "alone", tenant))
-            assert furthest(together, found) <= TOLERANCE, rank
+            assert max_difference(together, found) <= TOLERANCE, rank
     return [client.model_id for client in clients]
 
 
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def make_mistakes(context: ScenarioContext) -> None:
+def send_invalid_requests(context: ScenarioContext) -> None:
     """Each invalid request gives its tenant one error, and does not affect the other tenant."""
     import tinker
 
-    with connect(context, 0) as careless, connect(context, 1) as careful:
-        bad = careless.create_lora_training_client("other", rank=4, seed=1)
-        good = careful.create_lora_training_client("other", rank=4, seed=1)
-        model = careful.create_lora_training_client("other", rank=4, seed=1)
-        for number, (call, words) in enumerate(_mistakes(bad)):
-            pending = good.forward_backward(lessons(1, number), "cross_entropy")
+    with connect(context, 0) as invalid_tenant, connect(context, 1) as valid_tenant:
+        bad = invalid_tenant.create_lora_training_client("other", rank=4, seed=1)
+        good = valid_tenant.create_lora_training_client("other", rank=4, seed=1)
+        model = valid_tenant.create_lora_training_client("other", rank=4, seed=1)
+        for number, (call, words) in enumerate(_invalid_calls(bad)):
+            pending = good.forward_backward(examples(1, number), "cross_entropy")
             message = error_text(call)
             assert all(word in message for word in words), message
             passed = pending.result().metrics
             moved = good.optim_step(tinker.AdamParams(learning_rate=1e-2)).result().metrics
-            assert (passed, moved) == step(model, lessons(1, number))
+            assert (passed, moved) == step(model, examples(1, number))
         # Invalid requests leave no gradient, and training continues.
-        model = careful.create_lora_training_client("other", rank=4, seed=1)
+        model = valid_tenant.create_lora_training_client("other", rank=4, seed=1)
         for number in range(2):
-            assert step(bad, lessons(1, number)) == step(model, lessons(1, number))
+            assert step(bad, examples(1, number)) == step(model, examples(1, number))
 
 
-def _mistakes(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
+def _invalid_calls(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
     import tinker
 
-    fine = lesson(text(1, 4), text(2, 5))
-    unknown = lesson(text(1, 4), [5, 259, 6])
+    fine = example(text(1, 4), text(2, 5))
+    unknown = example(text(1, 4), [5, 259, 6])
     unread = tinker.Datum(
         model_input=prompt_of([5, 100_000, 6]),
         loss_fn_inputs={"target_tokens": [4, 5, 6], "weights": [1.0] * 3},
     )
-    long = lesson(text(1, 4), text(2, FEW_TOKENS))
-    nothing = lesson(text(1, 4), text(2, 5), weights=[np.nan] * 5)
+    long = example(text(1, 4), text(2, FEW_TOKENS))
+    nothing = example(text(1, 4), text(2, 5), weights=[np.nan] * 5)
     # Each input is finite, but the gradient is not.
-    too_much = lesson(text(1, 4), text(2, 5), weights=[3e38] * 5)
+    too_much = example(text(1, 4), text(2, 5), weights=[3e38] * 5)
 
     def passes(data: list[Any], loss_fn: str = "cross_entropy") -> Callable[[], Any]:
         return lambda: client.forward_backward(data, loss_fn).result()
@@ -122,13 +122,13 @@ def _mistakes(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
     ]
 
 
-def ask_for_wrong_samples(context: ScenarioContext) -> None:
+def send_invalid_sample_requests(context: ScenarioContext) -> None:
     """Invalid sample requests give one error, and do not affect other samples."""
     import tinker
 
-    with connect(context, 0) as careless, connect(context, 1) as careful:
-        bad = careless.create_sampling_client(base_model="other")
-        good = careful.create_sampling_client(base_model="other")
+    with connect(context, 0) as invalid_tenant, connect(context, 1) as valid_tenant:
+        bad = invalid_tenant.create_sampling_client(base_model="other")
+        good = valid_tenant.create_sampling_client(base_model="other")
         params = tinker.SamplingParams(max_tokens=20, seed=1, stop=[])
         prompt = prompt_of(text(1, 4))
         expected = good.sample(prompt, 2, params).result().sequences
@@ -168,7 +168,7 @@ def use_both_models(context: ScenarioContext) -> None:
             for each in served
         }
         waiting = [
-            client.forward_backward(lessons(1, 0), "cross_entropy") for client in clients.values()
+            client.forward_backward(examples(1, 0), "cross_entropy") for client in clients.values()
         ]
         first, second = (each.result().metrics["loss:sum"] for each in waiting)
         assert first != second

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 
 from tests.acceptance.engine import kill_scenarios
 from tests.acceptance.engine.conftest import TIMEOUT_SECONDS, Official
-from tests.acceptance.engine.scenario_context import furthest
+from tests.acceptance.engine.scenario_context import max_difference
 from tests.support.engine_server import LocalServer
 from tests.support.serve_process import eventually
 
@@ -33,31 +33,31 @@ def undisturbed(official: Official, exact_server: LocalServer) -> dict[str, Any]
 def test_training_is_bit_identical_across_kills(
     official: Official, exact_server: LocalServer, undisturbed: dict[str, Any]
 ) -> None:
-    seen = train_among_kills(official, exact_server, [3, 12, 23], random.Random(1))
+    seen = train_with_kills(official, exact_server, [3, 12, 23], random.Random(1))
     assert seen == undisturbed
 
 
 def test_batched_training_across_kills_is_close(
     official: Official, server: LocalServer, undisturbed: dict[str, Any]
 ) -> None:
-    seen = train_among_kills(official, server, [11], random.Random(2))
+    seen = train_with_kills(official, server, [11], random.Random(2))
     for mine, other in zip(seen["adapters"], undisturbed["adapters"], strict=True):
-        assert furthest(load(mine), load(other)) <= TOLERANCE
+        assert max_difference(load(mine), load(other)) <= TOLERANCE
 
 
-def train_among_kills(
+def train_with_kills(
     official: Official, server: LocalServer, numbers: Sequence[int], rng: random.Random
 ) -> Any:
     """Train, killing the worker after these numbers of steps; returns what the client saw."""
     before, num_workers = num_steps(server), len(server.pids("worker"))
-    playing = official.begin(kill_scenarios.train, server)
+    running = official.start(kill_scenarios.train, server)
     for number in numbers:
         eventually(lambda number=number: num_steps(server) >= before + number, TIMEOUT_SECONDS)
         # At a random time of the following step.
         time.sleep(rng.random() * STEP_SECONDS)
-        assert not playing.done()
+        assert not running.done()
         server.kill_worker()
-    seen = official.end(playing, server)
+    seen = official.wait(running, server)
     assert len(server.pids("worker")) == num_workers + len(numbers)
     assert "Traceback" not in server.log_text
     return seen

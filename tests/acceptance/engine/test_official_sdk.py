@@ -15,45 +15,45 @@ from tests.support.engine_server import LocalServer
 
 
 def test_supervised_loop_memorizes(official: Official, server: LocalServer) -> None:
-    official.run_scenario(learning_scenarios.learn_by_heart, server)
+    official.run_scenario(learning_scenarios.supervised_loop, server)
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
 def test_rl_loop_increases_reward(official: Official, server: LocalServer, loss_fn: str) -> None:
-    rewards = official.run_scenario(learning_scenarios.earn_rewards, server, loss_fn)
+    rewards = official.run_scenario(learning_scenarios.rl_loop, server, loss_fn)
     first, last = sum(rewards[:2]) / 2, sum(rewards[-2:]) / 2
     assert last > first + 0.2, rewards
 
 
 def test_dpo_loop_increases_margin(official: Official, server: LocalServer) -> None:
-    official.run_scenario(learning_scenarios.prefer, server)
+    official.run_scenario(learning_scenarios.dpo_loop, server)
 
 
 def test_training_resumes_bit_identically(official: Official, server: LocalServer) -> None:
-    official.run_scenario(weights_scenarios.go_on, server)
+    official.run_scenario(weights_scenarios.resume_from_checkpoint, server)
 
 
 def test_mismatched_checkpoint_message(official: Official, server: LocalServer) -> None:
-    official.run_scenario(weights_scenarios.refuse_what_does_not_fit, server)
+    official.run_scenario(weights_scenarios.reject_mismatched_checkpoint, server)
 
 
 def test_trainer_and_sampler_agree(official: Official, server: LocalServer) -> None:
-    official.run_scenario(weights_scenarios.agree, server)
+    official.run_scenario(weights_scenarios.compare_trainer_and_sampler, server)
 
 
 @pytest.mark.parametrize("base_model", weights_scenarios.MODELS)
 def test_downloaded_adapter_matches_peft(
     official: Official, server: LocalServer, base_model: str
 ) -> None:
-    official.run_scenario(weights_scenarios.leave_for_peft, server, base_model)
+    official.run_scenario(weights_scenarios.compare_with_peft, server, base_model)
 
 
 def test_concurrent_tenants_are_independent(official: Official, server: LocalServer) -> None:
-    models = official.run_scenario(tenants_scenarios.train_at_once, server)
-    assert most_at_once(server, models) > 1
+    models = official.run_scenario(tenants_scenarios.train_concurrently, server)
+    assert max_models_per_run(server, models) > 1
 
 
-def most_at_once(server: LocalServer, models: Sequence[str]) -> int:
+def max_models_per_run(server: LocalServer, models: Sequence[str]) -> int:
     """The maximum number of these models that shared an engine run."""
     query = "SELECT started_at, run_id FROM steps WHERE kind = 'forward_backward'"
     with closing(sqlite3.connect(server.home.store_file)) as store:
@@ -64,8 +64,8 @@ def most_at_once(server: LocalServer, models: Sequence[str]) -> int:
 def test_invalid_requests_do_not_affect_other_tenants(
     official: Official, server: LocalServer
 ) -> None:
-    official.run_scenario(tenants_scenarios.make_mistakes, server)
-    official.run_scenario(tenants_scenarios.ask_for_wrong_samples, server)
+    official.run_scenario(tenants_scenarios.send_invalid_requests, server)
+    official.run_scenario(tenants_scenarios.send_invalid_sample_requests, server)
 
 
 def test_several_base_models(official: Official, server: LocalServer) -> None:

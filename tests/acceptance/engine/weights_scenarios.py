@@ -12,10 +12,10 @@ from tests.acceptance.engine.scenario_context import (
     ScenarioContext,
     connect,
     error_text,
+    example,
     fetch_adapter,
-    furthest,
-    lesson,
     logprobs_of,
+    max_difference,
     prompt_of,
     step,
     text,
@@ -25,17 +25,17 @@ from tests.acceptance.engine.scenario_context import (
 MODELS = ("tiny", "other")
 
 
-def lessons(number: int, size: int = 3) -> list[Any]:
+def examples(number: int, size: int = 3) -> list[Any]:
     """A small batch that depends on `number`."""
-    return [lesson(text(10 * number + index, 4), text(99 - index, 9)) for index in range(size)]
+    return [example(text(10 * number + index, 4), text(99 - index, 9)) for index in range(size)]
 
 
 def train(client: Any, first: int = 0, num_steps: int = 3) -> list[Any]:
     """Train some steps; returns all metrics."""
-    return [step(client, lessons(number)) for number in range(first, first + num_steps)]
+    return [step(client, examples(number)) for number in range(first, first + num_steps)]
 
 
-def go_on(context: ScenarioContext) -> None:
+def resume_from_checkpoint(context: ScenarioContext) -> None:
     """Resuming with the optimizer is bit-identical; without it, the optimizer is reset."""
     with connect(context) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
@@ -53,7 +53,8 @@ def go_on(context: ScenarioContext) -> None:
         assert metrics[0] == ahead[0][0], "the weights are the same"
         assert (metrics[1]["step"], ahead[0][1]["step"]) == (1.0, 4.0)
         train(fresh, 4, 2)
-        assert furthest(weights_of(fetch_adapter(context, fresh, "f")), weights_of(adapter)) > 1e-4
+        other = weights_of(fetch_adapter(context, fresh, "f"))
+        assert max_difference(other, weights_of(adapter)) > 1e-4
 
         with _deprecated():
             client.load_state_with_optimizer(path).result()
@@ -62,7 +63,7 @@ def go_on(context: ScenarioContext) -> None:
         assert train(client, 3, 1) == [metrics]
 
 
-def refuse_what_does_not_fit(context: ScenarioContext) -> None:
+def reject_mismatched_checkpoint(context: ScenarioContext) -> None:
     """The error names both ranks, or both models; the client can continue."""
     with connect(context) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
@@ -89,21 +90,21 @@ class _deprecated(warnings.catch_warnings):
         warnings.simplefilter("ignore", FutureWarning)
 
 
-# --- trainer, sampler and PEFT agree --------------------------------------------------------------
+# --- trainer, sampler and PEFT -------------------------------------------------------------------
 
 TOLERANCE = 1e-4
 TEMPERATURES = (0.5, 1.0, 1.5)
 
 
-def agree(context: ScenarioContext) -> None:
+def compare_trainer_and_sampler(context: ScenarioContext) -> None:
     """The sampler's and the trainer's log-probabilities of 1,000 tokens agree."""
     with connect(context) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
         train(client, 0, 6)
         sampler = client.save_weights_and_get_sampling_client()
         for temperature in TEMPERATURES:
-            assert _disagreement(client, sampler, temperature) <= TOLERANCE
-        asked = [lesson(text(seed, 1), text(50 + seed, 40)) for seed in range(4)]
+            assert _max_logprob_difference(client, sampler, temperature) <= TOLERANCE
+        asked = [example(text(seed, 1), text(50 + seed, 40)) for seed in range(4)]
         for datum, mine in zip(asked, logprobs_of(client, asked), strict=True):
             targets = datum.loss_fn_inputs["target_tokens"].to_numpy().tolist()
             tokens = [*datum.model_input.to_ints()[:1], *targets]
@@ -112,7 +113,7 @@ def agree(context: ScenarioContext) -> None:
             assert np.abs(np.array(theirs) - mine).max() <= TOLERANCE
 
 
-def _disagreement(client: Any, sampler: Any, temperature: float) -> float:
+def _max_logprob_difference(client: Any, sampler: Any, temperature: float) -> float:
     import tinker
 
     params = tinker.SamplingParams(max_tokens=64, temperature=temperature, seed=3, stop=[])
@@ -121,14 +122,14 @@ def _disagreement(client: Any, sampler: Any, temperature: float) -> float:
     gaps = []
     for prompt, each in zip(prompts, drawn, strict=True):
         for one in each.result().sequences:
-            odds = _tempered(client, [*prompt, *one.tokens], temperature)[len(prompt) - 1 :]
-            expected = odds[np.arange(64), one.tokens]
+            logprobs = _logprobs_at_temperature(client, [*prompt, *one.tokens], temperature)
+            expected = logprobs[len(prompt) - 1 :][np.arange(64), one.tokens]
             gaps.append(np.abs(np.array(one.logprobs) - expected))
     assert sum(map(len, gaps)) >= 1000
     return float(np.max(gaps))
 
 
-def _tempered(client: Any, tokens: list[int], temperature: float) -> Any:
+def _logprobs_at_temperature(client: Any, tokens: list[int], temperature: float) -> Any:
     """The trainer's distribution at each position but the last, with every token as a target."""
     import tinker
 
@@ -147,13 +148,13 @@ def _tempered(client: Any, tokens: list[int], temperature: float) -> Any:
     return scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
 
 
-def leave_for_peft(context: ScenarioContext, base_model: str) -> None:
+def compare_with_peft(context: ScenarioContext, base_model: str) -> None:
     """A downloaded adapter gives the same results in transformers with PEFT."""
     with connect(context) as service:
         client = service.create_lora_training_client(base_model, rank=6, seed=1)
         train(client, 0, 6)
         files = fetch_adapter(context, client, "peft")
-        data = lessons(50)
+        data = examples(50)
         mine = logprobs_of(client, data)
     score = _load_with_peft(context, base_model, files)
     for datum, logprobs in zip(data, mine, strict=True):
