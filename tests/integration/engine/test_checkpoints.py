@@ -32,7 +32,7 @@ def train(engine: TorchEngine, adapter_id: str, first: int = 0, num_steps: int =
     return results
 
 
-def gather(engine: TorchEngine, adapter_id: str, seed: int = 77) -> None:
+def accumulate(engine: TorchEngine, adapter_id: str, seed: int = 77) -> None:
     """Accumulate a gradient without a step."""
     forward_backward(engine, adapter_id, datum(seed))
 
@@ -112,7 +112,7 @@ def test_load_without_optimizer_resets_moments(
 def test_load_drops_accumulated_gradient(
     trained: TorchEngine, tmp_path: Path, with_optimizer: bool
 ) -> None:
-    gather(trained, "a")
+    accumulate(trained, "a")
     saved = save(trained, tmp_path / "saved")
     trained.load("a", saved, with_optimizer=with_optimizer)
     before = weights(trained, "a")
@@ -123,8 +123,8 @@ def test_load_drops_accumulated_gradient(
 def test_save_keeps_accumulated_gradient(trained: TorchEngine, tmp_path: Path) -> None:
     trained.create("b", spec())
     train(trained, "b")
-    gather(trained, "a")
-    gather(trained, "b")
+    accumulate(trained, "a")
+    accumulate(trained, "b")
     save(trained, tmp_path / "saved")
     assert step(trained, "a") == step(trained, "b")
     assert torch.equal(weights(trained, "a"), weights(trained, "b"))
@@ -159,7 +159,7 @@ def test_mismatched_checkpoint_is_rejected_without_changes(
 ) -> None:
     saved = save(trained, tmp_path / "saved")
     trained.create("other", wanted)
-    gather(trained, "other")
+    accumulate(trained, "other")
     before = trained._adapters["other"].state.copy_to_cpu()
     with pytest.raises(InvalidInput, match=results):
         trained.load("other", saved, with_optimizer=True)
@@ -221,7 +221,7 @@ def test_restored_adapter_continues_identically(
     trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path, has_gradient: bool
 ) -> None:
     if has_gradient:
-        gather(trained, "a")
+        accumulate(trained, "a")
     other = restored(trained, make_engine(), tmp_path / "snapshot")
     state = other._adapters["a"].state
     assert (state.gradient is not None) == has_gradient
@@ -242,10 +242,10 @@ def test_restore_replaces_adapter_in_memory(trained: TorchEngine, tmp_path: Path
 def test_snapshot_is_not_affected_by_later_training(
     trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
-    gather(trained, "a")
+    accumulate(trained, "a")
     before = trained._adapters["a"].state.copy_to_cpu()
     write = trained.snapshot("a")
-    gather(trained, "a", seed=78)
+    accumulate(trained, "a", seed=78)
     step(trained, "a")
     train(trained, "a", NUM_STEPS)
     trained.drop("a")
@@ -324,7 +324,7 @@ def test_moments_are_allocated_at_first_step(
     engine: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine.create("a", spec())
-    gather(engine, "a")
+    accumulate(engine, "a")
     state = engine._adapters["a"].state
     assert state.first is None
     assert state.second is None

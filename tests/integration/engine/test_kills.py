@@ -150,7 +150,7 @@ def workers(folder: Path) -> Iterator[Workers]:
     made.close()
 
 
-def draw_doom(rng: random.Random, where: str) -> CrashPoint:
+def random_crash_point(rng: random.Random, where: str) -> CrashPoint:
     # A worker needs three commits to start; it calls most methods a few times before it crashes.
     calls_before_crash: dict[str, Sequence[int]] = dict.fromkeys(COMMITS, range(3, 21))
     calls_before_crash |= dict.fromkeys((*EARLY, "restore"), (0, 1)) | {"load": (0,)}
@@ -158,7 +158,7 @@ def draw_doom(rng: random.Random, where: str) -> CrashPoint:
     return CrashPoint(where, num_calls_before_crash, int(10 ** rng.uniform(0.0, 3.5)))
 
 
-def play_among_kills(
+def run_with_kills(
     scenario: JobScenario,
     workers: Workers,
     rng: random.Random,
@@ -172,7 +172,7 @@ def play_among_kills(
     while left and not scenario.is_over:
         # Models are created first, and samples finish early.
         early = [point for point in EARLY if point in left]
-        crash_point = draw_doom(rng, early[0] if early else rng.choice(left))
+        crash_point = random_crash_point(rng, early[0] if early else rng.choice(left))
         root = str(scenario.harness.home.root)
         died = workers.live(WorkerSpec(root, is_deterministic, crash_point, adapter_bytes))
         # Another crash may have come first: there is nothing to restore in the beginning.
@@ -212,11 +212,11 @@ def uninterrupted_weights(
     with scenario_in(tmp_path_factory.mktemp("calm")) as scenario:
         start(scenario.harness, folder, is_deterministic=False)
         found = scenario.weights()
-        assert most_at_once(scenario.harness) == len(MODELS)
+        assert max_passes_per_run(scenario.harness) == len(MODELS)
         return found
 
 
-def most_at_once(harness: WorkerHarness) -> int:
+def max_passes_per_run(harness: WorkerHarness) -> int:
     """The number of passes of each engine run; passes of one run have the same start time."""
     moments = sa.select(steps.c.started_at).where(steps.c.kind == "forward_backward")
     return max(Counter(harness.read(lambda db: list(db.scalars(moments)))).values())
@@ -256,7 +256,7 @@ def test_eviction_between_pass_and_step_is_bit_identical(
             assert results[name] == uninterrupted[name], name
         assert engine.num_dropped_with_gradients > 0
         scenario.harness.stop()
-        assert_all_was_done_once(scenario)
+        assert_every_job_ran_once(scenario)
 
 
 @pytest.mark.parametrize(("seed", "is_evicting"), [(1, False), (2, True)])
@@ -270,7 +270,7 @@ def test_killed_worker_recovers_bit_identically(
 ) -> None:
     budget = Evicting(folder).max_adapter_bytes if is_evicting else 0
     with scenario_in(tmp_path) as scenario:
-        play_among_kills(
+        run_with_kills(
             scenario, workers, random.Random(seed), is_deterministic=True, adapter_bytes=budget
         )
         start(scenario.harness, folder, is_deterministic=True)
@@ -278,7 +278,7 @@ def test_killed_worker_recovers_bit_identically(
         for name in uninterrupted:
             assert results[name] == uninterrupted[name], name
         scenario.harness.stop()
-        assert_all_was_done_once(scenario)
+        assert_every_job_ran_once(scenario)
 
 
 def test_batched_tenants_match_within_tolerance(
@@ -288,15 +288,15 @@ def test_batched_tenants_match_within_tolerance(
     uninterrupted_weights: list[dict[str, torch.Tensor]],
 ) -> None:
     with scenario_in(tmp_path) as scenario:
-        play_among_kills(scenario, workers, random.Random(3), is_deterministic=False)
+        run_with_kills(scenario, workers, random.Random(3), is_deterministic=False)
         start(scenario.harness, folder, is_deterministic=False)
         for mine, expected_weights in zip(scenario.weights(), uninterrupted_weights, strict=True):
             torch.testing.assert_close(mine, expected_weights, atol=TOLERANCE, rtol=0.0)
         scenario.harness.stop()
-        assert_all_was_done_once(scenario)
+        assert_every_job_ran_once(scenario)
 
 
-def assert_all_was_done_once(scenario: JobScenario) -> None:
+def assert_every_job_ran_once(scenario: JobScenario) -> None:
     """Rows and directories match, and every operation was counted once."""
     harness = scenario.harness
     num_jobs = count(harness.database, sa.select(sa.func.count()).select_from(jobs))

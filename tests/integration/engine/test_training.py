@@ -250,13 +250,13 @@ def test_out_of_memory_retries_in_smaller_batches(
     host = tight._registry.get("tiny").hosted_model
     plain, sizes = host.hidden_states, []
 
-    def crowded(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+    def run_out_of_memory(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
         sizes.append(len(tokens_T))
         if len(tokens_T) > 40:
             raise torch.OutOfMemoryError("the card is full")
         return plain(tokens_T, *args, **options)
 
-    monkeypatch.setattr(host, "hidden_states", crowded)
+    monkeypatch.setattr(host, "hidden_states", run_out_of_memory)
     passes = [Pass(adapter_id=name, request=work(*batch(1), *batch(2))) for name in ("a", "b")]
     passes.append(Pass(adapter_id="b", request=work(datum(9, 50), datum(10, 4))))
     *good, bad = tight.run_passes(passes)
@@ -282,12 +282,12 @@ def test_unexpected_error_in_one_pass_runs_others_once(
     host = engine._registry.get("tiny").hosted_model
     plain = host.hidden_states
 
-    def shaky(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+    def fail_for_token_7(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
         if 7 in tokens_T.tolist():
             raise ValueError("a kernel has a bug")
         return plain(tokens_T, *args, **options)
 
-    monkeypatch.setattr(host, "hidden_states", shaky)
+    monkeypatch.setattr(host, "hidden_states", fail_for_token_7)
     fine = [one for one in batch(1) if 7 not in one.model_input.to_ints()]
     unlucky = Datum(
         model_input=ModelInput.from_ints([7, 8]), loss_fn_inputs={"target_tokens": [8, 9]}

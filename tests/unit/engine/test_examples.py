@@ -29,7 +29,7 @@ def datum(tokens: list[int], targets: Any, **inputs: Any) -> Datum:
     return Datum(ModelInput.from_ints(tokens), {"target_tokens": targets, **inputs})
 
 
-def read(
+def parse(
     data: list[Datum], loss_fn: Any = "cross_entropy", config: Any = None
 ) -> list[TrainingExample]:
     work = ForwardBackwardInput(data, loss_fn, config)
@@ -42,7 +42,7 @@ def sampled(tokens: list[int], **inputs: Any) -> Datum:
 
 
 def test_parse_one_target_per_token() -> None:
-    [example] = read([datum([1, 2, 3], [2, 3, 4], weights=[1.0, 0.5, 0.0])])
+    [example] = parse([datum([1, 2, 3], [2, 3, 4], weights=[1.0, 0.5, 0.0])])
     assert example.tokens.tolist() == [1, 2, 3]
     assert example.targets.tolist() == [2, 3, 4]
     assert example.rows.tolist() == [0, 1, 2]
@@ -53,7 +53,7 @@ def test_parse_one_target_per_token() -> None:
 
 
 def test_parse_several_targets_per_token() -> None:
-    [example] = read([datum([1, 2], [[5, 6, 7], [8, 9, 0]], weights=[[1, 2, 3], [4, 5, 6]])])
+    [example] = parse([datum([1, 2], [[5, 6, 7], [8, 9, 0]], weights=[[1, 2, 3], [4, 5, 6]])])
     assert example.targets.tolist() == [5, 6, 7, 8, 9, 0]
     assert example.rows.tolist() == [0, 0, 0, 1, 1, 1]
     assert example.shape == (2, 3)
@@ -63,47 +63,47 @@ def test_parse_several_targets_per_token() -> None:
 def test_sparse_tensor_is_expanded_with_zeros() -> None:
     sparse = TensorData([9], "int64", [2, 3], [0, 1, 1], [2])
     weights = TensorData([1.0], "float32", [2, 3], [0, 1, 1], [2])
-    [example] = read([datum([1, 2], sparse, weights=weights)])
+    [example] = parse([datum([1, 2], sparse, weights=weights)])
     assert example.targets.tolist() == [0, 0, 9, 0, 0, 0]
     assert example.inputs["weights"].tolist() == [0, 0, 1, 0, 0, 0]
 
 
 def test_text_chunks_are_concatenated() -> None:
     text = ModelInput(chunks=[EncodedTextChunk(tokens=[1, 2]), EncodedTextChunk(tokens=[3])])
-    [example] = read([Datum(text, {"target_tokens": [2, 3, 4]})])
+    [example] = parse([Datum(text, {"target_tokens": [2, 3, 4]})])
     assert example.tokens.tolist() == [1, 2, 3]
 
 
 def test_only_loss_inputs_are_parsed() -> None:
     given_more = sampled([1], weights=[1.0], sequence_ratio_mask=[1.0])
-    assert read([given_more], "gspo")[0].inputs.keys() == {
+    assert parse([given_more], "gspo")[0].inputs.keys() == {
         "logprobs",
         "advantages",
         "sequence_ratio_mask",
     }
-    assert read([given_more])[0].inputs.keys() == {"weights"}
-    assert read([given_more], "ppo")[0].inputs.keys() == {"logprobs", "advantages"}
+    assert parse([given_more])[0].inputs.keys() == {"weights"}
+    assert parse([given_more], "ppo")[0].inputs.keys() == {"logprobs", "advantages"}
 
 
 def test_optional_input_default_for_examples_without_it() -> None:
     with_weights, without = datum([1], [2], weights=[0.5]), datum([1, 2], [[2, 3], [4, 5]])
     for data in ([with_weights, without], [without, with_weights]):
-        weights = [example.inputs["weights"].tolist() for example in read(data)]
+        weights = [example.inputs["weights"].tolist() for example in parse(data)]
         assert sorted(weights) == [[0.5], [1.0] * 4]
     masked = sampled([1, 2], sequence_ratio_mask=[0.0, 1.0], clip_low_threshold=[0.1, 0.2])
-    first, second = read([masked, sampled([1])], "gspo")
+    first, second = parse([masked, sampled([1])], "gspo")
     assert first.inputs["sequence_ratio_mask"].tolist() == [0.0, 1.0]
     assert second.inputs["sequence_ratio_mask"].tolist() == [1.0]
     assert second.inputs["clip_low_threshold"].tolist() == [0.8]
 
 
 def test_integer_weights_are_accepted() -> None:
-    [example] = read([datum([1, 2], [2, 3], weights=TensorData([1, 0], "int64"))])
+    [example] = parse([datum([1, 2], [2, 3], weights=TensorData([1, 0], "int64"))])
     assert example.inputs["weights"].tolist() == [1.0, 0.0]
 
 
 def test_output_has_target_shape_and_float32() -> None:
-    [example] = read([datum([1, 2], [[5, 6], [7, 8]])])
+    [example] = parse([datum([1, 2], [[5, 6], [7, 8]])])
     logprobs = example.to_output(np.array([-1.0, -2.0, -3.0, -4.0]))["logprobs"]
     assert (logprobs.dtype, logprobs.tolist()) == ("float32", [[-1.0, -2.0], [-3.0, -4.0]])
 
@@ -146,7 +146,7 @@ def test_output_has_target_shape_and_float32() -> None:
 )
 def test_invalid_example_is_named(data: list[Datum], reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        read(data)
+        parse(data)
 
 
 @pytest.mark.parametrize("loss_fn", [name for name, loss in LOSSES.items() if loss.required_inputs])
@@ -155,7 +155,7 @@ def test_missing_required_input_raises(loss_fn: str, name: str) -> None:
     lacking = sampled([1, 2])
     del lacking.loss_fn_inputs[name]
     with pytest.raises(InvalidInput, match=rf"example 1 needs {name} of shape \[2\].*got nothing"):
-        read([sampled([1]), lacking], loss_fn)
+        parse([sampled([1]), lacking], loss_fn)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_missing_required_input_raises(loss_fn: str, name: str) -> None:
 )
 def test_loss_and_settings_are_validated(loss_fn: str, config: Any, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        read([sampled([1])], loss_fn, config)
+        parse([sampled([1])], loss_fn, config)
 
 
 def test_sparse_tensor_expansion_is_limited() -> None:
     width = examples.MAX_TARGETS
     huge = TensorData([], "int64", [2, width], [0, 0, 0], [])
     with pytest.raises(InvalidInput, match=f"the request has {2 * width} targets; send at"):
-        read([datum([1, 2], huge)])
+        parse([datum([1, 2], huge)])
 
 
 @pytest.mark.parametrize("token", [-1, 6])
@@ -200,7 +200,7 @@ def test_pairs_keep_their_positions(shape: tuple[int, ...], data: st.DataObject)
     tokens = data.draw(st.lists(ids, min_size=shape[0], max_size=shape[0]))
     flat = data.draw(st.lists(ids, min_size=size, max_size=size))
     targets = np.array(flat).reshape(shape)
-    [example] = read([datum(tokens, targets, weights=np.arange(size, dtype=float).reshape(shape))])
+    [example] = parse([datum(tokens, targets, weights=np.arange(size, dtype=float).reshape(shape))])
     assert example.targets.reshape(example.shape).tolist() == targets.tolist()
     grid = np.indices(shape)
     assert example.rows.tolist() == grid[0].ravel().tolist()
@@ -223,7 +223,7 @@ def test_any_request_is_parsed_or_rejected(
     tokens: list[int], inputs: dict[str, Any], loss_fn: str
 ) -> None:
     try:
-        found = read([Datum(ModelInput.from_ints(tokens), inputs)], loss_fn)
+        found = parse([Datum(ModelInput.from_ints(tokens), inputs)], loss_fn)
     except InvalidInput:
         return
     assert found[0].tokens.tolist() == tokens

@@ -79,7 +79,7 @@ def test_damaged_header_names_the_tensor(saved: Path, dtype: str) -> None:
     assert dtype in refused.value.message
 
 
-def same(left: AdapterState, right: AdapterState) -> bool:
+def is_same_state(left: AdapterState, right: AdapterState) -> bool:
     """Whether two states are bit-identical."""
     return left.num_steps == right.num_steps and all(
         (a is None and b is None) or (a is not None and b is not None and same_bits(a, b))
@@ -197,7 +197,7 @@ def test_moments_do_not_depend_on_buffer_order(tmp_path: Path) -> None:
 # --- damage --------------------------------------------------------------------------------------
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:50])
 
 
@@ -229,7 +229,7 @@ def add_one(path: Path) -> None:
     save_file(load_file(path) | {"more": torch.zeros(1)}, path)
 
 
-def from_the_future(path: Path) -> None:
+def later_format(path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
 
 
@@ -245,7 +245,7 @@ def negative(path: Path) -> None:
             for name in (WEIGHTS, OPTIMIZER)
             for damage, reason in [
                 (Path.unlink, " is missing"),
-                (cut, " cannot be read"),
+                (truncate, " cannot be read"),
                 (garble, " cannot be read"),
                 (reshape, r": .* has shape \(3, \d+\), expected"),
                 (narrow, ": .* is F16, expected F32"),
@@ -255,12 +255,12 @@ def negative(path: Path) -> None:
                 (poison, ": .* has non-finite values"),
             ]
         ],
-        ("tinkex.json", cut, "saved/tinkex.json cannot be read"),
+        ("tinkex.json", truncate, "saved/tinkex.json cannot be read"),
         ("tinkex.json", garble, "saved/tinkex.json cannot be read"),
-        ("tinkex.json", from_the_future, "tinkex.json has format 2, .* reads up to 1; upgrade"),
+        ("tinkex.json", later_format, "tinkex.json has format 2, .* reads up to 1; upgrade"),
         ("trainer_state.json", Path.unlink, "saved/trainer_state.json is missing"),
         ("trainer_state.json", garble, "saved/trainer_state.json cannot be read"),
-        ("trainer_state.json", from_the_future, "trainer_state.json has format 2"),
+        ("trainer_state.json", later_format, "trainer_state.json has format 2"),
         ("trainer_state.json", negative, "trainer_state.json cannot be read: Expected `int` >= 0"),
     ],
 )
@@ -378,7 +378,7 @@ def test_snapshot_round_trip_is_bit_exact(tmp_path: Path, kind: str, with_gradie
     state = make_state(layout, with_gradient=with_gradient)
     write_snapshot(tmp_path, SPEC, layout, state)
     assert [path.name for path in tmp_path.iterdir()] == [SNAPSHOT]
-    assert same(read_snapshot(tmp_path, SPEC, layout), state)
+    assert is_same_state(read_snapshot(tmp_path, SPEC, layout), state)
 
 
 def test_non_finite_state_is_restored(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_non_finite_state_is_restored(tmp_path: Path) -> None:
     for path, down, _ in layout().pairs(state.weights):
         down[0, 0] = float("nan") if "layers.0" in path else float("-inf")
     write_snapshot(tmp_path, SPEC, layout(), state)
-    assert same(read_snapshot(tmp_path, SPEC, layout()), state)
+    assert is_same_state(read_snapshot(tmp_path, SPEC, layout()), state)
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,12 @@ class Case:
 
 
 @pytest.fixture
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the streaming merge."""
     monkeypatch.setattr(merge, "plan_merge", lambda *args: None)
 
 
-def refuse_whole(*args: Any) -> None:
+def reject_in_memory(*args: Any) -> None:
     raise AssertionError("this folder should be merged piece by piece")
 
 
@@ -83,7 +83,7 @@ def test_merged_model_matches_base_with_adapter(
     train_unembed: bool,
     shard: str,
 ) -> None:
-    monkeypatch.setattr(merge, "_merge_in_memory", refuse_whole)
+    monkeypatch.setattr(merge, "_merge_in_memory", reject_in_memory)
     model = make_model(kind, tied=tied)
     case = Case(tmp_path, model, train_unembed=train_unembed, shard=shard)
     merge_adapter(case.base, case.adapter, case.out)
@@ -98,14 +98,14 @@ def test_merged_model_matches_base_with_adapter(
 def test_experts_are_merged_in_any_storage_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shard: str
 ) -> None:
-    monkeypatch.setattr(merge, "_merge_in_memory", refuse_whole)
+    monkeypatch.setattr(merge, "_merge_in_memory", reject_in_memory)
     case = Case(tmp_path, make_model(kind), shard=shard)
     merge_adapter(case.base, case.adapter, case.out)
     case.check()
     assert stored_names(case.out) == stored_names(case.base)
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("no_streaming")
 @pytest.mark.parametrize(
     ("kind", "tied"), [("qwen3", True), ("qwen3", False), ("qwen3_moe", False), ("gpt_oss", False)]
 )
@@ -243,7 +243,7 @@ def test_progress_reaches_total(tmp_path: Path) -> None:
 # --- invalid input -----------------------------------------------------------------------------
 
 
-def left_behind(case: Case) -> list[str]:
+def leftover_files(case: Case) -> list[str]:
     return [
         path.name for path in case.out.parent.iterdir() if path not in (case.base, case.adapter)
     ]
@@ -268,7 +268,7 @@ def test_mismatched_adapter_is_rejected(tmp_path: Path) -> None:
         InvalidInput, match=r"'model.layers.2.*, which is not a linear layer of the base"
     ):
         merge_adapter(case.base, deeper.adapter, case.out)
-    assert left_behind(other) == left_behind(case) == []
+    assert leftover_files(other) == leftover_files(case) == []
 
 
 def test_unknown_dtype_is_rejected(tmp_path: Path) -> None:
@@ -290,17 +290,17 @@ def test_overflow_of_dtype_is_rejected(
         InvalidInput, match=r"torch.float16 cannot represent; merge with dtype float32"
     ):
         merge_adapter(case.base, case.adapter, case.out, dtype="float16")
-    assert left_behind(case) == []
+    assert leftover_files(case) == []
 
 
 def test_damaged_adapter_is_rejected(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     path = case.adapter / "adapter_model.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
     with pytest.raises(CheckpointError, match=r"adapter/adapter_model.safetensors cannot be read"):
         merge_adapter(case.base, case.adapter, case.out)
-    path.write_bytes(whole)
+    path.write_bytes(content)
     tensors = load_file(path)
     first = min(tensors)
     save_file(tensors | {first: tensors[first] * float("nan")}, path)
@@ -327,7 +327,7 @@ def test_unusable_base_model_is_rejected(tmp_path: Path) -> None:
         merge_adapter(case.base, case.adapter, case.out)
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("no_streaming")
 def test_missing_weights_are_not_randomized(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     path = case.base / "model.safetensors"
@@ -336,7 +336,7 @@ def test_missing_weights_are_not_randomized(tmp_path: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(ConfigError, match=r"no weights for 'model.layers.1.mlp.up_proj.weight'"):
         merge_adapter(case.base, case.adapter, case.out)
-    assert left_behind(case) == []
+    assert leftover_files(case) == []
 
 
 # --- the plan ------------------------------------------------------------------------------------

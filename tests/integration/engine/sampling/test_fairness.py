@@ -13,7 +13,7 @@ LOUD, QUIET = "loud", "quiet"
 
 
 @pytest.fixture(autouse=True)
-def one_turn_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_iteration_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit every step to one iteration."""
     monkeypatch.setattr(runner_module, "STEP_SECONDS", 0.0)
 
@@ -24,8 +24,8 @@ def submit_many(runner: ContinuousBatcher, num: int, max_tokens: int = 100) -> N
         runner.add(f"loud-{index}", None, asked, tenant_id=LOUD)
 
 
-def num_running(runner: ContinuousBatcher, scope: str) -> int:
-    return sum(len(case.running) for case in runner._queue.values() if case.tenant_id == scope)
+def num_running(runner: ContinuousBatcher, tenant_id: str) -> int:
+    return sum(len(case.running) for case in runner._queue.values() if case.tenant_id == tenant_id)
 
 
 def steps_until(runner: ContinuousBatcher, job_id: str, limit: int) -> tuple[int, FinishedSample]:

@@ -92,7 +92,7 @@ def test_sampled_frequencies_match_distribution() -> None:
     np.testing.assert_allclose(counts, [0.5, 0.3, 0.15, 0.05], atol=0.01)
 
 
-def shaped(temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0) -> dict[int, float]:
+def distribution(temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0) -> dict[int, float]:
     row = build_transition_row(
         np.log([0.5, 0.3, 0.15, 0.05]), TransitionParams(temperature, top_k, top_p)
     )
@@ -101,14 +101,14 @@ def shaped(temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0) -> dic
 
 
 def test_temperature_top_k_and_top_p() -> None:
-    assert shaped() == {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05}
-    assert shaped(top_k=2) == {0: 0.625, 1: 0.375}
-    assert shaped(top_p=0.5) == {0: 1.0}
-    assert shaped(top_p=0.51) == {0: 0.625, 1: 0.375}
-    assert shaped(top_k=3, top_p=0.6) == {0: 0.625, 1: 0.375}
-    assert shaped(temperature=0.0) == {0: 1.0}
-    assert shaped(temperature=0.5)[0] == pytest.approx(0.25 / 0.365, abs=1e-6)
-    assert shaped(temperature=1e-9) == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}
+    assert distribution() == {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05}
+    assert distribution(top_k=2) == {0: 0.625, 1: 0.375}
+    assert distribution(top_p=0.5) == {0: 1.0}
+    assert distribution(top_p=0.51) == {0: 0.625, 1: 0.375}
+    assert distribution(top_k=3, top_p=0.6) == {0: 0.625, 1: 0.375}
+    assert distribution(temperature=0.0) == {0: 1.0}
+    assert distribution(temperature=0.5)[0] == pytest.approx(0.25 / 0.365, abs=1e-6)
+    assert distribution(temperature=1e-9) == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}
 
 
 def test_seed_reproduces_samples() -> None:

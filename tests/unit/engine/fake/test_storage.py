@@ -127,7 +127,7 @@ def test_checkpoint_with_other_seed_is_compatible(saved: Path) -> None:
     engine.load("b", saved, with_optimizer=True)
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
@@ -155,19 +155,19 @@ def poison(path: Path) -> None:
     ("name", "damage", "reason"),
     [
         (WEIGHTS, Path.unlink, "saved/adapter_model.safetensors is missing"),
-        (WEIGHTS, cut, "saved/adapter_model.safetensors cannot be read"),
+        (WEIGHTS, truncate, "saved/adapter_model.safetensors cannot be read"),
         (WEIGHTS, garble, "saved/adapter_model.safetensors cannot be read"),
         (WEIGHTS, reshape, r"float64 of shape \(7, 512\), expected float64 of shape \(512, 512\)"),
         (WEIGHTS, narrow, "is float32 of shape"),
         (WEIGHTS, rename, "has no table 'bigram.logits'"),
         (WEIGHTS, poison, "bigram.logits has non-finite values"),
         ("tinkex.json", Path.unlink, "saved/tinkex.json is missing"),
-        ("tinkex.json", cut, "saved/tinkex.json cannot be read"),
+        ("tinkex.json", truncate, "saved/tinkex.json cannot be read"),
         ("tinkex.json", garble, "saved/tinkex.json cannot be read"),
         ("trainer_state.json", Path.unlink, "saved/trainer_state.json is missing"),
         ("trainer_state.json", garble, "saved/trainer_state.json cannot be read"),
         ("optimizer.safetensors", Path.unlink, "saved/optimizer.safetensors is missing"),
-        ("optimizer.safetensors", cut, "saved/optimizer.safetensors cannot be read"),
+        ("optimizer.safetensors", truncate, "saved/optimizer.safetensors cannot be read"),
     ],
 )
 def test_damaged_checkpoint_is_rejected_without_changes(
@@ -223,7 +223,7 @@ def test_damaged_snapshot_is_a_server_error(engine: FakeEngine, tmp_path: Path) 
     engine.snapshot("a")(tmp_path)
     with pytest.raises(CheckpointError, match=r"the snapshot in .* expected .*rank=9"):
         engine.restore("b", replace(SPEC, rank=9), tmp_path)
-    cut(tmp_path / "snapshot.safetensors")
+    truncate(tmp_path / "snapshot.safetensors")
     with pytest.raises(CheckpointError, match=r"snapshot.safetensors cannot be read"):
         engine.restore("b", SPEC, tmp_path)
     shutil.rmtree(tmp_path)

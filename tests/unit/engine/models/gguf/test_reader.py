@@ -24,12 +24,12 @@ HEADER_BYTES = 5760
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def valid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A valid file."""
     return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf")
 
 
-def refusal(path: Path) -> str:
+def error_message(path: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
         read_gguf(path)
     assert "\n" not in refused.value.message
@@ -40,12 +40,12 @@ def header(*, version: int = 3, num_tensors: int = 0, num_facts: int = 0) -> byt
     return struct.pack("<4sIQQ", b"GGUF", version, num_tensors, num_facts)
 
 
-def text(value: str) -> bytes:
+def string(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
-def test_read_metadata_and_tensors(whole: Path) -> None:
-    found = read_gguf(whole)
+def test_read_metadata_and_tensors(valid_file: Path) -> None:
+    found = read_gguf(valid_file)
     assert found.metadata["general.architecture"] == "llama"
     assert found.metadata["llama.context_length"] == 128
     assert found.metadata["tokenizer.ggml.tokens"] == list(TOKENS)
@@ -53,7 +53,7 @@ def test_read_metadata_and_tensors(whole: Path) -> None:
     for name, tensor in llama_tensors().items():
         stored = found.tensors[name]
         assert (stored.shape, stored.encoding.name) == (tensor.shape, "F32")
-        raw = whole.read_bytes()[stored.offset : stored.offset + stored.num_bytes]
+        raw = valid_file.read_bytes()[stored.offset : stored.offset + stored.num_bytes]
         assert raw == tensor.tobytes()
 
 
@@ -86,11 +86,11 @@ def test_every_metadata_type_is_read(tmp_path: Path) -> None:
     assert {name: found[name] for name in values} == {n: value for n, (_, value) in values.items()}
 
 
-def test_version_2_is_supported(whole: Path, tmp_path: Path) -> None:
-    content = bytearray(whole.read_bytes())
+def test_version_2_is_supported(valid_file: Path, tmp_path: Path) -> None:
+    content = bytearray(valid_file.read_bytes())
     content[4] = 2
     (tmp_path / "old.gguf").write_bytes(content)
-    assert read_gguf(tmp_path / "old.gguf").tensors == read_gguf(whole).tensors
+    assert read_gguf(tmp_path / "old.gguf").tensors == read_gguf(valid_file).tensors
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,24 @@ def test_version_2_is_supported(whole: Path, tmp_path: Path) -> None:
         (header(version=1), "is a version 1 GGUF file; little-endian versions 2 and 3"),
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "is a big-endian GGUF"),
         (header(num_facts=1 << 60), "is truncated or damaged"),
-        (header(num_facts=1) + text("a") + struct.pack("<IIQ", 9, 4, 1 << 62), "is truncated"),
-        (header(num_facts=1) + text("a") + struct.pack("<IIQ", 9, 77, 4) + bytes(9), "type 77"),
-        (header(num_facts=1) + text("a") + struct.pack("<I", 99), "a value of type 99"),
+        (header(num_facts=1) + string("a") + struct.pack("<IIQ", 9, 4, 1 << 62), "is truncated"),
+        (header(num_facts=1) + string("a") + struct.pack("<IIQ", 9, 77, 4) + bytes(9), "type 77"),
+        (header(num_facts=1) + string("a") + struct.pack("<I", 99), "a value of type 99"),
         (header(num_facts=1) + struct.pack("<Q", 1) + b"\xff", "is not UTF-8"),
-        (header(num_tensors=1) + text("t") + struct.pack("<I", 9), "has 9 dimensions"),
-        (header(num_tensors=1) + text("t") + struct.pack("<I", 0), "has 0 dimensions"),
-        (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 16, 0), "as IQ2_XXS"),
-        (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 2, 0), "cannot store"),
-        (header(num_tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 0), "is truncated: it"),
+        (header(num_tensors=1) + string("t") + struct.pack("<I", 9), "has 9 dimensions"),
+        (header(num_tensors=1) + string("t") + struct.pack("<I", 0), "has 0 dimensions"),
+        (header(num_tensors=1) + string("t") + struct.pack("<IQIQ", 1, 4, 16, 0), "as IQ2_XXS"),
+        (header(num_tensors=1) + string("t") + struct.pack("<IQIQ", 1, 4, 2, 0), "cannot store"),
+        (
+            header(num_tensors=1) + string("t") + struct.pack("<IQIQ", 1, 4, 0, 0),
+            "is truncated: it",
+        ),
     ],
 )
 def test_invalid_header_message(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
-    message = refusal(path)
+    message = error_message(path)
     assert words in message
     assert str(path) in message
 
@@ -123,9 +126,9 @@ def test_invalid_header_message(tmp_path: Path, content: bytes, words: str) -> N
 def test_nested_arrays_are_limited(tmp_path: Path) -> None:
     inner = struct.pack("<IQ", 9, 1) * 500
     (tmp_path / "deep.gguf").write_bytes(
-        header(num_facts=1) + text("a") + struct.pack("<I", 9) + inner
+        header(num_facts=1) + string("a") + struct.pack("<I", 9) + inner
     )
-    assert "is damaged" in refusal(tmp_path / "deep.gguf")
+    assert "is damaged" in error_message(tmp_path / "deep.gguf")
 
 
 def test_split_file_error_explains_merging(tmp_path: Path) -> None:
@@ -136,16 +139,16 @@ def test_split_file_error_explains_merging(tmp_path: Path) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "none.gguf")
+    assert "No such file" in error_message(tmp_path / "none.gguf")
 
 
-def test_truncated_file_is_rejected(whole: Path, tmp_path: Path) -> None:
-    content = whole.read_bytes()
+def test_truncated_file_is_rejected(valid_file: Path, tmp_path: Path) -> None:
+    content = valid_file.read_bytes()
     path = tmp_path / "cut.gguf"
     rng = np.random.default_rng(0)
     for length in [*range(64), *rng.integers(64, len(content), 60).tolist(), len(content) - 1]:
         path.write_bytes(content[:length])
-        refusal(path)
+        error_message(path)
 
 
 @settings(
@@ -153,15 +156,15 @@ def test_truncated_file_is_rejected(whole: Path, tmp_path: Path) -> None:
 )
 @given(position=st.integers(0, HEADER_BYTES - 1), change=st.integers(1, 255))
 def test_corrupted_byte_never_causes_a_traceback(
-    whole: Path, tmp_path: Path, position: int, change: int
+    valid_file: Path, tmp_path: Path, position: int, change: int
 ) -> None:
     # The tensor data is a sparse hole in the file; only the header is read.
-    with whole.open("rb") as file:
+    with valid_file.open("rb") as file:
         content = bytearray(file.read(HEADER_BYTES))
     content[position] ^= change
     path = tmp_path / "changed.gguf"
     path.write_bytes(content)
-    os.truncate(path, whole.stat().st_size)
+    os.truncate(path, valid_file.stat().st_size)
     try:
         found = read_gguf(path)
         plan_conversion(found)

@@ -15,11 +15,11 @@ from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer
 from tinkex.engine.models.weight_files import UnusableModel
 
 
-def made(**changes: Any) -> Tokenizer:
+def build_tokenizer(**changes: Any) -> Tokenizer:
     return Tokenizer.from_str(tokenizer_files(vocabulary(**changes))["tokenizer.json"].decode())
 
 
-OURS = made()
+OURS = build_tokenizer()
 WORDS = st.lists(st.sampled_from(" ".join(LINES).split()), min_size=1).map(" ".join)
 LETTERS = st.text(st.sampled_from("then quick  ïé,'42\n\t你🙂"), min_size=1)
 
@@ -42,8 +42,8 @@ def test_encode_decode_round_trip(text: str) -> None:
 
 
 def test_bos_and_space_prefix_options() -> None:
-    assert made(add_bos_token=None).encode("the").ids == [1, *THEIRS.encode("the")]
-    bare = made(add_space_prefix=False)
+    assert build_tokenizer(add_bos_token=None).encode("the").ids == [1, *THEIRS.encode("the")]
+    bare = build_tokenizer(add_space_prefix=False)
     assert bare.decode(bare.encode(" the").ids) == " the"
     assert bare.encode(" the").ids == THEIRS.encode("the")
 
@@ -55,10 +55,10 @@ def test_control_tokens_are_not_split() -> None:
 
 def test_normalizing_tokenizer_is_rejected() -> None:
     with pytest.raises(UnsupportedTokenizer, match="normalizes text"):
-        made(remove_extra_whitespaces=True)
+        build_tokenizer(remove_extra_whitespaces=True)
 
 
 def test_scores_are_required() -> None:
     for scores in (None, [0.0]):
         with pytest.raises(UnusableModel, match="a score for each token"):
-            made(scores=scores)
+            build_tokenizer(scores=scores)

@@ -21,7 +21,7 @@ from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer, special_token_
 from tinkex.engine.models.weight_files import UnusableModel
 
 
-def vocabulary(**changes: Any) -> GgufFile:
+def header_with(**changes: Any) -> GgufFile:
     """A header that has only a tokenizer."""
     kinds = [3] * 3 + [1] * (len(TOKENS) - 3)
     facts = {
@@ -38,16 +38,16 @@ def vocabulary(**changes: Any) -> GgufFile:
     return GgufFile(path=Path("a.gguf"), metadata=named, tensors={})
 
 
-def made(**changes: Any) -> Tokenizer:
-    return Tokenizer.from_str(tokenizer_files(vocabulary(**changes))["tokenizer.json"].decode())
+def build_tokenizer(**changes: Any) -> Tokenizer:
+    return Tokenizer.from_str(tokenizer_files(header_with(**changes))["tokenizer.json"].decode())
 
 
-def cut(tokenizer: Tokenizer, text: str) -> list[str]:
+def pre_tokenize(tokenizer: Tokenizer, text: str) -> list[str]:
     """The words of the pre-tokenizer."""
     return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
-TOKENIZERS = {name: made(pre=name) for name in PRE_TOKENIZERS}
+TOKENIZERS = {name: build_tokenizer(pre=name) for name in PRE_TOKENIZERS}
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
@@ -64,38 +64,45 @@ def test_encode_decode_round_trip(name: str, text: str) -> None:
 
 
 def test_smollm_splits_digits() -> None:
-    assert made(pre="smollm").encode("12").tokens == ["1", "2"]
-    assert made(pre="gpt-2").encode("12").tokens == ["12"]
-    assert cut(made(pre="qwen2"), "x 1234") == ["x", "Ġ", "1", "2", "3", "4"]
-    assert cut(made(pre="llama-bpe"), "x 1234") == ["x", "Ġ", "123", "4"]
+    assert build_tokenizer(pre="smollm").encode("12").tokens == ["1", "2"]
+    assert build_tokenizer(pre="gpt-2").encode("12").tokens == ["12"]
+    assert pre_tokenize(build_tokenizer(pre="qwen2"), "x 1234") == ["x", "Ġ", "1", "2", "3", "4"]
+    assert pre_tokenize(build_tokenizer(pre="llama-bpe"), "x 1234") == ["x", "Ġ", "123", "4"]
 
 
 def test_qwen2_pre_tokenization() -> None:
     words = ["I", "'m", "Ġfine", ",", "Ġ", "Ġyou", "?!ĊĊ", "ok"]
-    assert cut(made(pre="qwen2"), "I'm fine,  you?!\n\nok") == words
-    assert cut(made(pre="gpt-2"), "I'm fine,  you") == ["I", "'m", "Ġfine", ",", "Ġ", "Ġyou"]
+    assert pre_tokenize(build_tokenizer(pre="qwen2"), "I'm fine,  you?!\n\nok") == words
+    assert pre_tokenize(build_tokenizer(pre="gpt-2"), "I'm fine,  you") == [
+        "I",
+        "'m",
+        "Ġfine",
+        ",",
+        "Ġ",
+        "Ġyou",
+    ]
 
 
 def test_merges_come_from_file() -> None:
-    assert made().encode("hello hello world").tokens[:3] == ["hello", "Ġhello", "Ġw"]
+    assert build_tokenizer().encode("hello hello world").tokens[:3] == ["hello", "Ġhello", "Ġw"]
 
 
 def test_control_tokens_keep_their_ids() -> None:
-    tokenizer = made()
+    tokenizer = build_tokenizer()
     assert tokenizer.encode("<|im_start|>hello<|im_end|>").ids == [1, TOKENS.index("hello"), 2]
     assert tokenizer.decode([1, 2], skip_special_tokens=True) == ""
 
 
 def test_user_defined_tokens_are_not_special() -> None:
     kinds = [3] * 3 + [1] * (len(TOKENS) - 3) + [4]
-    tokenizer = made(tokens=[*TOKENS, "<think>"], token_type=kinds)
+    tokenizer = build_tokenizer(tokens=[*TOKENS, "<think>"], token_type=kinds)
     assert tokenizer.encode("a<think>").ids[-1] == len(TOKENS)
     assert tokenizer.decode([len(TOKENS)], skip_special_tokens=True) == "<think>"
 
 
 def test_unused_tokens_are_not_in_vocab() -> None:
     kinds = [3] * 3 + [1] * (len(TOKENS) - 3) + [5]
-    tokenizer = made(tokens=[*TOKENS, "[PAD1]"], token_type=kinds)
+    tokenizer = build_tokenizer(tokens=[*TOKENS, "[PAD1]"], token_type=kinds)
     assert len(TOKENS) not in tokenizer.get_vocab().values()
 
 
@@ -109,22 +116,22 @@ def test_unused_tokens_are_not_in_vocab() -> None:
     ],
 )
 def test_bos_token_is_prepended(pre: str, add_bos: bool | None, has_bos: bool) -> None:
-    ids = made(pre=pre, add_bos_token=add_bos).encode("hello").ids
+    ids = build_tokenizer(pre=pre, add_bos_token=add_bos).encode("hello").ids
     assert (ids[0] == 1) == has_bos
     assert len(ids) == 1 + has_bos
 
 
 def test_pad_token_defaults_to_eos() -> None:
-    assert special_tokens(vocabulary())["pad_token"] == "<|im_end|>"
-    assert special_tokens(vocabulary(padding_token_id=0))["pad_token"] == "<|endoftext|>"
-    assert "bos_token" not in special_tokens(vocabulary(bos_token_id=10**6))
+    assert special_tokens(header_with())["pad_token"] == "<|im_end|>"
+    assert special_tokens(header_with(padding_token_id=0))["pad_token"] == "<|endoftext|>"
+    assert "bos_token" not in special_tokens(header_with(bos_token_id=10**6))
 
 
 def test_all_eos_token_ids_are_listed() -> None:
-    assert special_token_ids(vocabulary())["eos_token_id"] == 2
-    assert special_token_ids(vocabulary(eot_token_id=0))["eos_token_id"] == [2, 0]
-    assert special_token_ids(vocabulary(eot_token_id=2))["eos_token_id"] == 2
-    assert "eos_token_id" not in special_token_ids(vocabulary(eos_token_id=None))
+    assert special_token_ids(header_with())["eos_token_id"] == 2
+    assert special_token_ids(header_with(eot_token_id=0))["eos_token_id"] == [2, 0]
+    assert special_token_ids(header_with(eot_token_id=2))["eos_token_id"] == 2
+    assert "eos_token_id" not in special_token_ids(header_with(eos_token_id=None))
 
 
 def test_chat_template_is_kept(tmp_path: Path) -> None:
@@ -146,7 +153,7 @@ def test_chat_template_is_kept(tmp_path: Path) -> None:
 )
 def test_unsupported_tokenizer_is_rejected(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedTokenizer) as refused:
-        tokenizer_files(vocabulary(**changes))
+        tokenizer_files(header_with(**changes))
     assert words in refused.value.message
 
 
@@ -163,7 +170,7 @@ def test_unsupported_tokenizer_is_rejected(changes: dict[str, Any], words: str) 
 )
 def test_inconsistent_tokenizer_is_rejected(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnusableModel) as refused:
-        tokenizer_files(vocabulary(**changes))
+        tokenizer_files(header_with(**changes))
     assert not isinstance(refused.value, UnsupportedTokenizer)
     assert words in refused.value.message
 
