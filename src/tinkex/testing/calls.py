@@ -35,6 +35,7 @@ class Call:
         "method",
         "path",
         "tenant",
+        "was_served",
     )
 
     def __init__(
@@ -55,6 +56,8 @@ class Call:
         self.arrived_at = time.monotonic()
         self.api_key = raw_header(raw_headers, b"x-api-key")
         self.tenant = ""
+        self.was_served = False
+        """Whether the call reached the application; one that a fault replaced did not."""
         self._raw_query = raw_query
         self._raw_headers = raw_headers
         self._headers: dict[str, str] | None = None

@@ -68,6 +68,14 @@ class Dialect:
     archive_redirects: bool = True
     """The archive endpoint answers 302 instead of 200 with a URL."""
 
+    def rewrites(self, endpoint: str) -> bool:
+        """Whether responses of an endpoint differ from those of the real server."""
+        if endpoint == "retrieve_future":
+            return self.pending_is_ok or self.fails_by_status
+        row = ENDPOINTS.get(endpoint)
+        is_promise = row is not None and row.result_type is not None
+        return is_promise and (self.long_promises or not self.names_sequences)
+
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect

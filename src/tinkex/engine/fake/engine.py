@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,10 +67,12 @@ class FakeEngine:
         self._step_tokens = step_tokens
         self._bases = dict(_parse_model_name(name) for name in models)
         self._seconds_per_op = seconds_per_op
+        self._interrupted = threading.Event()
         self._max_adapter_bytes = max_adapter_bytes
         self._adapters: dict[str, _FakeAdapter] = {}
         self._sampler_cache = FakeSamplerCache(self._bases)
-        self._sample_queue = FakeSampleQueue(self._sampler_cache, seconds_per_op)
+        sleep = self._sleep_per_op if seconds_per_op > 0.0 else None
+        self._sample_queue = FakeSampleQueue(self._sampler_cache, sleep)
 
     def base_models(self) -> Sequence[BaseModel]:
         """The served base models."""
@@ -206,6 +208,10 @@ class FakeEngine:
         """Small, because samples run one after another and the worker queues the rest fairly."""
         return MAX_SAMPLES
 
+    def interrupt(self) -> None:
+        """End the wait of `seconds_per_op` now and skip all later ones; from any thread."""
+        self._interrupted.set()
+
     def close(self) -> None:
         """Release all memory."""
         self._adapters.clear()
@@ -227,7 +233,7 @@ class FakeEngine:
 
     def _sleep_per_op(self) -> None:
         if self._seconds_per_op > 0.0:
-            time.sleep(self._seconds_per_op)
+            self._interrupted.wait(self._seconds_per_op)
 
 
 def _micro_batch_tokens(passes: Sequence[Pass], step_tokens: int) -> list[int]:

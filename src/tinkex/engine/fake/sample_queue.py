@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 from tinkex.engine.checkpoints.metadata import read_metadata
@@ -71,9 +71,12 @@ class _QueuedSample:
 class FakeSampleQueue:
     """All unfinished sample requests, oldest first."""
 
-    def __init__(self, sampler_cache: FakeSamplerCache, seconds_per_request: float = 0.0) -> None:
+    def __init__(
+        self, sampler_cache: FakeSamplerCache, sleep: Callable[[], None] | None = None
+    ) -> None:
+        """`sleep` makes the engine slow: it is called before each request."""
         self._sampler_cache = sampler_cache
-        self._seconds_per_request = seconds_per_request
+        self._sleep = sleep
         self._queue: dict[str, _QueuedSample] = {}
 
     def __len__(self) -> int:
@@ -94,10 +97,10 @@ class FakeSampleQueue:
     def step(self) -> list[FinishedSample]:
         """Work for a short time and return the finished requests.
 
-        With `seconds_per_request`, sleep for that long and finish exactly one request.
+        A slow engine sleeps and finishes exactly one request.
         """
-        if self._seconds_per_request > 0.0 and self._queue:
-            time.sleep(self._seconds_per_request)
+        if self._sleep is not None and self._queue:
+            self._sleep()
             return [self._finish_first()]
         deadline = time.monotonic() + STEP_SECONDS
         finished: list[FinishedSample] = []

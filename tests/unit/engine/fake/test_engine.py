@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -277,7 +277,7 @@ def test_overflowing_step_can_be_retried(engine: FakeEngine) -> None:
 
 def test_seconds_per_op_delays_passes_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: slept.append(seconds))
     engine = FakeEngine(seconds_per_op=0.5)
     engine.create("a", SPEC)
     engine.run_passes([make_pass(), make_pass()])
@@ -289,3 +289,10 @@ def test_close_releases_everything(engine: FakeEngine) -> None:
     engine.close()
     assert not engine.has_adapter("a")
     assert engine.num_samples == 0
+
+
+def test_interrupt_ends_the_waits() -> None:
+    engine = FakeEngine(seconds_per_op=3600.0)
+    engine.create("a", SPEC)
+    engine.interrupt()
+    assert engine.optim_step("a", AdamParams())["step"] == 1.0

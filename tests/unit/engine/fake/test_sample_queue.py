@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ def test_started_request_can_be_cancelled(
 
 def test_slow_engine_finishes_one_request_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: slept.append(seconds))
     engine = FakeEngine(seconds_per_op=0.5)
     assert engine.step_samples() == []
     for job_id in "ab":
