@@ -29,7 +29,15 @@ def client(service: ServiceClient) -> TrainingClient:
     return service.create_lora_training_client(BASE_MODEL)
 
 
-def waits(server: StubServer, request_id: str) -> list[float]:
+def polled_id(server: StubServer, number: int) -> str:
+    """The request id of the n-th promise that was polled; the first one creates the model."""
+    polls = server.calls("retrieve_future")
+    return list(dict.fromkeys(call.message["request_id"] for call in polls))[number - 1]
+
+
+def waits(server: StubServer, number: int) -> list[float]:
+    """The pauses between polls of the n-th promise."""
+    request_id = polled_id(server, number)
     times = [
         call.arrived_at
         for call in server.calls("retrieve_future")
@@ -45,7 +53,7 @@ def test_immediate_responses_back_off(
     """The official client polls 67 times in 3 s."""
     server.inject("retrieve_future", Fault(status=status), times=times)
     client.optim_step(ADAM).result(TIMEOUT_SECONDS)
-    pauses = waits(server, "req-2")
+    pauses = waits(server, 2)
     assert len(pauses) == times
     assert sum(pauses) >= least
     assert pauses[-1] > 1.4 * pauses[0]
@@ -63,7 +71,7 @@ def test_poll_retry_after_is_honoured(server: StubServer, service: ServiceClient
     server.inject("retrieve_future", Fault(status=200, body=paused))
     server.inject("retrieve_future", Fault(status=429, headers={"retry-after-ms": "600"}))
     client.optim_step(ADAM).result(TIMEOUT_SECONDS)
-    first, second = waits(server, "req-2")
+    first, second = waits(server, 2)
     assert first >= 0.3
     assert second >= 0.6
 
@@ -76,7 +84,7 @@ def test_500_with_reason_fails_after_a_few_polls(
     server.inject("retrieve_future", Fault(status=500, body={"detail": "it broke"}), times=None)
     with pytest.raises(InternalServerError, match="it broke"):
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
-    assert len(waits(server, "req-2")) == 3
+    assert len(waits(server, 2)) == 3
 
 
 def test_polling_gives_up_after_outage_limit(server: StubServer, connect: Connect) -> None:
@@ -106,9 +114,9 @@ def test_failed_job_raises_immediately_with_category(
     with pytest.raises(RequestFailedError, match="it failed") as caught:
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert caught.value.category is category
-    assert caught.value.request_id == "req-2"
+    assert caught.value.request_id == polled_id(server, 2)
     assert caught.value.is_user_error is (category is RequestErrorCategory.User)
-    assert waits(server, "req-2") == []
+    assert waits(server, 2) == []
 
 
 @pytest.mark.parametrize(
@@ -148,7 +156,7 @@ def test_billing_issue_pauses_then_raises(server: StubServer, connect: Connect) 
     with pytest.raises(BillingError, match="no funds") as caught:
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert "billing" in (caught.value.hint or "")
-    assert sum(waits(server, "req-3")) >= 0.5
+    assert sum(waits(server, 3)) >= 0.5
 
 
 def test_billing_issue_can_raise_immediately(server: StubServer, connect: Connect) -> None:
@@ -156,7 +164,7 @@ def test_billing_issue_can_raise_immediately(server: StubServer, connect: Connec
     server.inject("retrieve_future", Fault(status=402), times=None)
     with pytest.raises(BillingError):
         client.optim_step(ADAM).result(TIMEOUT_SECONDS)
-    assert waits(server, "req-2") == []
+    assert waits(server, 2) == []
 
 
 # --- time limits ------------------------------------------------------------------------------
@@ -197,7 +205,7 @@ def test_paused_queue_is_reported_once_and_slows_polls(
         "no machines",
     )
     assert len(events.of(QueueChanged)) == 1
-    assert waits(server, "req-2")[0] >= 1.0
+    assert waits(server, 2)[0] >= 1.0
     assert [record.getMessage() for record in caplog.records].count(
         f"Training of {client.model_id} is paused: no machines"
     ) == 1

@@ -291,8 +291,10 @@ def test_expired_future_is_resubmitted_with_new_seq_id(
 
 
 def test_user_error_is_not_resubmitted(server: StubServer, sampler: SamplingClient) -> None:
-    with pytest.raises(RequestFailedError, match="99999"):
-        sampler.sample(ModelInput.from_ints([99999]), 1, SHORT).result(TIMEOUT_SECONDS)
+    failure = {"error": "the weights are gone", "category": "user"}
+    server.inject("retrieve_future", Fault(status=200, body=failure))
+    with pytest.raises(RequestFailedError, match="weights are gone"):
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0]
 
 
@@ -313,7 +315,8 @@ def test_lost_response_samples_once(server: StubServer, sampler: SamplingClient)
     server.inject("asample", Fault(drop_after=True))
     response = sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0]
-    assert response.sequences[0].sequence_id == "req-1:0"
+    [request_id] = {call.message["request_id"] for call in server.calls("retrieve_future")}
+    assert response.sequences[0].sequence_id == f"{request_id}:0"
 
 
 # --- invalid responses ------------------------------------------------------------------------
@@ -321,9 +324,11 @@ def test_lost_response_samples_once(server: StubServer, sampler: SamplingClient)
 
 def test_missing_sequence_ids_are_derived(server: StubServer, sampler: SamplingClient) -> None:
     sampler.sample(PROMPT, 2, SHORT).result(TIMEOUT_SECONDS)
-    server.inject("asample", Fault(status=200, body={"request_id": "req-1"}))
+    request_id = server.calls("retrieve_future")[0].message["request_id"]
+    server.inject("asample", Fault(status=200, body={"request_id": request_id}))
     response = sampler.sample(PROMPT, 2, SHORT).result(TIMEOUT_SECONDS)
-    assert [sequence.sequence_id for sequence in response.sequences] == ["req-1:0", "req-1:1"]
+    ids = [sequence.sequence_id for sequence in response.sequences]
+    assert ids == [f"{request_id}:0", f"{request_id}:1"]
 
 
 def test_wrong_number_of_sequences_is_typed_error(
@@ -331,7 +336,8 @@ def test_wrong_number_of_sequences_is_typed_error(
 ) -> None:
     """The official client uses assert here."""
     sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
-    promise = {"request_id": "req-1", "sample_sequence_ids": ["a", "b"]}
+    request_id = server.calls("retrieve_future")[0].message["request_id"]
+    promise = {"request_id": request_id, "sample_sequence_ids": ["a", "b"]}
     server.inject("asample", Fault(status=200, body=promise))
     with pytest.raises(APIResponseValidationError, match="announced 2 sequences but returned 1"):
         sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)

@@ -99,6 +99,8 @@ def test_chunk_metrics_are_reduced_by_suffix(server: StubServer, service: Servic
         )
         row = {"logprobs": TensorData.from_numpy(np.full(1, mean, dtype=np.float32))}
         made_up = ForwardBackwardOutput("ArrayRecord", [row] * size, values)
+        # Chunks arrive in order, so each gets the future that its result is made up for.
+        server.inject("forward_backward", Fault(status=200, body={"request_id": f"chunk-{index}"}))
         server.inject(
             "retrieve_future",
             Fault(
@@ -106,8 +108,7 @@ def test_chunk_metrics_are_reduced_by_suffix(server: StubServer, service: Servic
                 body=encode_forward_backward_output(made_up),
                 headers={"content-type": "application/x-protobuf"},
             ),
-            # create_model was req-1; the chunks follow.
-            match=lambda call, wanted=f"req-{index + 2}": call.message["request_id"] == wanted,
+            match=lambda call, wanted=f"chunk-{index}": call.message["request_id"] == wanted,
         )
     output = client.forward_backward([datum()] * NUM_DATUMS, "cross_entropy").result(
         TIMEOUT_SECONDS

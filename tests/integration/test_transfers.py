@@ -195,8 +195,12 @@ def test_training_checkpoint_is_downloaded_as_archive(
 
 
 def test_corrupt_archive_is_typed_error_and_leaves_nothing(
-    server: StubServer, service: ServiceClient, rest: RestClient, tmp_path: Path
+    serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
+    # A server without links to single files.
+    server = serve(dialect="tuft")
+    service = connect(server)
+    rest = service.rest_client()
     client = service.create_lora_training_client(BASE_MODEL)
     path = client.save_state("state").result(TIMEOUT_SECONDS).path
     server.inject("download", Fault(status=200, body=b"not a tar" * 100), times=None)
