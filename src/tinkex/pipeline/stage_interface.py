@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tinkex.errors import ConfigError
+from tinkex.schedules import learning_rate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ScheduleName = Literal["cosine", "constant"]
 OptimizerName = Literal["adamw", "muon"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPosition:
+    """Position in the data: `index` micro-batches of `epoch` are done, over all ranks."""
+
+    epoch: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateWindow:
+    """The micro-batches of one update, and the position after it."""
+
+    epoch: int
+    indexes: range
+    after: DataPosition
+
+
+def next_window(position: DataPosition, num_batches: int, batches_per_update: int) -> UpdateWindow:
+    """Return the window of the next update; the last one of an epoch may be smaller."""
+    end = min(position.index + batches_per_update, num_batches)
+    after = replace(position, index=end)
+    if end >= num_batches:
+        after = DataPosition(epoch=position.epoch + 1)
+    return UpdateWindow(epoch=position.epoch, indexes=range(position.index, end), after=after)
+
+
+def count_updates(
+    position: DataPosition, epochs: int, num_batches: Callable[[int], int], batches_per_update: int
+) -> int:
+    """Return the number of updates from a position to the end of the last epoch."""
+    if position.epoch >= epochs:
+        return 0
+    first = math.ceil((num_batches(position.epoch) - position.index) / batches_per_update)
+    rest = range(position.epoch + 1, epochs)
+    return max(0, first) + sum(math.ceil(num_batches(epoch) / batches_per_update) for epoch in rest)
 
 
 class MicroBatch(Protocol):
@@ -172,6 +211,29 @@ class TrainPlan:
         if self.min_learning_rate is None:
             return self.learning_rate / 10
         return self.min_learning_rate
+
+    def lr_factor(self, step: int, total_steps: int) -> float:
+        """Return the learning rate of the update after `step` others, relative to its peak.
+
+        Optimizer parameter groups have different peaks and share this factor.
+        """
+        peak = self.learning_rate
+        return learning_rate(
+            step,
+            peak=1.0,
+            warmup=self.warmup_steps,
+            total=total_steps,
+            kind=self.schedule,
+            floor=self.final_learning_rate / peak if peak else 1.0,
+        )
+
+    def is_save_due(self, step: int) -> bool:
+        """Return True if a checkpoint is due after `step` updates."""
+        return bool(self.save_interval) and step % self.save_interval == 0
+
+    def is_evaluation_due(self, step: int) -> bool:
+        """Return True if an evaluation is due: before the first update and at every interval."""
+        return step == 0 or (bool(self.eval_interval) and step % self.eval_interval == 0)
 
 
 _NOT_NEGATIVE = (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tinkex.errors import CheckpointError
-from tinkex.pipeline.schedule import DataPosition
+from tinkex.pipeline.stage_interface import DataPosition
 
 #: Metrics whose name has one of these are better when they are higher.
 _HIGHER_IS_BETTER = ("accuracy", "match", "reward", "margin")

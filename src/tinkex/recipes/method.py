@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from functools import lru_cache
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from tinkex.client.config import Config
 from tinkex.client.future import APIFuture
@@ -16,7 +19,6 @@ from tinkex.data.rendering import RenderedExample, Renderer
 from tinkex.errors import InvalidInput, NotFoundError
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.run_directory import SavedProgress
-from tinkex.recipes.schedule import RowBatch, batch_at
 from tinkex.settings import HOSTED_BASE_URL
 from tinkex.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
 from tinkex.units import format_count
@@ -187,6 +189,43 @@ class RecipeMethod(ABC, Generic[PlanT, RowT]):
         """The rows of a step."""
         plan = self.context.plan
         return batch_at(step, len(self.rows), plan.batch_size, plan.seed)
+
+
+class RowBatch(NamedTuple):
+    """The rows of one step."""
+
+    epoch: int
+    """Counted from 0."""
+    rows: Sequence[int]
+
+
+def count_steps(num_rows: int, batch_size: int, epochs: int, steps: int | None) -> int:
+    """Return the number of steps of a run; `steps` takes precedence over `epochs`."""
+    return steps if steps is not None else epochs * steps_per_epoch(num_rows, batch_size)
+
+
+def steps_per_epoch(num_rows: int, batch_size: int) -> int:
+    """Return the number of batches per epoch; the last one may be smaller."""
+    return math.ceil(num_rows / batch_size)
+
+
+def batch_at(step: int, num_rows: int, batch_size: int, seed: int) -> RowBatch:
+    """Return the rows of a step counted from 0; seed and epoch determine the shuffle."""
+    epoch, index = divmod(step, steps_per_epoch(num_rows, batch_size))
+    order = _epoch_order(num_rows, seed, epoch)
+    return RowBatch(epoch, order[index * batch_size : (index + 1) * batch_size])
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(num_rows))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def derive_seed(seed: int, *parts: object) -> int:
+    """Derive a seed from the run's seed and any number of parts."""
+    return random.Random("/".join(map(str, (seed, *parts)))).getrandbits(31)
 
 
 def iter_batches(num_rows: int, batch_size: int) -> Iterator[Sequence[int]]:

@@ -13,7 +13,7 @@ import msgspec
 
 from tinkex.errors import InvalidInput
 from tinkex.ids import check_name, parse_tinker_path
-from tinkex.recipes.schedule import SCHEDULES, Schedule
+from tinkex.schedules import SCHEDULE_KINDS, ScheduleKind
 from tinkex.types.optimizers import check_range
 
 RlLoss = Literal["importance_sampling", "ppo", "cispo"]
@@ -48,7 +48,7 @@ class Plan:
     """How many rows go into one step."""
     learning_rate: float = 1e-4
     """The largest learning rate."""
-    schedule: Schedule = "linear"
+    schedule: ScheduleKind = "linear"
     """What follows the warm-up."""
     warmup: float = 0.0
     """Below 1 a share of all steps, otherwise a number of steps."""
@@ -78,8 +78,8 @@ class Plan:
             parse_tinker_path(self.start_from)
         if self.name is not None:
             check_name(self.name)
-        if self.schedule not in SCHEDULES:
-            known = ", ".join(SCHEDULES)
+        if self.schedule not in SCHEDULE_KINDS:
+            known = ", ".join(SCHEDULE_KINDS)
             raise InvalidInput(f"schedule is {self.schedule!r}; expected one of {known}")
         for name in ("rank", "epochs", "batch_size", "sample_tokens"):
             check_range(name, getattr(self, name), at_least=1)
@@ -144,7 +144,7 @@ class RlPlan(Plan):
     kind: ClassVar[str] = "rl"
 
     learning_rate: float = 1e-5
-    schedule: Schedule = "constant"
+    schedule: ScheduleKind = "constant"
     reward: str
     """The reward function: FILE.py:FUNCTION."""
     group_size: int = 8

@@ -20,10 +20,16 @@ from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
 from tinkex.data.rows import PromptRow, parse_prompt
 from tinkex.errors import APIResponseValidationError, InvalidInput
-from tinkex.recipes.method import NoticeFn, RecipeContext, RecipeMethod, SubmittedStep, iter_batches
+from tinkex.recipes.method import (
+    NoticeFn,
+    RecipeContext,
+    RecipeMethod,
+    SubmittedStep,
+    derive_seed,
+    iter_batches,
+)
 from tinkex.recipes.plan import RlPlan
 from tinkex.recipes.run import RecipeData, Run, RunOptions, log_notice
-from tinkex.recipes.schedule import derive_seed
 from tinkex.types import (
     AdamParams,
     Datum,

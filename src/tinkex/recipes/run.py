@@ -22,6 +22,7 @@ from tinkex.recipes.method import (
     RecipeContext,
     RecipeMethod,
     SubmittedStep,
+    count_steps,
     create_training_client,
     find_max_tokens,
     server_identity,
@@ -37,7 +38,7 @@ from tinkex.recipes.report import (
     generate_samples,
 )
 from tinkex.recipes.run_directory import RunDirectory, SavedProgress
-from tinkex.recipes.schedule import count_steps, learning_rate, warmup_steps
+from tinkex.schedules import learning_rate, warmup_steps
 from tinkex.types import AdamParams, SaveWeightsResponse
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -209,10 +210,10 @@ class Run(Generic[PlanT, RowT]):
         plan = self.plan
         rate = learning_rate(
             step,
-            self.total,
             peak=plan.learning_rate,
-            num_warmup=warmup_steps(plan.warmup, self.total),
-            schedule=plan.schedule,
+            warmup=warmup_steps(plan.warmup, self.total),
+            total=self.total,
+            kind=plan.schedule,
         )
         adam = AdamParams(
             learning_rate=rate, grad_clip_norm=plan.grad_clip_norm, weight_decay=plan.weight_decay

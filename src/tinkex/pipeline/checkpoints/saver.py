@@ -30,7 +30,6 @@ from tinkex.pipeline.checkpoints.step_files import (
 )
 from tinkex.pipeline.distributed import DistributedContext
 from tinkex.pipeline.optimizers import CombinedOptimizer
-from tinkex.pipeline.schedule import is_save_due
 from tinkex.pipeline.stage_interface import Stage, TrainPlan
 from tinkex.pipeline.train_state import TrainState
 from tinkex.pipeline.trainer_lock import lock_directory
@@ -249,7 +248,7 @@ class Saver:
         self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, is_due: bool
     ) -> None:
         """Save a step for its number, or because something else made it due on all ranks."""
-        if is_due or is_save_due(self._plan, state.global_step):
+        if is_due or self._plan.is_save_due(state.global_step):
             self.save(state, optimizer, rng)
 
     def wait_for_copy(self) -> None:

@@ -14,15 +14,14 @@ from tinkex.pipeline.checkpoints.resume import RestoreTarget, choose_checkpoint,
 from tinkex.pipeline.checkpoints.saver import Saver
 from tinkex.pipeline.distributed import DistributedContext, RankFailed, init_distributed
 from tinkex.pipeline.optimizers import make_optimizer
-from tinkex.pipeline.schedule import (
-    Schedule,
+from tinkex.pipeline.stage_interface import (
+    Stage,
+    TrainPlan,
+    TrainResult,
     UpdateWindow,
     count_updates,
-    is_evaluation_due,
-    make_schedule,
     next_window,
 )
-from tinkex.pipeline.stage_interface import Stage, TrainPlan, TrainResult
 from tinkex.pipeline.train.metrics import MetricSink
 from tinkex.pipeline.train.signals import STOP_SIGNALS, StopRequest, catch_signals
 from tinkex.pipeline.train.update import (
@@ -88,7 +87,6 @@ class _TrainingRun:
         self._config = describe_run(stage, plan, ranks.world_size)
         self._saver = Saver(stage, plan, ranks, self._config)
         self._batches_per_update = plan.accumulation_steps * ranks.world_size
-        self._schedule = Schedule()
         self._metric_names: list[str] | None = None
         self._stopped_by: int | None = None
         self._tokens_since, self._seconds_since = 0, 0.0
@@ -113,7 +111,6 @@ class _TrainingRun:
         total = state.global_step + left
         state.total_steps = min(total, plan.max_steps) if plan.max_steps else total
         state.world_size = ranks.world_size
-        self._schedule = make_schedule(plan, state.total_steps)
         self._rng = capture_rng()
         self._sink.start(state.global_step, state.total_steps)
         self._stage.model.train()
@@ -222,7 +219,9 @@ class _TrainingRun:
         norm = 0.0
         check_loss(total.loss, self._state.global_step)
         self._saver.wait_for_copy()
-        self._optimizer.set_lr_factor(self._schedule.factor(self._state.global_step))
+        self._optimizer.set_lr_factor(
+            self._plan.lr_factor(self._state.global_step, self._state.total_steps)
+        )
         if total.weight:
             params = self._optimizer.parameters
             self._ranks.all_reduce_gradients(params)
@@ -261,7 +260,7 @@ class _TrainingRun:
     def _evaluate_if_due(self) -> bool:
         """Look at held-out data if it is time; True when the weights are the best so far."""
         state = self._state
-        is_due = is_evaluation_due(self._plan, state.global_step)
+        is_due = self._plan.is_evaluation_due(state.global_step)
         if not is_due or state.evaluated_step == state.global_step:
             return False
         return self._evaluate()

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tinkex.nn.adamw import NonFiniteGradient
 from tinkex.pipeline.distributed import DistributedContext
-from tinkex.pipeline.schedule import UpdateWindow
-from tinkex.pipeline.stage_interface import Stage, StageLoss
+from tinkex.pipeline.stage_interface import Stage, StageLoss, UpdateWindow
 
 _CLIP_EPS = 1e-6
 

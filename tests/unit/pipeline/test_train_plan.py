@@ -7,29 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.schedule import (
+from tinkex.pipeline.stage_interface import (
     DataPosition,
-    Schedule,
+    TrainPlan,
+    TrainResult,
     count_updates,
-    is_evaluation_due,
-    is_save_due,
-    make_schedule,
     next_window,
 )
-from tinkex.pipeline.stage_interface import TrainPlan, TrainResult
 
 
-def test_warm_up_rises_by_updates_and_reaches_the_peak() -> None:
-    schedule = Schedule(warmup_steps=4, total_steps=20)
-    assert [schedule.factor(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+def factors(plan: TrainPlan, total_steps: int, steps: range) -> list[float]:
+    return [plan.lr_factor(step, total_steps) for step in steps]
 
 
-def test_cosine_falls_from_the_peak_to_its_final_share() -> None:
-    schedule = Schedule(total_steps=10, final_factor=0.1)
-    assert schedule.factor(0) == 1.0
-    assert schedule.factor(5) == pytest.approx(0.55)
-    assert schedule.factor(10) == pytest.approx(0.1)
-    assert schedule.factor(99) == pytest.approx(0.1)
+def test_lr_factor_warms_up_to_the_peak() -> None:
+    plan = TrainPlan(out_dir=Path("out"), warmup_steps=4)
+    assert factors(plan, 20, range(5)) == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_cosine_decays_to_the_final_learning_rate() -> None:
+    plan = TrainPlan(out_dir=Path("out"), learning_rate=0.5)
+    assert factors(plan, 10, range(1)) == [1.0]
+    assert factors(plan, 10, range(5, 6)) == [pytest.approx(0.55)]
+    assert factors(plan, 10, range(10, 100, 89)) == [pytest.approx(0.1), pytest.approx(0.1)]
 
 
 @given(
@@ -38,22 +38,25 @@ def test_cosine_falls_from_the_peak_to_its_final_share() -> None:
     total=st.integers(1, 200),
     final=st.floats(0.0, 1.0),
 )
-def test_no_share_is_above_the_peak_or_below_nothing(
+def test_lr_factor_is_between_zero_and_one(
     step: int, warmup: int, total: int, final: float
 ) -> None:
-    schedule = Schedule(warmup_steps=warmup, total_steps=total, final_factor=final)
-    assert 0.0 <= schedule.factor(step) <= 1.0 + 1e-12
+    plan = TrainPlan(
+        out_dir=Path("out"), learning_rate=1.0, min_learning_rate=final, warmup_steps=warmup
+    )
+    assert 0.0 <= plan.lr_factor(step, total) <= 1.0 + 1e-12
 
 
-def test_constant_stays() -> None:
-    assert Schedule(name="constant", total_steps=3).factor(100) == 1.0
+def test_constant_schedule_stays_at_the_peak() -> None:
+    plan = TrainPlan(out_dir=Path("out"), schedule="constant")
+    assert plan.lr_factor(100, 3) == 1.0
 
 
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
 )
-def test_windows_take_every_batch_once_even_when_their_width_changes(
+def test_windows_cover_every_batch_once_when_their_width_changes(
     sizes: list[int], widths: list[int]
 ) -> None:
     position, taken, number = DataPosition(), [], 0
@@ -70,7 +73,7 @@ def test_windows_take_every_batch_once_even_when_their_width_changes(
     width=st.integers(1, 9),
     done=st.integers(0, 20),
 )
-def test_the_updates_that_are_left_are_those_that_follow(
+def test_count_updates_counts_the_remaining_windows(
     sizes: list[int], width: int, done: int
 ) -> None:
     position, total = (
@@ -83,20 +86,19 @@ def test_the_updates_that_are_left_are_those_that_follow(
     assert left == total - min(done, total)
 
 
-def test_a_plan_says_when_to_save_and_to_evaluate() -> None:
+def test_save_and_evaluation_intervals() -> None:
     plan = TrainPlan(out_dir=Path("out"), save_interval=3, eval_interval=4)
-    assert [step for step in range(1, 10) if is_save_due(plan, step)] == [3, 6, 9]
-    assert [step for step in range(10) if is_evaluation_due(plan, step)] == [0, 4, 8]
+    assert [step for step in range(1, 10) if plan.is_save_due(step)] == [3, 6, 9]
+    assert [step for step in range(10) if plan.is_evaluation_due(step)] == [0, 4, 8]
     seldom = TrainPlan(out_dir=Path("out"), save_interval=0, eval_interval=0)
-    assert not any(is_save_due(seldom, step) for step in range(1, 10))
-    assert [step for step in range(10) if is_evaluation_due(seldom, step)] == [0]
+    assert not any(seldom.is_save_due(step) for step in range(1, 10))
+    assert [step for step in range(10) if seldom.is_evaluation_due(step)] == [0]
 
 
-def test_a_plan_has_its_defaults_from_other_values() -> None:
+def test_defaults_derived_from_other_fields() -> None:
     plan = TrainPlan(out_dir=Path("out"), learning_rate=0.5)
     assert plan.checkpoint_root == Path("out/checkpoints")
     assert plan.final_learning_rate == pytest.approx(0.05)
-    assert make_schedule(plan, 10).final_factor == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +112,13 @@ def test_a_plan_has_its_defaults_from_other_values() -> None:
         {"optimizer": "sgd"},
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused_by_name(wrong: dict[str, object]) -> None:
+def test_invalid_values_are_rejected_with_the_field_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TrainPlan(out_dir=Path("out"), **wrong)  # type: ignore[arg-type]
 
 
-def test_the_exit_code_tells_of_the_signal() -> None:
-    def ended(stopped_by: int | None) -> TrainResult:
+def test_exit_code_reflects_the_stop_signal() -> None:
+    def stopped(stopped_by: int | None) -> TrainResult:
         return TrainResult(
             stage="sft",
             steps=1,
@@ -128,4 +130,4 @@ def test_the_exit_code_tells_of_the_signal() -> None:
             stopped_by=stopped_by,
         )
 
-    assert [ended(number).exit_code for number in (None, 2, 15)] == [0, 130, 143]
+    assert [stopped(number).exit_code for number in (None, 2, 15)] == [0, 130, 143]
