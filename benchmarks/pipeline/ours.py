@@ -54,14 +54,14 @@ class _TimedMetrics:
 @contextmanager
 def _note_waits(timeline: Timeline) -> Iterator[None]:
     # The loop tells nobody how long it waits: outside of a benchmark nobody asks.
-    let_change = Saver.wait_for_copy
+    wait_for_copy = Saver.wait_for_copy
 
     def timed(saver: Saver) -> None:
         started = time.perf_counter()
-        let_change(saver)
+        wait_for_copy(saver)
         timeline.waits.append(time.perf_counter() - started)
 
-    with patch.object(Saver, "let_change", timed):
+    with patch.object(Saver, "wait_for_copy", timed):
         yield
 
 

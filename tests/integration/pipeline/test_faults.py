@@ -151,13 +151,13 @@ def test_the_latest_step_is_found_although_the_listed_ones_were_pruned(
     old = write_step(tmp_path, 1, content)
     check = step_directory.find_step_problem
 
-    def prune_first(path: Path, *, is_deep: bool = False) -> str | None:
+    def prune_first(path: Path, *, verify_digests: bool = False) -> str | None:
         if old.is_dir():
             write_step(tmp_path, 2, content)
             shutil.rmtree(old)
-        return check(path, verify_digests=is_deep)
+        return check(path, verify_digests=verify_digests)
 
-    monkeypatch.setattr(step_directory, "problem_of", prune_first)
+    monkeypatch.setattr(step_directory, "find_step_problem", prune_first)
     found = latest_step(tmp_path)
     assert found is not None
     assert found.name == "step_00000002"

@@ -77,14 +77,14 @@ def test_time_makes_a_save_due(tmp_path: Path) -> None:
 
 def test_the_weights_wait_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "usual", save_interval=1, keep_last_checkpoints=0)
-    take = TensorSnapshot.copy_tree
+    copy_tree = TensorSnapshot.copy_tree
 
     def late(self: TensorSnapshot, tree: Any) -> Any:
         # Long enough for the loop to take its next update, if nothing made it wait.
         time.sleep(0.05)
-        return take(self, tree)
+        return copy_tree(self, tree)
 
-    monkeypatch.setattr(TensorSnapshot, "take", late)
+    monkeypatch.setattr(TensorSnapshot, "copy_tree", late)
     run(tmp_path / "late", save_interval=1, keep_last_checkpoints=0)
     for step, path in list_steps(tmp_path / "usual" / "checkpoints"):
         twin = tmp_path / "late" / "checkpoints" / path.name

@@ -205,7 +205,7 @@ def summed_logprob(model: Any, tokens: Tensor, targets: Tensor, counted: Tensor)
 
 
 def dpo_by_hand(policy: Any, reference: Any, batch: Any, beta: float) -> Tensor:
-    columns = (batch.tokens_T, batch.targets_T, batch.counted_T)
+    columns = (batch.tokens_T, batch.targets_T, batch.loss_mask_T)
     parts = list(zip(*(column.split(batch.lengths) for column in columns), strict=True))
     total = torch.zeros((), dtype=torch.float64)
     for better, other in zip(parts[::2], parts[1::2], strict=True):
