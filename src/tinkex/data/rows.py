@@ -1,38 +1,82 @@
-"""Rows that recipes learn from: the layouts of `tinkex.data.layouts`, each read into one value."""
+"""Rows of training data, parsed from JSON.
+
+Fine-tuning recipes (`parse_sft`, `parse_preference`, `parse_prompt`) render conversations with the
+model's own chat template, so they accept any role and keep extra message fields. Pipeline stages
+(`STAGE_PARSERS`) render ChatML, and accept more layouts but only its roles.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tinkex.data import layouts
 from tinkex.data.jsonl import truncated_repr
+from tinkex.data.layouts import (
+    MESSAGE_LIST_FIELDS,
+    PREFERENCE_FIELDS,
+    Messages,
+    check_mapping,
+    check_no_special_tokens,
+    find_conversation,
+    find_preference_fields,
+    format_field_names,
+    get_text_field,
+    parse_chatml_message,
+    parse_messages,
+    parse_template_message,
+    parse_tools,
+    require_assistant,
+)
 from tinkex.errors import InvalidInput
 
-Messages: TypeAlias = tuple[Mapping[str, Any], ...]
-#: Plain text, or a conversation that the model is to go on with.
+#: Plain text, or a conversation for the model to continue.
 Prompt: TypeAlias = str | Messages
 
-_CHAT_LAYOUT = '{"messages": [{"role": ..., "content": ...}, ...]}'
 _SFT_LAYOUT = (
-    f'{_CHAT_LAYOUT}, "conversations", "instruction"/"output", "question"/"answer" or '
-    '{"prompt": text, "completion": text}'
+    '{"messages": [{"role": ..., "content": ...}, ...]}, "conversations", '
+    '"instruction"/"output", "question"/"answer" or {"prompt": text, "completion": text}'
 )
-_PAIR_LAYOUT = '{"prompt": text or messages, "chosen": text, "rejected": text}'
+_PREFERENCE_LAYOUT = '{"prompt": text or messages, "chosen": text, "rejected": text}'
 _PROMPT_LAYOUT = '{"prompt": text or messages, ...}'
+_TEXT_LAYOUT = '{"text": ...} or {"ids": [...]}'
+_CONVERSATION_LAYOUT = (
+    '{"conversations": [{"role": ..., "content": ...}, ...]}, "messages", '
+    '"instruction"/"output", "question"/"answer" or "prompt"/"completion"'
+)
+_PAIR_LAYOUT = (
+    '{"chosen": messages, "rejected": messages}, or "prompt" with "chosen" and "rejected" '
+    'or "preferred" and "other"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """Plain text for pretraining, or its token ids."""
+
+    text: str
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """A conversation; what the assistant says is learned."""
+    """A conversation; the assistant's messages are the training targets."""
 
     messages: Messages
+    tools: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPairRow:
+    """Two conversations, the first of which is preferred."""
+
+    chosen: ChatRow
+    rejected: ChatRow
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCompletionRow:
-    """A text and how it goes on; the completion is learned."""
+    """A text prompt and its completion; the completion is the training target."""
 
     prompt: str
     completion: str
@@ -40,7 +84,7 @@ class PromptCompletionRow:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRow:
-    """Two answers to a prompt, of which the first is the better one."""
+    """Two answers to one prompt, the first of which is preferred."""
 
     prompt: Prompt
     chosen: str
@@ -49,123 +93,172 @@ class PreferenceRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """A prompt to be answered, and all that the reward function may look at."""
+    """A prompt to sample from, and the row's fields for the reward function."""
 
     prompt: Prompt
     fields: Mapping[str, Any]
 
 
+StageRow: TypeAlias = TextRow | ChatRow | ChatPairRow
+
+
+# --- fine-tuning recipes --------------------------------------------------------------------
+
+
 def parse_sft(value: Any) -> ChatRow | PromptCompletionRow:
-    """A row to learn from: a conversation in any layout, or a prompt and its completion."""
-    row = layouts.check_mapping(value, _SFT_LAYOUT)
-    name = layouts.find_message_list_field(row)
-    if name is not None:
-        return _require_assistant(_messages(name, row[name], _CHAT_LAYOUT))
-    if (
-        "prompt" not in row
-        and (turns := layouts.to_prompt_response_messages(row, _SFT_LAYOUT)) is not None
-    ):
-        return _require_assistant(_messages("row", turns, _SFT_LAYOUT))
+    """Parse a conversation in any layout, or a prompt and its completion."""
+    row = check_mapping(value, _SFT_LAYOUT)
+    # A prompt beside a completion is plain text here, not a conversation of two messages.
+    if "prompt" not in row or any(name in row for name in MESSAGE_LIST_FIELDS):
+        messages = find_conversation(row, _SFT_LAYOUT, parse_template_message)
+        if messages is not None:
+            return ChatRow(require_assistant(messages))
     prompt, completion = (
-        layouts.get_text_field(row, name, _SFT_LAYOUT) for name in ("prompt", "completion")
+        get_text_field(row, name, _SFT_LAYOUT) for name in ("prompt", "completion")
     )
     if not completion:
         raise InvalidInput("completion is empty, so there is nothing to learn")
     return PromptCompletionRow(prompt, completion)
 
 
-def _require_assistant(messages: Messages) -> ChatRow:
-    if not any(message["role"] == "assistant" for message in messages):
-        raise InvalidInput("no message has the role 'assistant', so there is nothing to learn")
-    return ChatRow(messages)
-
-
 def parse_preference(value: Any) -> PreferenceRow:
-    """A row with two answers to compare."""
-    row = layouts.check_mapping(value, _PAIR_LAYOUT)
-    names = layouts.find_preference_fields(row) or layouts.PREFERENCE_FIELDS[0]
+    """Parse a prompt with two answers, or two conversations that differ in the last message."""
+    row = check_mapping(value, _PREFERENCE_LAYOUT)
+    names = find_preference_fields(row) or PREFERENCE_FIELDS[0]
     if "prompt" not in row and all(isinstance(row.get(name), list) for name in names):
-        return _split_pair(row, names)
-    prompt = _prompt(row, _PAIR_LAYOUT)
-    chosen, rejected = (_answer(row, name) for name in names)
-    return _require_different(PreferenceRow(prompt, chosen, rejected), names)
+        prompt, answers = _split_conversations(row, names)
+    else:
+        prompt = _parse_prompt_field(row, _PREFERENCE_LAYOUT)
+        answers = [_parse_answer(row, name) for name in names]
+    if answers[0] == answers[1]:
+        raise InvalidInput(f"{names[0]} and {names[1]} are the same: {truncated_repr(answers[0])}")
+    return PreferenceRow(prompt, *answers)
 
 
-def _split_pair(row: Mapping[str, Any], names: tuple[str, str]) -> PreferenceRow:
-    """Two whole conversations, which may differ only in their last message."""
-    chosen, rejected = (_messages(name, row[name], _PAIR_LAYOUT) for name in names)
+def parse_prompt(value: Any) -> PromptRow:
+    """Parse a prompt to sample from; all fields of the row are passed to the reward function."""
+    row = check_mapping(value, _PROMPT_LAYOUT)
+    return PromptRow(_parse_prompt_field(row, _PROMPT_LAYOUT), row)
+
+
+def _split_conversations(
+    row: Mapping[str, Any], names: tuple[str, str]
+) -> tuple[Messages, list[str]]:
+    """Split two conversations into their common messages and the two last answers."""
+    chosen, rejected = (parse_messages(name, row[name], parse_template_message) for name in names)
     if not chosen[:-1] or chosen[:-1] != rejected[:-1]:
         raise InvalidInput(
             f"{names[0]} and {names[1]} must be the same conversation up to their last message"
         )
-    last = {name: [found[-1]] for name, found in zip(names, (chosen, rejected), strict=True)}
-    answers = [_answer(last, name) for name in names]
-    return _require_different(PreferenceRow(chosen[:-1], *answers), names)
+    last = {names[0]: [chosen[-1]], names[1]: [rejected[-1]]}
+    return chosen[:-1], [_parse_answer(last, name) for name in names]
 
 
-def _require_different(row: PreferenceRow, names: tuple[str, str]) -> PreferenceRow:
-    if row.chosen == row.rejected:
-        raise InvalidInput(f"{names[0]} and {names[1]} are the same: {truncated_repr(row.chosen)}")
-    return row
-
-
-def parse_prompt(value: Any) -> PromptRow:
-    """A row to be answered and rewarded."""
-    row = layouts.check_mapping(value, _PROMPT_LAYOUT)
-    return PromptRow(_prompt(row, _PROMPT_LAYOUT), row)
-
-
-def _prompt(row: Mapping[str, Any], expected: str) -> Prompt:
+def _parse_prompt_field(row: Mapping[str, Any], expected: str) -> Prompt:
     if isinstance(row.get("prompt"), list):
-        return _messages("prompt", row["prompt"], expected)
-    prompt = layouts.get_text_field(row, "prompt", expected)
+        return parse_messages("prompt", row["prompt"], parse_template_message)
+    prompt = get_text_field(row, "prompt", expected)
     if not prompt:
         raise InvalidInput("prompt is empty; expected text or messages")
     return prompt
 
 
-def _answer(row: Mapping[str, Any], name: str) -> str:
-    """An answer as text; a list of one assistant message is taken too, as many data sets have."""
-    given = row.get(name)
-    if isinstance(given, list) and len(given) == 1:
-        given = _messages(name, given, _PAIR_LAYOUT)[0].get("content")
-    if name in row and not isinstance(given, str):
+def _parse_answer(row: Mapping[str, Any], name: str) -> str:
+    """Return an answer as text; many data sets wrap it in a list of one assistant message."""
+    value = row.get(name)
+    if isinstance(value, list) and len(value) == 1:
+        value = parse_messages(name, value, parse_template_message)[0].get("content")
+    if name in row and not isinstance(value, str):
         raise InvalidInput(f"{name} is {truncated_repr(row[name])}; expected text")
-    answer = given if isinstance(given, str) else layouts.get_text_field(row, name, _PAIR_LAYOUT)
+    answer = value if isinstance(value, str) else get_text_field(row, name, _PREFERENCE_LAYOUT)
     if not answer:
         raise InvalidInput(f"{name} is empty; expected an answer")
     return answer
 
 
-def _messages(name: str, given: Any, expected: str) -> Messages:
-    if not isinstance(given, list) or not given:
-        raise InvalidInput(f"{name} is {truncated_repr(given)}; expected {expected}")
-    return tuple(_message(f"{name}[{index}]", message) for index, message in enumerate(given))
+# --- pipeline stages ------------------------------------------------------------------------
 
 
-def _message(where: str, given: Any) -> Mapping[str, Any]:
-    """A message with role and content; further fields are kept for the chat template."""
-    if not isinstance(given, dict):
-        raise InvalidInput(f"{where} is {truncated_repr(given)}; expected a role and a content")
-    message = _normalize_message(given)
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise InvalidInput(f"{where} has no role such as 'user' or 'assistant'")
-    has_calls = content is None and bool(message.get("tool_calls"))
-    if not has_calls and not isinstance(content, str | list):
-        raise InvalidInput(f"{where} has the content {truncated_repr(content)}; expected text")
-    return message
+def parse_text_row(value: Any) -> TextRow:
+    """Parse a row of plain text or token ids."""
+    row = check_mapping(value, _TEXT_LAYOUT)
+    ids = row.get("ids")
+    if ids is not None:
+        if not isinstance(ids, list) or not ids or not all(_is_token_id(token) for token in ids):
+            raise InvalidInput(f"ids is {truncated_repr(ids)}; expected a list of tokens")
+        return TextRow("", tuple(ids))
+    text = get_text_field(row, "text", _TEXT_LAYOUT)
+    if not text.strip():
+        raise InvalidInput("text is empty; expected something to learn from")
+    return TextRow(check_no_special_tokens("text", text))
 
 
-def _normalize_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of ShareGPT ("from", "value") as one with role and content."""
-    is_own = "role" in message
-    role = message.get("role" if is_own else "from")
-    if isinstance(role, str):
-        # A template may know a role "developer" or "function" of its own.
-        role = (layouts.ROLE_ALIASES if is_own else layouts.SHAREGPT_ROLES).get(role, role)
-    if is_own and role == message["role"] and "value" not in message:
-        return message
-    content = message.get("content", message.get("value"))
-    rest = {name: message[name] for name in message if name not in {"from", "value"}}
-    return rest | {"role": role, "content": content}
+def parse_chat_row(value: Any) -> ChatRow:
+    """Parse a conversation in any layout."""
+    row = check_mapping(value, _CONVERSATION_LAYOUT)
+    messages = find_conversation(row, _CONVERSATION_LAYOUT, parse_chatml_message)
+    if messages is None:
+        raise InvalidInput(f"found {_describe_fields(row)}; expected {_CONVERSATION_LAYOUT}")
+    require_assistant(messages)
+    return ChatRow(messages, parse_tools(row, messages))
+
+
+def parse_chat_pair_row(value: Any) -> ChatPairRow:
+    """Parse a preferred and a rejected conversation, or a prompt with two answers."""
+    row = check_mapping(value, _PAIR_LAYOUT)
+    names = find_preference_fields(row)
+    if names is None:
+        raise InvalidInput(f"found {_describe_fields(row)}; expected {_PAIR_LAYOUT}")
+    prompt = _parse_prompt_messages(row.get("prompt"))
+    chosen, rejected = (_append_answer(prompt, name, row[name]) for name in names)
+    if chosen == rejected:
+        raise InvalidInput(f"{names[0]} and {names[1]} are the same, so nothing is preferred")
+    for name, messages in zip(names, (chosen, rejected), strict=True):
+        if messages[-1]["role"] != "assistant":
+            raise InvalidInput(f"{name} does not end with a message of the assistant")
+    tools = parse_tools(row, chosen)
+    return ChatPairRow(ChatRow(chosen, tools), ChatRow(rejected, tools))
+
+
+def parse_any_row(value: Any) -> StageRow:
+    """Parse a row of any stage; the tokenizer is trained on all of them."""
+    expected = f"{_TEXT_LAYOUT}, {_CONVERSATION_LAYOUT}, or {_PAIR_LAYOUT}"
+    row = check_mapping(value, expected)
+    if "text" in row or "ids" in row:
+        return parse_text_row(row)
+    if any(name in row for name in ("chosen", "preferred")):
+        return parse_chat_pair_row(row)
+    return parse_chat_row(row)
+
+
+#: The row parser of each pipeline stage.
+STAGE_PARSERS: Mapping[str, Callable[[Any], StageRow]] = {
+    "pretrain": parse_text_row,
+    "sft": parse_chat_row,
+    "dpo": parse_chat_pair_row,
+    "r1": parse_chat_row,
+}
+
+
+def _parse_prompt_messages(prompt: Any) -> Messages:
+    if prompt is None or prompt == "":
+        return ()
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    return parse_messages("prompt", prompt, parse_chatml_message)
+
+
+def _append_answer(prompt: Messages, name: str, answer: Any) -> Messages:
+    if isinstance(answer, str):
+        if not prompt:
+            raise InvalidInput(f"{name} is text, but the row has no prompt")
+        answer = [{"role": "assistant", "content": answer}]
+    return (*prompt, *parse_messages(name, answer, parse_chatml_message))
+
+
+def _is_token_id(token: object) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and token >= 0
+
+
+def _describe_fields(row: Mapping[str, Any]) -> str:
+    return f"the fields {format_field_names(row)}" if row else "no fields"

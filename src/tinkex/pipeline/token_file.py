@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tinkex.data.chatml import render_spans
 from tinkex.data.jsonl import JsonlLine, digest_file, parse_line, read_lines
-from tinkex.data.stage_rows import STAGE_PARSERS, ConversationRow, PreferencePairRow, TextRow
+from tinkex.data.rows import STAGE_PARSERS, ChatRow, StageRow, TextRow
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.system.atomic import new_directory, remove_directory
@@ -151,9 +151,7 @@ def open_token_file(
     return TokenFile(folder)
 
 
-def encode_rows(
-    rows: Sequence[TextRow | ConversationRow | PreferencePairRow], tokenizer: TextTokenizer
-) -> Iterator[list[Document]]:
+def encode_rows(rows: Sequence[StageRow], tokenizer: TextTokenizer) -> Iterator[list[Document]]:
     """The documents of each row."""
     parts = [(part, at) for at, row in enumerate(rows) for part in _row_spans(row)]
     ids_of_parts = tokenizer.encode_batch([text for (text, _, _), _ in parts])
@@ -171,14 +169,14 @@ def encode_rows(
 
 
 def _row_spans(
-    row: TextRow | ConversationRow | PreferencePairRow,
+    row: StageRow,
 ) -> Iterator[tuple[str, bool, int]]:
     """Texts that are tokenized on their own, whether they are learned, and whose they are."""
     if isinstance(row, TextRow):
         if not row.ids:
             yield row.text, True, 0
         return
-    chats = (row,) if isinstance(row, ConversationRow) else (row.chosen, row.rejected)
+    chats = (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected)
     for side, chat in enumerate(chats):
         parts = render_spans(chat.messages, chat.tools)
         # The line after the last turn belongs to the next one, and there is none.

@@ -25,7 +25,7 @@ from tinkex.data.chatml import (
     render_spans,
 )
 from tinkex.data.jsonl import digest_file, parse_line, read_lines
-from tinkex.data.stage_rows import ConversationRow, PreferencePairRow, TextRow, parse_any_row
+from tinkex.data.rows import ChatRow, StageRow, TextRow, parse_any_row
 from tinkex.errors import ConfigError
 from tinkex.pipeline.entry import run_program
 from tinkex.system.atomic import new_directory
@@ -160,12 +160,12 @@ def _iter_texts(data: Sequence[Path]) -> Iterator[str]:
             yield from _row_texts(parse_line(path, line, parse_any_row))
 
 
-def _row_texts(row: TextRow | ConversationRow | PreferencePairRow) -> Iterator[str]:
+def _row_texts(row: StageRow) -> Iterator[str]:
     if isinstance(row, TextRow):
         if row.text:
             yield row.text
         return
-    for one in (row,) if isinstance(row, ConversationRow) else (row.chosen, row.rejected):
+    for one in (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected):
         yield from (part.text for part in render_spans(one.messages, one.tools))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.data.stage_rows import STAGE_PARSERS
+from tinkex.data.rows import STAGE_PARSERS
 from tinkex.pipeline.checkpoints.step_directory import CONFIG_FILE, REQUIRED_FILES, RNG_FILE
 from tinkex.pipeline.config import STAGES, variable_names
 from tinkex.pipeline.trainer_arguments import option_names

@@ -116,7 +116,7 @@ def test_data_to_evaluate_on_may_be_named(project: Path, tmp_path: Path) -> None
     [
         ('{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
         ("", "has no rows"),
-        ('{"messages": []}\n', "line 1: there is no 'text'"),
+        ('{"messages": []}\n', "line 1: no field 'text'"),
         ('{"text": "a b c"}\n', "none is left to train on"),
     ],
 )

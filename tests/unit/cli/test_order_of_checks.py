@@ -45,7 +45,7 @@ def test_a_missing_data_file(recipe: str, rows: Path, capsys: pytest.CaptureFixt
     [
         ("", "has no rows"),
         ('{"prompt": "a"\n', "line 1 is not JSON"),
-        ('{"prompt": "a"}\n', "line 1: there is no 'completion'"),
+        ('{"prompt": "a"}\n', "line 1: no field 'completion'"),
     ],
 )
 def test_bad_rows(content: str, said: str, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tinkex.data import sample_rows
 from tinkex.data.jsonl import JsonlLine, parse_line, read_lines
-from tinkex.data.stage_rows import STAGE_PARSERS
+from tinkex.data.rows import STAGE_PARSERS
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run.stage_specs import StageSpec

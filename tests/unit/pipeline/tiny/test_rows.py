@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.data.stage_rows import STAGE_PARSERS
+from tinkex.data.rows import STAGE_PARSERS
 from tinkex.pipeline.tiny import rows, tasks, words
 from tinkex.pipeline.tiny.model_card import ModelCardMetrics, make_card
 from tinkex.pipeline.tiny.tasks import FAMILIES, TinyTask

@@ -1,4 +1,4 @@
-"""Layouts of rows that are common are read alike, and the rest is refused with file and line."""
+"""Row layouts of the pipeline stages; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.data.jsonl import parse_line, read_lines
-from tinkex.data.stage_rows import (
-    ConversationRow,
-    PreferencePairRow,
+from tinkex.data.rows import (
+    ChatPairRow,
+    ChatRow,
+    StageRow,
     TextRow,
     parse_any_row,
-    parse_conversation_row,
-    parse_pair_row,
+    parse_chat_pair_row,
+    parse_chat_row,
     parse_text_row,
 )
 from tinkex.errors import InvalidInput
@@ -43,8 +44,8 @@ JSON = st.recursive(
         {"prompt": "Hi?", "completion": "Ho."},
     ],
 )
-def test_all_layouts_of_a_conversation_mean_the_same(row: dict[str, Any]) -> None:
-    assert parse_conversation_row(row) == ConversationRow((ASK, SAY))
+def test_conversation_layouts_parse_alike(row: dict[str, Any]) -> None:
+    assert parse_chat_row(row) == ChatRow((ASK, SAY))
 
 
 @pytest.mark.parametrize(
@@ -56,24 +57,22 @@ def test_all_layouts_of_a_conversation_mean_the_same(row: dict[str, Any]) -> Non
         {"prompt": "Hi?", "preferred": "Ho.", "other": "No."},
     ],
 )
-def test_all_layouts_of_a_pair_mean_the_same(row: dict[str, Any]) -> None:
-    assert parse_pair_row(row) == PreferencePairRow(
-        ConversationRow((ASK, SAY)), ConversationRow((ASK, BAD))
-    )
+def test_pair_layouts_parse_alike(row: dict[str, Any]) -> None:
+    assert parse_chat_pair_row(row) == ChatPairRow(ChatRow((ASK, SAY)), ChatRow((ASK, BAD)))
 
 
-def test_an_input_belongs_to_the_instruction() -> None:
-    row = parse_conversation_row({"instruction": "Shorten:", "input": "a b", "output": "a"})
+def test_input_field_is_appended_to_the_instruction() -> None:
+    row = parse_chat_row({"instruction": "Shorten:", "input": "a b", "output": "a"})
     assert row.messages[0]["content"] == "Shorten:\na b"
 
 
-def test_plain_text_and_ready_tokens() -> None:
+def test_text_rows_hold_text_or_token_ids() -> None:
     assert parse_text_row({"text": "Once."}) == TextRow("Once.")
     assert parse_text_row({"ids": [3, 1]}) == TextRow("", (3, 1))
 
 
 @pytest.mark.parametrize(
-    ("parse", "row", "says"),
+    ("parse", "row", "reason"),
     [
         (parse_text_row, [], "expected"),
         (parse_text_row, {"txt": "a"}, "'txt'"),
@@ -81,58 +80,58 @@ def test_plain_text_and_ready_tokens() -> None:
         (parse_text_row, {"text": 3}, "expected text"),
         (parse_text_row, {"ids": [1, "2"]}, "list of tokens"),
         (parse_text_row, {"ids": [-1]}, "list of tokens"),
-        (parse_conversation_row, {"messages": []}, "list of messages"),
-        (parse_conversation_row, {"messages": [ASK]}, "nothing to learn"),
-        (parse_conversation_row, {"messages": [{"role": "boss", "content": "x"}, SAY]}, "'boss'"),
+        (parse_chat_row, {"messages": []}, "list of messages"),
+        (parse_chat_row, {"messages": [ASK]}, "nothing to learn"),
+        (parse_chat_row, {"messages": [{"role": "boss", "content": "x"}, SAY]}, "'boss'"),
         (
-            parse_conversation_row,
+            parse_chat_row,
             {"messages": [ASK, {"role": "assistant", "content": ""}]},
             "expected text",
         ),
         (
-            parse_conversation_row,
+            parse_chat_row,
             {"messages": [ASK, {**SAY, "content": "a<|im_end|>"}]},
             "<|im_end|>",
         ),
         (
-            parse_conversation_row,
+            parse_chat_row,
             {"messages": [ASK, {**SAY, "tool_calls": [{"x": "<|im_end|>"}]}]},
             "<|im_end",
         ),
         (
-            parse_conversation_row,
+            parse_chat_row,
             {"messages": [ASK, SAY], "tools": [{"x": "<|im_start|>"}]},
             "<|im_start",
         ),
-        (parse_conversation_row, {"conversations": []}, "list of messages"),
-        (parse_pair_row, {"chosen": [ASK, SAY]}, "expected"),
-        (parse_pair_row, {"chosen": "a", "rejected": "b"}, "no prompt"),
-        (parse_pair_row, {"chosen": [ASK, SAY], "rejected": [ASK, SAY]}, "the same"),
-        (parse_pair_row, {"chosen": [SAY, ASK], "rejected": [ASK, SAY]}, "does not end"),
+        (parse_chat_row, {"conversations": []}, "list of messages"),
+        (parse_chat_pair_row, {"chosen": [ASK, SAY]}, "expected"),
+        (parse_chat_pair_row, {"chosen": "a", "rejected": "b"}, "no prompt"),
+        (parse_chat_pair_row, {"chosen": [ASK, SAY], "rejected": [ASK, SAY]}, "the same"),
+        (parse_chat_pair_row, {"chosen": [SAY, ASK], "rejected": [ASK, SAY]}, "does not end"),
     ],
 )
-def test_a_row_that_cannot_be_learned_from_says_why(parse: Any, row: Any, says: str) -> None:
+def test_invalid_row_is_rejected_with_a_reason(parse: Any, row: Any, reason: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse(row)
-    assert says in refused.value.message
+    assert reason in refused.value.message
 
 
 @given(JSON)
-def test_any_json_is_a_row_or_refused_with_a_sentence(value: Any) -> None:
-    for parse in (parse_text_row, parse_conversation_row, parse_pair_row, parse_any_row):
+def test_any_json_value_is_parsed_or_rejected_with_a_message(value: Any) -> None:
+    for parse in (parse_text_row, parse_chat_row, parse_chat_pair_row, parse_any_row):
         try:
             found = parse(value)
         except InvalidInput as refused:
             assert refused.message
         else:
-            assert isinstance(found, TextRow | ConversationRow | PreferencePairRow)
+            assert isinstance(found, StageRow)
 
 
 def lines_of(path: Path) -> list[Any]:
     return [parse_line(path, line, parse_text_row) for line in read_lines(path)]
 
 
-def test_a_broken_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:
+def test_invalid_json_is_reported_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"text": "a"}\n\n{"text": "b"\n{"text": "c"}\n')
     with pytest.raises(InvalidInput) as refused:
@@ -144,14 +143,14 @@ def test_a_broken_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 5000, b"NaN", b'{"text": NaN}']
 )
-def test_bytes_that_are_no_json_are_told_with_their_line(tmp_path: Path, line: bytes) -> None:
+def test_invalid_bytes_are_reported_with_their_line(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "some.jsonl"
     path.write_bytes(b'{"text": "a"}\r\n' + line + b"\r\n")
     with pytest.raises(InvalidInput, match="line 2 is not JSON"):
         lines_of(path)
 
 
-def test_a_row_of_another_layout_is_told_with_its_file_and_number(tmp_path: Path) -> None:
+def test_unexpected_layout_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"text": "a"}\n{"messages": []}\n')
     with pytest.raises(InvalidInput, match="line 2"):
@@ -159,19 +158,19 @@ def test_a_row_of_another_layout_is_told_with_its_file_and_number(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
-def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_empty_file_is_rejected(tmp_path: Path, content: str) -> None:
     path = tmp_path / "none.jsonl"
     path.write_text(content)
     with pytest.raises(InvalidInput, match=r"none\.jsonl has no rows"):
         lines_of(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"absent\.jsonl cannot be read"):
         lines_of(tmp_path / "absent.jsonl")
 
 
-def test_a_mark_of_byte_order_line_ends_of_windows_and_a_limit(tmp_path: Path) -> None:
+def test_byte_order_mark_crlf_and_limit(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     rows = [{"text": str(number)} for number in range(5)]
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(map(json.dumps, rows)).encode())

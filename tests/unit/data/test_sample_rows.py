@@ -10,8 +10,8 @@ import pytest
 
 from tinkex.data import sample_rows
 from tinkex.data.jsonl import parse_line, read_lines
+from tinkex.data.rows import STAGE_PARSERS
 from tinkex.data.sample_rows import CHATTER
-from tinkex.data.stage_rows import STAGE_PARSERS
 from tinkex.errors import InvalidInput
 
 SMALL = {"pretrain": 60, "sft": 60, "dpo": 60, "r1": 60}
