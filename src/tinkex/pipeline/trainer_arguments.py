@@ -1,5 +1,6 @@
-"""The command line of the four trainers: one table of options, read into one frozen value."""
+"""Command-line options of the four trainers, as one frozen dataclass."""
 
+# ruff: noqa: RUF009 (`_option` returns a dataclass field)
 from __future__ import annotations
 
 import argparse
@@ -12,26 +13,26 @@ from typing import Any
 #: The stages in their order, and what their trainers do.
 STAGE_DESCRIPTIONS: Mapping[str, str] = {
     "pretrain": "Train a base model on plain text.",
-    "sft": "Teach a base model to answer, from conversations.",
-    "dpo": "Teach a model which of two answers people prefer.",
-    "r1": "Teach a model to think before it answers.",
+    "sft": "Fine-tune a base model on conversations.",
+    "dpo": "Train a model on preference pairs with DPO.",
+    "r1": "Train a model to reason before it answers.",
 }
-#: Whose result a stage usually starts from; random weights would learn next to nothing.
+#: The stage whose result each stage usually starts from.
 PARENT_STAGES: Mapping[str, str] = {"sft": "pretrain", "dpo": "sft", "r1": "dpo"}
-#: What a stage has for a default where the stages differ.
+#: Defaults that differ between stages.
 STAGE_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "pretrain": {"learning_rate": 6e-4, "muon_lr": 0.02, "accumulation_steps": 4},
     "sft": {"learning_rate": 2e-4, "muon_lr": 0.006},
     "dpo": {"learning_rate": 5e-6, "muon_lr": 0.0002, "batch_size": 4},
     "r1": {"learning_rate": 2e-4, "muon_lr": 0.006},
 }
-#: Where one can compute, as people are told.
+#: Accepted devices, for messages.
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:1 or mps"
 R1_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def _boolean(text: str) -> bool:
-    """What a person means by true or false; `bool("false")` would be true."""
+    """Parse true or false; `bool("false")` would be True."""
     known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
@@ -49,7 +50,7 @@ def _number(
             value = number_type(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}") from None
-        # A comparison with "not a number" is false, whichever way it goes.
+        # Comparisons with NaN are false, so NaN is rejected too.
         if not (value > minimum if is_exclusive else value >= minimum) or value == float("inf"):
             raise argparse.ArgumentTypeError(f"expected {what} {than}, got {text}")
         return value
@@ -65,7 +66,7 @@ def _fraction(text: str) -> float:
 
 
 def is_device(text: str) -> bool:
-    """Whether a word names a place to compute, there or not."""
+    """Return True if the text is a device name; the device need not exist."""
     return bool(re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", text))
 
 
@@ -85,204 +86,184 @@ _POSITIVE = _number(float, 0, is_exclusive=True)
 _NON_NEGATIVE = _number(float, 0, is_exclusive=False)
 
 
-def _option(parse_value: Callable[[str], Any], help_text: str, **extra: Any) -> dict[str, Any]:
-    return {"kind": parse_value, "help": help_text, **extra}
+def _option(
+    parse: Callable[[str], Any] | None, help_text: str, default: Any = MISSING, **extra: Any
+) -> Any:
+    """Declare a field as an option.
 
-
-def _switch(help_text: str) -> Any:
-    return field(default=False, metadata={"help": help_text, "action": "store_true"})
+    `only` names the one stage that has it; `is_reserved` options are set by the pipeline run;
+    `affects_weights=False` marks options that do not change the result.
+    """
+    return field(default=default, metadata={"parse": parse, "help": help_text, **extra})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArguments:
-    """Everything that can be said to a trainer."""
+    """All options of a trainer."""
 
-    out_dir: Path = field(metadata=_option(Path, "Where everything this stage makes is put."))
-    data_path: Path = field(metadata=_option(Path, "The stage's data: JSON, one object per line."))
-    eval_data_path: Path | None = field(
-        default=None,
-        metadata=_option(Path, "Data to evaluate on; without it, rows of the data are held out."),
+    out_dir: Path = _option(Path, "Directory for everything this stage writes.", is_reserved=True)
+    data_path: Path = _option(Path, "Training data: JSONL, one object per line.", is_reserved=True)
+    eval_data_path: Path | None = _option(
+        Path, "Evaluation data; default: rows held out of the training data.", None
     )
-    tokenizer_dir: Path | None = field(
-        default=None,
-        metadata=_option(
-            Path, "The tokenizer's folder; without it, the parent's, or a new one is trained."
-        ),
+    tokenizer_dir: Path | None = _option(
+        Path,
+        "Tokenizer folder; default: the parent's, or a new one is trained.",
+        None,
+        is_reserved=True,
     )
-    init_from: Path | None = field(
-        default=None,
-        metadata=_option(Path, "Weights to start from: a model folder, or a .pth file."),
+    init_from: Path | None = _option(
+        Path, "Initial weights: a model folder or a .pth file.", None, is_reserved=True
     )
-    ref_path: Path | None = field(
-        default=None,
-        metadata=_option(Path, "The reference model; without it, the start weights.", only="dpo"),
+    ref_path: Path | None = _option(
+        Path, "Reference model; default: the initial weights.", None, only="dpo"
     )
-    teacher: Path | None = field(
-        default=None,
-        metadata=_option(Path, "A model folder whose probabilities are learned too.", only="r1"),
+    teacher: Path | None = _option(
+        Path, "Model folder of a teacher to distill from.", None, only="r1"
     )
-    hidden_size: int | None = field(
-        default=None, metadata=_option(_POSITIVE_INT, "Width of the model; 512, or the parent's.")
+    hidden_size: int | None = _option(
+        _POSITIVE_INT, "Hidden size; default: 512, or the parent's.", None
     )
-    num_layers: int | None = field(
-        default=None, metadata=_option(_POSITIVE_INT, "Layers of the model; 8, or the parent's.")
+    num_layers: int | None = _option(
+        _POSITIVE_INT, "Number of layers; default: 8, or the parent's.", None
     )
-    num_heads: int | None = field(
-        default=None, metadata=_option(_POSITIVE_INT, "Query heads; 8, or the parent's.")
+    num_heads: int | None = _option(
+        _POSITIVE_INT, "Number of query heads; default: 8, or the parent's.", None
     )
-    num_kv_heads: int | None = field(
-        default=None, metadata=_option(_POSITIVE_INT, "Key heads; 2, or the parent's.")
+    num_kv_heads: int | None = _option(
+        _POSITIVE_INT, "Number of key/value heads; default: 2, or the parent's.", None
     )
-    intermediate_size: int = field(
-        default=0,
-        metadata=_option(_NON_NEGATIVE_INT, "Width of the MLP; 0 chooses 8/3 of the width."),
+    intermediate_size: int = _option(
+        _NON_NEGATIVE_INT, "MLP width; 0 means 8/3 of the hidden size.", 0
     )
-    max_seq_len: int = field(
-        default=512, metadata=_option(_POSITIVE_INT, "Most tokens of a training sequence.")
+    max_seq_len: int = _option(_POSITIVE_INT, "Maximum tokens per training sequence.", 512)
+    use_moe: bool = _option(_boolean, "Use mixture-of-experts layers.", False, metavar="true|false")
+    num_experts: int = _option(
+        _POSITIVE_INT, "Number of experts per layer; two are active per token.", 4
     )
-    use_moe: bool = field(
-        default=False,
-        metadata=_option(_boolean, "Whether layers have experts.", metavar="true|false"),
+    vocab_size: int = _option(
+        _POSITIVE_INT, "Vocabulary size of a tokenizer that is trained here.", 6400
     )
-    num_experts: int = field(
-        default=4,
-        metadata=_option(_POSITIVE_INT, "How many experts, of which two work on a token."),
+    epochs: int = _option(_POSITIVE_INT, "Number of passes over the data.", 1)
+    max_steps: int = _option(
+        _NON_NEGATIVE_INT, "Optimizer updates after which to stop; 0: no limit.", 0
     )
-    vocab_size: int = field(
-        default=6400, metadata=_option(_POSITIVE_INT, "Size of a tokenizer that is trained here.")
+    batch_size: int = _option(
+        _POSITIVE_INT, "Packed sequences of max_seq_len per micro-batch; pairs in DPO.", 8
     )
-    epochs: int = field(default=1, metadata=_option(_POSITIVE_INT, "How often the data is seen."))
-    max_steps: int = field(
-        default=0,
-        metadata=_option(_NON_NEGATIVE_INT, "Optimizer updates after which to stop; 0 is all."),
+    accumulation_steps: int = _option(_POSITIVE_INT, "Micro-batches per optimizer update.", 1)
+    learning_rate: float = _option(_POSITIVE, "Peak learning rate.", 6e-4)
+    min_learning_rate: float | None = _option(
+        _NON_NEGATIVE, "Final learning rate; default: a tenth of the peak.", None
     )
-    batch_size: int = field(
-        default=8,
-        metadata=_option(_POSITIVE_INT, "Packed sequences of max_seq_len per batch; pairs in DPO."),
+    warmup_steps: int | None = _option(
+        _NON_NEGATIVE_INT, "Warmup updates; default: a twentieth of all, at most 200.", None
     )
-    accumulation_steps: int = field(
-        default=1, metadata=_option(_POSITIVE_INT, "Batches per optimizer update.")
+    schedule: str = _option(
+        str, "Learning-rate schedule.", "cosine", choices=("cosine", "constant")
     )
-    learning_rate: float = field(
-        default=6e-4, metadata=_option(_POSITIVE, "The highest learning rate.")
+    optimizer: str = _option(str, "Optimizer.", "adamw", choices=("adamw", "muon"))
+    muon_lr: float = _option(_POSITIVE, "Learning rate of the matrices that Muon trains.", 0.02)
+    weight_decay: float = _option(_NON_NEGATIVE, "Weight decay of matrices; norms have none.", 0.01)
+    grad_clip: float = _option(_NON_NEGATIVE, "Maximum gradient norm; 0: no clipping.", 1.0)
+    seed: int = _option(
+        _NON_NEGATIVE_INT, "Seed of initial weights, data order and the eval split.", 1337
     )
-    min_learning_rate: float | None = field(
-        default=None,
-        metadata=_option(_NON_NEGATIVE, "Where the learning rate ends; a tenth of the highest."),
+    save_interval: int = _option(
+        _NON_NEGATIVE_INT, "Updates between step checkpoints; 0: never.", 200, affects_weights=False
     )
-    warmup_steps: int | None = field(
-        default=None,
-        metadata=_option(_NON_NEGATIVE_INT, "Updates of warm-up; a twentieth of all, at most 200."),
+    save_interval_seconds: float = _option(
+        _NON_NEGATIVE, "Seconds between step checkpoints; 0: never.", 0.0, affects_weights=False
     )
-    schedule: str = field(
-        default="cosine", metadata=_option(str, "How it falls.", choices=("cosine", "constant"))
+    keep_last_checkpoints: int = _option(
+        _NON_NEGATIVE_INT,
+        "Number of newest step checkpoints to keep; 0: all.",
+        3,
+        affects_weights=False,
     )
-    optimizer: str = field(
-        default="adamw", metadata=_option(str, "The optimizer.", choices=("adamw", "muon"))
+    keep_every: int = _option(
+        _NON_NEGATIVE_INT,
+        "Also keep steps that are multiples of this number.",
+        0,
+        affects_weights=False,
     )
-    muon_lr: float = field(
-        default=0.02, metadata=_option(_POSITIVE, "Learning rate of the matrices that Muon trains.")
+    ckpt_dir: Path | None = _option(
+        Path, "Root of step checkpoints; default: <out_dir>/checkpoints.", None, is_reserved=True
     )
-    weight_decay: float = field(
-        default=0.01, metadata=_option(_NON_NEGATIVE, "Decay of matrices; norms have none.")
+    resume: str | None = _option(
+        str, "Step checkpoint to resume from; 'auto': the newest.", None, is_reserved=True
     )
-    grad_clip: float = field(
-        default=1.0, metadata=_option(_NON_NEGATIVE, "Longest gradient; 0 does not clip.")
+    allow_partial: bool = _option(
+        None,
+        "Resume even if settings or weights of the checkpoint differ.",
+        False,
+        action="store_true",
+        affects_weights=False,
     )
-    seed: int = field(
-        default=1337,
-        metadata=_option(
-            _NON_NEGATIVE_INT, "What start weights, order and held-out rows depend on."
-        ),
+    eval_interval: int = _option(
+        _NON_NEGATIVE_INT,
+        "Updates between evaluations; 0: only before and after training.",
+        0,
+        affects_weights=False,
     )
-    save_interval: int = field(
-        default=200,
-        metadata=_option(_NON_NEGATIVE_INT, "Updates between step checkpoints; 0 is never."),
+    eval_samples: int = _option(_POSITIVE_INT, "Maximum number of rows to evaluate on.", 64)
+    log_interval: int = _option(
+        _POSITIVE_INT, "Updates between metric log lines.", 10, affects_weights=False
     )
-    save_interval_seconds: float = field(
-        default=0.0, metadata=_option(_NON_NEGATIVE, "Seconds between them; 0 is never.")
+    device: str = _option(
+        _device, "Device: auto, cpu, cuda, cuda:1 or mps.", "auto", affects_weights=False
     )
-    keep_last_checkpoints: int = field(
-        default=3, metadata=_option(_NON_NEGATIVE_INT, "How many of the newest are kept; 0 is all.")
+    dtype: str = _option(
+        str, "Data type of the computation.", "auto", choices=("auto", "float32", "bfloat16")
     )
-    keep_every: int = field(
-        default=0, metadata=_option(_NON_NEGATIVE_INT, "Multiples of this step are kept too.")
+    tensorboard_dir: Path | None = _option(
+        Path, "Directory of TensorBoard event files.", None, is_reserved=True
     )
-    ckpt_dir: Path | None = field(
-        default=None, metadata=_option(Path, "Root of checkpoints; <out_dir>/checkpoints.")
+    metrics_file: Path | None = _option(
+        Path, "Metrics file; default: <out_dir>/metrics.jsonl.", None, affects_weights=False
     )
-    resume: str | None = field(
-        default=None,
-        metadata=_option(str, "A step checkpoint to go on from; 'auto' takes the newest."),
+    limit: int = _option(_NON_NEGATIVE_INT, "Number of data rows to use; 0: all.", 0)
+    beta: float = _option(
+        _POSITIVE, "DPO beta: strength of the penalty for leaving the reference.", 0.1, only="dpo"
     )
-    allow_partial: bool = _switch("Resume although the checkpoint does not fit in all things.")
-    eval_interval: int = field(
-        default=0,
-        metadata=_option(_NON_NEGATIVE_INT, "Updates between evaluations; 0: before and after."),
+    r1_token_weight: float = _option(
+        _NON_NEGATIVE, "Loss weight of the tag tokens.", 10.0, only="r1"
     )
-    eval_samples: int = field(
-        default=64, metadata=_option(_POSITIVE_INT, "Most rows to evaluate on.")
+    r1_tokens: tuple[str, ...] = _option(
+        _token_list, "Comma-separated tag tokens.", R1_TOKENS, only="r1"
     )
-    log_interval: int = field(
-        default=10, metadata=_option(_POSITIVE_INT, "Updates between lines of metrics.")
+    distill_alpha: float = _option(
+        _fraction, "Weight of the text loss relative to the teacher loss.", 0.5, only="r1"
     )
-    device: str = field(
-        default="auto", metadata=_option(_device, "Where to compute: auto, cpu, cuda, cuda:1, mps.")
-    )
-    dtype: str = field(
-        default="auto",
-        metadata=_option(str, "What to compute with.", choices=("auto", "float32", "bfloat16")),
-    )
-    tensorboard_dir: Path | None = field(
-        default=None, metadata=_option(Path, "Where TensorBoard's files are put.")
-    )
-    metrics_file: Path | None = field(
-        default=None, metadata=_option(Path, "Metrics; <out_dir>/metrics.jsonl.")
-    )
-    limit: int = field(
-        default=0, metadata=_option(_NON_NEGATIVE_INT, "Rows of the data to use; 0 is all.")
-    )
-    beta: float = field(
-        default=0.1, metadata=_option(_POSITIVE, "How firmly the reference holds.", only="dpo")
-    )
-    r1_token_weight: float = field(
-        default=10.0, metadata=_option(_NON_NEGATIVE, "Weight of the tags in the loss.", only="r1")
-    )
-    r1_tokens: tuple[str, ...] = field(
-        default=R1_TOKENS, metadata=_option(_token_list, "The tags, by commas.", only="r1")
-    )
-    distill_alpha: float = field(
-        default=0.5, metadata=_option(_fraction, "Share of the text beside a teacher.", only="r1")
-    )
-    distill_temperature: float = field(
-        default=1.5, metadata=_option(_POSITIVE, "How soft a teacher is heard.", only="r1")
+    distill_temperature: float = _option(
+        _POSITIVE, "Softmax temperature of the distillation loss.", 1.5, only="r1"
     )
 
     @property
     def checkpoint_root(self) -> Path:
-        """Where step checkpoints are."""
+        """Root directory of step checkpoints."""
         return self.ckpt_dir or self.out_dir / "checkpoints"
 
     @property
     def final_learning_rate(self) -> float:
-        """Where the learning rate ends."""
-        lowest = self.min_learning_rate
-        return self.learning_rate / 10 if lowest is None else lowest
+        """Learning rate at the end of the schedule."""
+        final = self.min_learning_rate
+        return self.learning_rate / 10 if final is None else final
 
 
 def parse_arguments(stage: str, argv: Sequence[str] | None = None) -> TrainerArguments:
-    """Read a trainer's command line; what is wrong ends the program with code 2."""
+    """Parse a trainer's command line; exits with code 2 if it is invalid."""
     parser = make_parser(stage)
-    found = parser.parse_args(argv)
-    if problem := find_problem(stage, found):
+    namespace = parser.parse_args(argv)
+    if problem := find_problem(stage, namespace):
         parser.exit(2, f"{parser.prog}: error: {problem}\n")
-    return TrainerArguments(**vars(found))
+    return TrainerArguments(**vars(namespace))
 
 
 def make_parser(stage: str) -> argparse.ArgumentParser:
-    """The options of a stage's trainer, with its defaults."""
+    """Build the argument parser of a stage's trainer."""
     parser = argparse.ArgumentParser(
-        # One line: what is wrong with an option should not follow on a page of options.
+        # One line, so that an error message is not preceded by a page of options.
         usage=f"%(prog)s --data_path FILE --out_dir FOLDER {_parent_usage(stage)}[options]; "
         "--help lists them",
         description=STAGE_DESCRIPTIONS[stage],
@@ -301,12 +282,25 @@ def _parent_usage(stage: str) -> str:
 
 
 def option_names(stage: str) -> frozenset[str]:
-    """The names of all options that a stage's trainer has."""
+    """Return the option names of a stage's trainer."""
     return frozenset(
         option.name
         for option in fields(TrainerArguments)
         if option.metadata.get("only", stage) == stage
     )
+
+
+#: Options that the pipeline run sets; PRETRAIN_ARGS and the like may not contain them.
+RESERVED_OPTIONS = frozenset(
+    option.name for option in fields(TrainerArguments) if option.metadata.get("is_reserved")
+)
+#: Options that do not change the resulting weights. The number of held-out rows does, because
+#: those rows are not trained on.
+INCIDENTAL_OPTIONS = RESERVED_OPTIONS | {
+    option.name
+    for option in fields(TrainerArguments)
+    if not option.metadata.get("affects_weights", True)
+}
 
 
 def _add_option(
@@ -317,8 +311,8 @@ def _add_option(
     defaults: Mapping[str, object],
 ) -> None:
     more = {key: metadata[key] for key in ("choices", "metavar", "action") if key in metadata}
-    if "kind" in metadata:
-        more["type"] = metadata["kind"]
+    if metadata["parse"] is not None:
+        more["type"] = metadata["parse"]
     text = metadata["help"]
     if default is MISSING:
         more["required"] = True
@@ -339,22 +333,22 @@ def _format_default(default: object) -> str:
 
 
 def find_problem(stage: str, namespace: argparse.Namespace) -> str | None:
-    """What is wrong with options that are each right; None if nothing is."""
-    known = TrainerArguments(**vars(namespace))
-    heads, kv_heads = known.num_heads or 8, known.num_kv_heads or 2
-    hidden = known.hidden_size or 512
-    # Sizes that are not given come from the parent; then there is nothing to check them against.
-    is_told = known.init_from is None or known.init_from.suffix == ".pth"
-    if is_told and (hidden % heads or (hidden // heads) % 2):
-        return f"--hidden_size {hidden} does not give {heads} heads of an even width"
-    if is_told and heads % kv_heads:
-        return f"--num_heads {heads} is no multiple of --num_kv_heads {kv_heads}"
-    if known.final_learning_rate > known.learning_rate:
-        return f"--min_learning_rate {known.final_learning_rate} is above --learning_rate"
-    if stage == "r1" and not known.r1_tokens:
-        return "--r1_tokens names no token"
-    # To resume too: tokenizer, parent and reference are compared with those of the checkpoint.
-    if stage in PARENT_STAGES and known.init_from is None:
+    """Return what is wrong with the combination of options, or None."""
+    args = TrainerArguments(**vars(namespace))
+    heads, kv_heads = args.num_heads or 8, args.num_kv_heads or 2
+    hidden = args.hidden_size or 512
+    # Sizes that are not given come from the parent folder, which is not read here.
+    sizes_known = args.init_from is None or args.init_from.suffix == ".pth"
+    if sizes_known and (hidden % heads or (hidden // heads) % 2):
+        return f"--hidden_size {hidden} cannot be split into {heads} heads of an even width"
+    if sizes_known and heads % kv_heads:
+        return f"--num_heads {heads} is not a multiple of --num_kv_heads {kv_heads}"
+    if args.final_learning_rate > args.learning_rate:
+        return f"--min_learning_rate {args.final_learning_rate} is above --learning_rate"
+    if stage == "r1" and not args.r1_tokens:
+        return "--r1_tokens is empty"
+    # Also required to resume: tokenizer, parent and reference are compared with the checkpoint.
+    if stage in PARENT_STAGES and args.init_from is None:
         parent = PARENT_STAGES[stage]
-        return f"--init_from is missing: name a model, such as the folder out/{parent}/hf"
+        return f"--init_from is missing: pass a model, such as the folder out/{parent}/hf"
     return None

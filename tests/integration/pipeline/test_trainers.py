@@ -173,7 +173,7 @@ def test_a_later_stage_is_not_begun_from_random_weights(
         main(stage, ["--out_dir", str(tmp_path), "--data_path", data, *SIZE_WORDS, *more])
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert f"--init_from is missing: name a model, such as the folder out/{parent}/hf" in told
+    assert f"--init_from is missing: pass a model, such as the folder out/{parent}/hf" in told
     assert not list(tmp_path.rglob("*.json"))
 
 

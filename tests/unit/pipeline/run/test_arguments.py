@@ -151,3 +151,37 @@ def test_changes_are_told_field_by_field() -> None:
         "gone: x -> (not given)",
         "new: (not given) -> y",
     ]
+
+
+PATHS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).map(Path)
+
+
+@given(
+    out_dir=PATHS,
+    data=PATHS,
+    numbers=st.tuples(*[st.integers(1, 10**6)] * 5),
+    decay=st.floats(0.0, 1.0),
+    is_moe=st.booleans(),
+)
+def test_trainer_options_survive_the_command_line(
+    out_dir: Path, data: Path, numbers: tuple[int, ...], decay: float, is_moe: bool
+) -> None:
+    hidden, layers, seed, interval, keep = numbers
+    config = PipelineConfig(
+        out_dir=out_dir,
+        hidden_size=hidden,
+        num_layers=layers,
+        seed=seed,
+        save_interval=interval,
+        keep_last=keep,
+        weight_decay=repr(decay),
+        use_moe=is_moe,
+    )
+    words = to_argv(trainer_options(PRETRAIN, config, data, TOKENIZER, None))
+    assert shlex.split(shlex.join(words)) == words
+    args = make_parser("pretrain").parse_args(words)
+    assert (args.out_dir, args.data_path) == (out_dir / "pretrain", data)
+    sizes = (args.hidden_size, args.num_layers, args.seed)
+    assert sizes == (hidden, layers, seed)
+    assert (args.save_interval, args.keep_last_checkpoints) == (interval, keep)
+    assert (args.weight_decay, args.use_moe) == (decay, is_moe)
