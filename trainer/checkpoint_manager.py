@@ -1,4 +1,4 @@
-"""Step checkpoints for any training script: saved whole, found by number, loaded strictly.
+"""Step checkpoints for any training script: atomic saves, strict loading.
 
 The files of a step are described in tinkex.pipeline.checkpoints.step_directory.
 """
@@ -37,18 +37,18 @@ StrPath = str | os.PathLike[str]
 
 
 def is_valid_checkpoint(path: StrPath) -> bool:
-    """True for a directory whose three files are there, not empty, and as long as they should."""
+    """Return True if the required files exist and have the expected sizes."""
     return is_valid_step(Path(path))
 
 
 def latest_checkpoint(ckpt_root: StrPath) -> str | None:
-    """The valid step with the highest number, or None; warns about steps it passes over."""
-    found = latest_step(Path(ckpt_root))
-    return None if found is None else str(found)
+    """Return the highest valid step, or None; logs a warning for each invalid one."""
+    path = latest_step(Path(ckpt_root))
+    return None if path is None else str(path)
 
 
 def prune_checkpoints(ckpt_root: StrPath, keep_last: int) -> None:
-    """Keep the `keep_last` highest valid steps and whatever is pinned; 0 or less keeps all.
+    """Keep the `keep_last` highest valid steps and pinned ones; 0 or less keeps all.
 
     Call it from the process that saves, between saves: it also removes interrupted saves.
     """
@@ -66,7 +66,7 @@ def save_checkpoint(
     scaler: Any,
     state: Mapping[str, Any],
 ) -> str:
-    """Save a step, whole or not at all; returns its directory."""
+    """Save a step atomically; returns its directory."""
     content = StepContent(
         weights=named_weights(model),
         optimizer={
@@ -87,7 +87,7 @@ def load_checkpoint(
     scaler: Any,
     device: str | torch.device,
 ) -> dict[str, Any]:
-    """Put model, optimizer, scaler and generators back as they were; returns the saved state."""
+    """Restore model, optimizer, scaler and RNG state; returns the saved state."""
     path = Path(ckpt_path)
     problem = find_step_problem(path, verify_digests=True)
     if problem is not None:
@@ -98,7 +98,7 @@ def load_checkpoint(
         optimizer.load_state_dict(dict(content.optimizer["optimizer"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the optimizer of {path} does not fit: {error}") from error
-    # The state of a scaler that was switched off is empty, and one that is on refuses it.
+    # A disabled scaler has an empty state, which an enabled one does not accept.
     if scaler is not None and content.optimizer.get("scaler"):
         scaler.load_state_dict(content.optimizer["scaler"])
     if content.rng:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinkex.data.rows import ChatRow, Messages, PreferenceRow, Prompt, PromptCompletionRow
+from tinkex.data.layouts import Messages
+from tinkex.data.rows import ChatRow, PreferenceRow, Prompt, PromptCompletionRow
 from tinkex.errors import InvalidInput
 from tinkex.text import Tokenizer, encode, render_chat
 from tinkex.types import Datum, ModelInput

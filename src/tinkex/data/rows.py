@@ -143,7 +143,7 @@ def parse_prompt(value: Any) -> PromptRow:
 
 def _split_conversations(
     row: Mapping[str, Any], names: tuple[str, str]
-) -> tuple[Messages, list[str]]:
+) -> tuple[Prompt, list[str]]:
     """Split two conversations into their common messages and the two last answers."""
     chosen, rejected = (parse_messages(name, row[name], parse_template_message) for name in names)
     if not chosen[:-1] or chosen[:-1] != rejected[:-1]:

@@ -1,4 +1,4 @@
-"""Batches of a token file: documents end to end without padding, found by epoch and index alone.
+"""Batches of a token file: packed documents without padding, addressed by epoch and index.
 
 Shape letters: T tokens of a batch.
 """
@@ -25,48 +25,48 @@ from tinkex.pipeline.token_file import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """Documents that lie end to end; none sees another."""
+    """Concatenated documents; attention does not cross their boundaries."""
 
     tokens_T: Tensor
     targets_T: Tensor
-    """What follows each token."""
+    """The next token at each position."""
     loss_mask_T: Tensor
-    """True where the target is the model's to write."""
+    """True where the target contributes to the loss."""
     lengths: tuple[int, ...]
-    """Of the documents."""
+    """Lengths of the documents."""
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are computed; there is no padding."""
+        """Number of tokens; there is no padding."""
         return len(self.tokens_T)
 
     @property
     def num_samples(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return len(self.lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairBatch:
-    """Pairs of documents: the better one and the other one, turn by turn."""
+    """Pairs of documents, chosen and rejected in alternation."""
 
     token_batch: TokenBatch
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are computed."""
+        """Number of tokens."""
         return self.token_batch.num_tokens
 
     @property
     def num_samples(self) -> int:
-        """How many pairs there are."""
+        """Number of pairs."""
         return self.token_batch.num_samples // 2
 
 
 class PackedSource:
-    """Documents packed into sequences of at most `max_length`; a batch is some sequences.
+    """Documents packed into sequences of at most `max_length` tokens.
 
-    With `is_cut`, what is too long goes on in another sequence; else its end is left out.
+    With `split_long`, a longer document continues in another sequence; otherwise it is truncated.
     """
 
     def __init__(
@@ -86,34 +86,34 @@ class PackedSource:
         is_useful = _has_targets(file, pieces)
         self._pieces = DocumentPieces(pieces.starts[is_useful], pieces.lengths[is_useful])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
-        """How many documents have nothing to learn from within the first `max_length` tokens."""
+        """Number of documents without targets in their first `max_length` tokens."""
         self.num_shortened = 0 if split_long else _count_longer(file, rows, max_length)
-        """How many documents lose their end."""
+        """Number of truncated documents."""
         self._sequences = pack_sequences(self._pieces.lengths, max_length, seed)
         self._order: tuple[int, Indices] | None = None
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens an epoch has."""
+        """Number of tokens per epoch."""
         return int(self._pieces.lengths.sum())
 
     def num_batches(self, epoch: int) -> int:
-        """How many batches an epoch has; the last one may be smaller."""
+        """Return the number of batches per epoch; the last one may be smaller."""
         return -(-len(self._sequences) // self._batch_size)
 
     def batch(self, epoch: int, index: int) -> TokenBatch:
-        """The batch at a place of an epoch."""
+        """Return a batch of an epoch."""
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, shuffled_order(len(self._sequences), self._seed, epoch))
         chosen = self._order[1][index * self._batch_size : (index + 1) * self._batch_size]
         members = np.concatenate([self._sequences[number] for number in chosen])
-        # Attention takes neighbours of the same length together.
+        # Attention processes neighbours of equal length together.
         members = members[np.argsort(-self._pieces.lengths[members], kind="stable")]
         return gather_batch(self._file, self._pieces, members)
 
 
 class PairSource:
-    """Pairs of documents, each cut off at `max_length`; a batch is some pairs."""
+    """Pairs of documents, each truncated to `max_length` tokens."""
 
     def __init__(
         self, file: TokenFile, rows: Indices, *, max_length: int, batch_size: int, seed: int
@@ -122,26 +122,26 @@ class PairSource:
         documents = (2 * rows[:, None] + np.arange(2)).reshape(-1)
         pieces = truncate_documents(file.starts, documents, max_length)
         is_useful = np.asarray(_has_targets(file, pieces).reshape(-1, 2).all(axis=1))
-        is_kept = np.repeat(is_useful, 2)
-        self._pieces = DocumentPieces(pieces.starts[is_kept], pieces.lengths[is_kept])
+        selected = np.repeat(is_useful, 2)
+        self._pieces = DocumentPieces(pieces.starts[selected], pieces.lengths[selected])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
-        """How many pairs have an answer that begins after `max_length` tokens."""
+        """Number of pairs with an answer that starts after `max_length` tokens."""
         self.num_shortened = _count_longer(file, documents, max_length)
-        """How many answers lose their end."""
+        """Number of truncated answers."""
         self._num_pairs = int(is_useful.sum())
         self._order: tuple[int, Indices] | None = None
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens an epoch has."""
+        """Number of tokens per epoch."""
         return int(self._pieces.lengths.sum())
 
     def num_batches(self, epoch: int) -> int:
-        """How many batches an epoch has; the last one may be smaller."""
+        """Return the number of batches per epoch; the last one may be smaller."""
         return -(-self._num_pairs // self._batch_size)
 
     def batch(self, epoch: int, index: int) -> PairBatch:
-        """The batch at a place of an epoch."""
+        """Return a batch of an epoch."""
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, shuffled_order(self._num_pairs, self._seed, epoch))
         chosen = self._order[1][index * self._batch_size : (index + 1) * self._batch_size]
@@ -150,7 +150,7 @@ class PairSource:
 
 
 def gather_batch(file: TokenFile, pieces: DocumentPieces, members: Indices) -> TokenBatch:
-    """Pieces of the file, end to end."""
+    """Concatenate pieces of the file into a batch."""
     starts, lengths = pieces.starts[members], pieces.lengths[members]
     ends = np.cumsum(lengths)
     at_T = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
@@ -163,9 +163,9 @@ def gather_batch(file: TokenFile, pieces: DocumentPieces, members: Indices) -> T
 
 
 def find_trainable_rows(file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
-    """Which rows have something to learn from within `max_length` tokens; of a pair, both answers.
+    """Return a mask of the rows with targets in their first `max_length` tokens.
 
-    A text always has.
+    Both answers of a pair must have targets; plain text always has them.
     """
     documents = np.arange(len(file.starts) - 1)
     is_useful = _has_targets(file, truncate_documents(file.starts, documents, max_length))
@@ -173,20 +173,20 @@ def find_trainable_rows(file: TokenFile, max_length: int) -> npt.NDArray[np.bool
 
 
 def _count_longer(file: TokenFile, documents: Indices, max_length: int) -> int:
-    """How many documents are longer than a sequence."""
+    """Count the documents that are longer than a sequence."""
     return int((file.starts[documents + 1] - file.starts[documents] - 1 > max_length).sum())
 
 
 def _has_targets(file: TokenFile, pieces: DocumentPieces) -> npt.NDArray[np.bool_]:
-    """Which pieces have a prediction that is counted; takes no memory for each token."""
+    """Return a mask of the pieces with at least one target, without per-token memory."""
     if not len(pieces.starts):
         return np.zeros(0, np.bool_)
     last = len(file.learned) - 1
     firsts = pieces.starts + 1
     ends = firsts + pieces.lengths
     edges = np.minimum(np.stack([firsts, ends], axis=1).reshape(-1), last)
-    # From each edge to the next one; what lies between two pieces is left out.
-    found = np.maximum.reduceat(file.learned, edges)[::2]
-    # No edge may lie behind the last token, so that one is looked at by itself.
-    found |= np.where(ends > last, file.learned[last], 0).astype(np.uint8)
-    return (found > 0) & (pieces.lengths > 0)
+    # reduceat reduces from each edge to the next; [::2] skips the gaps between pieces.
+    result = np.maximum.reduceat(file.learned, edges)[::2]
+    # Edges cannot exceed the last token, so check it separately.
+    result |= np.where(ends > last, file.learned[last], 0).astype(np.uint8)
+    return (result > 0) & (pieces.lengths > 0)

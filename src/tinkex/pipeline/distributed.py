@@ -1,4 +1,4 @@
-"""Several processes that train one model: who they are, and what they tell each other."""
+"""Data-parallel training: ranks and their collective operations."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 from tinkex.errors import TinkexError
 
 ResultT = TypeVar("ResultT")
-#: Gradients are added up in buffers of about this many numbers.
+#: Gradients are all-reduced in buckets of about this many elements.
 _BUCKET_NUMEL = 1 << 23
 _TIMEOUT = timedelta(minutes=30)
 
 
 class RankFailed(TinkexError):
-    """Another rank gave up, so this one does too."""
+    """Another rank failed, so this one stops too."""
 
     def __init__(self) -> None:
-        super().__init__("another rank failed", hint="Its own message says why.")
+        super().__init__("another rank failed", hint="See the message of that rank.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedContext:
-    """This process's place among those that train together."""
+    """Rank of this process and world size."""
 
     rank: int = 0
     world_size: int = 1
@@ -37,16 +37,16 @@ class DistributedContext:
 
     @property
     def is_rank_zero(self) -> bool:
-        """True for the one that saves, evaluates and reports."""
+        """True for the rank that saves, evaluates and reports."""
         return self.rank == 0
 
     @property
     def is_single_process(self) -> bool:
-        """True when there is nobody to talk to."""
+        """True if there are no other ranks."""
         return self.world_size == 1
 
     def all_reduce_values(self, values: Sequence[float]) -> list[float]:
-        """Add up numbers over all ranks; every rank gets the sums."""
+        """Sum numbers over all ranks; every rank gets the sums."""
         if self.is_single_process:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=_collective_device())
@@ -54,7 +54,7 @@ class DistributedContext:
         return [float(value) for value in total.tolist()]
 
     def all_reduce_gradients(self, params: Sequence[Tensor]) -> None:
-        """Add up the gradients over all ranks, in place; who has none adds zero."""
+        """Sum gradients over all ranks in place; missing gradients count as zero."""
         if self.is_single_process:
             return
         for bucket in _buckets(params):
@@ -70,13 +70,13 @@ class DistributedContext:
 
     @torch.no_grad()
     def broadcast_weights(self, weights: Sequence[Tensor]) -> None:
-        """Make every rank begin with the first one's weights."""
+        """Copy the weights of rank 0 to all ranks."""
         if not self.is_single_process:
             for weight in weights:
                 dist.broadcast(weight, src=0)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The value of every rank, in order, on every rank."""
+        """Return the values of all ranks in order."""
         if self.is_single_process:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -84,7 +84,7 @@ class DistributedContext:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """The first rank's value, on every rank."""
+        """Return the value of rank 0."""
         if self.is_single_process:
             return value
         box = [value]
@@ -92,21 +92,21 @@ class DistributedContext:
         return box[0]
 
     def run_on_rank_zero(self, compute: Callable[[], ResultT]) -> ResultT:
-        """What the first rank makes, on every rank; when it fails, all fail, and none waits."""
+        """Run on rank 0 and return its result on all ranks; if it fails, all ranks raise."""
         if self.is_single_process:
             return compute()
         if not self.is_rank_zero:
-            told: tuple[ResultT] | None = self.broadcast(None)
-            if told is None:
+            received: tuple[ResultT] | None = self.broadcast(None)
+            if received is None:
                 raise RankFailed
-            return told[0]
+            return received[0]
         try:
-            made = compute()
-        except Exception:
+            result = compute()
+        except Exception:  # whatever failed, the other ranks must not wait for it
             self.broadcast(None)
             raise
-        self.broadcast((made,))
-        return made
+        self.broadcast((result,))
+        return result
 
 
 def _buckets(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -128,10 +128,9 @@ def _collective_device() -> str:
 
 @contextmanager
 def init_distributed() -> Iterator[DistributedContext]:
-    """Join the others if torchrun started this process, and leave them at the end.
+    """Join the process group if torchrun started this process; nested calls reuse it.
 
-    nccl is used where every process can have a GPU of its own, else gloo. Inside of another
-    open_ranks this one joins nobody and leaves nobody.
+    The backend is nccl if every process has its own GPU, else gloo.
     """
     if dist.is_available() and dist.is_initialized():
         yield _current_context()

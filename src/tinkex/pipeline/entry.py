@@ -1,4 +1,7 @@
-"""How a program of the pipeline ends: its exit code, and a sentence about what went wrong."""
+"""Entry point of the trainers: exit codes, and errors as one sentence.
+
+Options are checked before torch is imported, so that a mistake is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
 
 def run_program(work: Callable[[], int]) -> int:
-    """Do the work; returns its code, 1 after a sentence on stderr, or 130 after Ctrl-C.
+    """Run `work` and return its exit code, 1 after an expected error, or 130 after Ctrl-C.
 
-    SIGTERM ends the process with 143, unless the work handles it itself.
+    SIGTERM exits with 143 unless `work` handles it.
     """
     try:
         with _exit_on_sigterm(), _suppress_disk_full_traceback():
@@ -39,7 +42,7 @@ def run_program(work: Callable[[], int]) -> int:
 
 
 def _print_error(text: str) -> None:
-    """A line on stderr; that nobody can read it any more changes no exit code."""
+    """Print a line to stderr; a closed terminal does not change the exit code."""
     with suppress(OSError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -51,22 +54,22 @@ def _describe_error(error: Exception) -> str:
         return f"{place or 'the disk'}: {DISK_FULL_MESSAGE}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'the disk'}: {error.strerror}"
-    return str(error) or "there is not enough memory"
+    return str(error) or "out of memory"
 
 
 @contextmanager
 def _suppress_disk_full_traceback() -> Iterator[None]:
-    """Print no traceback of a thread that found the disk full, such as TensorBoard's writer.
+    """Print no traceback for a thread that fails on a full disk, such as TensorBoard's writer.
 
-    The thread that waits for it raises the same error, which becomes the program's sentence.
+    The main thread raises the same error, which is then printed once.
     """
     before = threading.excepthook
 
-    def tell(failed: threading.ExceptHookArgs) -> None:
+    def report(failed: threading.ExceptHookArgs) -> None:
         if not is_disk_full(failed.exc_value):
             before(failed)
 
-    threading.excepthook = tell
+    threading.excepthook = report
     try:
         yield
     finally:
@@ -86,20 +89,20 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def _handle_sigterm(number: int, frame: FrameType | None) -> None:
-    # Past Python's own buffer: the signal may have come in the middle of a write to it.
+    # Bypass the buffer of sys.stderr: the signal may have interrupted a write to it.
     with suppress(OSError):
-        os.write(2, b"Stopped; whatever was saved is whole.\n")
-    # Not os._exit: whatever is half written is cleared away on the way out.
+        os.write(2, b"Stopped; saved checkpoints are complete.\n")
+    # Not os._exit: temporary files are removed while the stack unwinds.
     raise SystemExit(128 + number)
 
 
 def main(stage: str, argv: Sequence[str] | None = None) -> int:
-    """Train a stage; returns the exit code: 0, 1 with a sentence, 130 or 143 after a signal."""
-    known = parse_arguments(stage, argv)
-    return run_program(lambda: _train_stage(stage, known))
+    """Train a stage; returns the exit code: 0, 1 after an error, 130 or 143 after a signal."""
+    args = parse_arguments(stage, argv)
+    return run_program(lambda: _train_stage(stage, args))
 
 
 def _train_stage(stage: str, args: TrainerArguments) -> int:
-    # Late: help and a wrong word should not wait for torch.
+    # Imported late, so that --help and option errors do not wait for torch.
     code: int = import_module("tinkex.pipeline.train_stage").run(stage, args)
     return code

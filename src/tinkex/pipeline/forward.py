@@ -1,9 +1,9 @@
-"""The training pass: transformers' weights, with fewer and larger steps over packed documents.
+"""Fused training forward pass over packed documents, with the weights of a transformers model.
 
-Queries, keys and values are one product, gate and up another; positions restart with each
-document, and no document sees another. What comes out equals transformers' own forward.
+QKV and gate/up projections are fused; positions restart with each document and attention stays
+within it. The result equals the forward pass of transformers.
 
-Shape letters: T tokens, D hidden width, H query heads, G key heads, K head width, E experts.
+Shape letters: T tokens, D hidden size, H query heads, G key/value heads, K head size, E experts.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tinkex.pipeline.model import is_moe
 
 
 class HiddenStates(NamedTuple):
-    """What the layers make of tokens."""
+    """Output of the decoder layers."""
 
     states_TD: Tensor
-    """Ready for the head."""
+    """After the final norm."""
     router_aux_loss: Tensor | None
-    """How unevenly experts are used, times its coefficient; None without experts."""
+    """Load-balancing loss times its coefficient; None without experts."""
 
 
 class PackedForward:
-    """Runs a model over documents that lie end to end."""
+    """Runs a model on concatenated documents."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
         self._model: Any = model
@@ -49,42 +49,42 @@ class PackedForward:
 
     @property
     def head_VD(self) -> Tensor:
-        """The weight that makes logits of hidden states."""
+        """Weight of the LM head."""
         weight: Tensor = self._model.lm_head.weight
         return weight
 
     def __call__(self, tokens_T: Tensor, lengths: Sequence[int]) -> HiddenStates:
-        """Hidden states of all tokens."""
+        """Compute the hidden states of all tokens."""
         inner = self._model.model
-        angles = self._rotary_tables(lengths, tokens_T.device)
+        cos_sin = self._rotary_tables(lengths, tokens_T.device)
         attention = _DocumentAttention(lengths)
         x_TD = inner.embed_tokens(tokens_T).to(self._dtype)
         h_TD = _rms_norm(inner.layers[0].input_layernorm, x_TD)
-        routed: list[Tensor] = []
-        # Each norm is taken together with the sum before it: that of the next layer, or the last.
-        following = [*(layer.input_layernorm for layer in inner.layers[1:]), inner.norm]
-        for layer, norm in zip(inner.layers, following, strict=True):
-            delta_TD = self._attend(layer.self_attn, h_TD, angles, attention)
+        router_logits: list[Tensor] = []
+        # Fuse each norm with the preceding residual add: the next layer's norm, or the final one.
+        next_norms = [*(layer.input_layernorm for layer in inner.layers[1:]), inner.norm]
+        for layer, norm in zip(inner.layers, next_norms, strict=True):
+            delta_TD = self._attend(layer.self_attn, h_TD, cos_sin, attention)
             x_TD, h_TD = _add_rms_norm(layer.post_attention_layernorm, x_TD, delta_TD)
             if hasattr(layer.mlp, "experts"):
                 delta_TD, logits_TE = _moe_forward(layer.mlp, h_TD)
-                routed.append(logits_TE)
+                router_logits.append(logits_TE)
             else:
                 delta_TD = _mlp(layer.mlp, h_TD)
             x_TD, h_TD = _add_rms_norm(norm, x_TD, delta_TD)
-        return HiddenStates(h_TD, self._router_aux_loss(routed))
+        return HiddenStates(h_TD, self._router_aux_loss(router_logits))
 
     def _attend(
-        self, attn: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor], attention: _DocumentAttention
+        self, attn: Any, h_TD: Tensor, cos_sin: tuple[Tensor, Tensor], attention: _DocumentAttention
     ) -> Tensor:
-        all_T = _fused_linear(h_TD, attn.q_proj, attn.k_proj, attn.v_proj)
-        parts = split_qkv_rotary(
-            all_T.unflatten(-1, (-1, attn.head_dim)), _rotary_inputs(attn, h_TD, angles)
+        qkv_T = _fused_linear(h_TD, attn.q_proj, attn.k_proj, attn.v_proj)
+        qkv = split_qkv_rotary(
+            qkv_T.unflatten(-1, (-1, attn.head_dim)), _rotary_inputs(attn, h_TD, cos_sin)
         )
-        return _fused_linear(attention(*parts, attn.scaling).flatten(1), attn.o_proj)
+        return _fused_linear(attention(*qkv, attn.scaling).flatten(1), attn.o_proj)
 
     def _rotary_tables(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all positions, (T, 1, K / 2); the table is made once."""
+        """Return the cos and sin tables of all positions, (T, 1, K / 2); cached."""
         longest = max(lengths)
         if self._cos_sin is None or len(self._cos_sin[0]) < longest:
             at = torch.arange(max(longest, 512), device=device)[None]
@@ -97,20 +97,20 @@ class PackedForward:
         cos, sin = (table[at_T.to(device)].to(self._dtype) for table in self._cos_sin)
         return cos.unsqueeze(1), sin.unsqueeze(1)
 
-    def _router_aux_loss(self, routed: Sequence[Tensor]) -> Tensor | None:
-        """Experts times the product of how often each is chosen and how likely it was."""
-        if not routed:
+    def _router_aux_loss(self, router_logits: Sequence[Tensor]) -> Tensor | None:
+        """Load-balancing loss: num_experts * sum(fraction of tokens * mean router probability)."""
+        if not router_logits:
             return None
         config = self._model.config
-        chances_TE = torch.softmax(torch.cat(list(routed)).float(), dim=-1)
-        chosen = chances_TE.topk(config.num_experts_per_tok, dim=-1).indices
-        share_E = torch.bincount(chosen.flatten(), minlength=chances_TE.shape[-1]) / len(chances_TE)
-        product = (share_E * chances_TE.mean(dim=0)).sum() * chances_TE.shape[-1]
+        probs_TE = torch.softmax(torch.cat(list(router_logits)).float(), dim=-1)
+        chosen = probs_TE.topk(config.num_experts_per_tok, dim=-1).indices
+        fraction_E = torch.bincount(chosen.flatten(), minlength=probs_TE.shape[-1]) / len(probs_TE)
+        product = (fraction_E * probs_TE.mean(dim=0)).sum() * probs_TE.shape[-1]
         return product * float(config.router_aux_loss_coef)
 
 
 class _DocumentAttention:
-    """Attention within each document: by our own kernel, or by torch where that is not suited."""
+    """Attention within each document: the C kernel, or torch where it does not apply."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._documents, self._packed = native.PackedDocuments(lengths), PackedAttention(lengths)
@@ -118,7 +118,7 @@ class _DocumentAttention:
     def __call__(self, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, scaling: float) -> Tensor:
         if native.can_use_varlen_kernel(q_THK, k_TGK, v_TGK):
             return native.varlen_attention(q_THK, k_TGK, v_TGK, self._documents, scaling)
-        q_HTK, k_GTK, v_GTK = (one.transpose(0, 1) for one in (q_THK, k_TGK, v_TGK))
+        q_HTK, k_GTK, v_GTK = (x.transpose(0, 1) for x in (q_THK, k_TGK, v_TGK))
         return self._packed.attend(0, q_HTK, k_GTK, v_GTK, AttentionOptions(scaling))
 
 
@@ -130,28 +130,28 @@ def _add_rms_norm(norm: Any, x_TD: Tensor, delta_TD: Tensor) -> tuple[Tensor, Te
     return add_rms_norm(x_TD, delta_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
 
 
-def _rotary_inputs(attn: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor]) -> QKRotary:
+def _rotary_inputs(attn: Any, h_TD: Tensor, cos_sin: tuple[Tensor, Tensor]) -> QKRotary:
     has_norms = hasattr(attn, "q_norm")
     return QKRotary(
         attn.q_proj.out_features // attn.head_dim,
         attn.k_proj.out_features // attn.head_dim,
         attn.q_norm.variance_epsilon if has_norms else 0.0,
-        *angles,
+        *cos_sin,
         attn.q_norm.weight.to(h_TD.dtype) if has_norms else None,
         attn.k_norm.weight.to(h_TD.dtype) if has_norms else None,
     )
 
 
 def _fused_linear(x_TD: Tensor, *linears: nn.Linear) -> Tensor:
-    """One product instead of several; to copy the weights together costs next to nothing."""
+    """Apply several linear layers as one matmul; concatenating the weights is cheap."""
     if len(linears) == 1:
         (only,) = linears
         bias = None if only.bias is None else only.bias.to(x_TD.dtype)
         return nn.functional.linear(x_TD, only.weight.to(x_TD.dtype), bias)
-    weights: list[Tensor] = [one.weight for one in linears]
+    weights: list[Tensor] = [linear.weight for linear in linears]
     weight = torch.cat(weights).to(x_TD.dtype)
-    found: list[Tensor] = [one.bias for one in linears if one.bias is not None]
-    return nn.functional.linear(x_TD, weight, torch.cat(found).to(x_TD.dtype) if found else None)
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    return nn.functional.linear(x_TD, weight, torch.cat(biases).to(x_TD.dtype) if biases else None)
 
 
 def _mlp(mlp: Any, h_TD: Tensor) -> Tensor:
@@ -163,19 +163,19 @@ def _moe_forward(mlp: Any, h_TD: Tensor) -> tuple[Tensor, Tensor]:
     return mlp.experts(h_TD, chosen, scores), logits_TE
 
 
-#: glibc's names for what mallopt sets.
+#: Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _NEVER_TRIM = (1 << 31) - 1
-#: The most that glibc takes; larger tensors still come and go with system calls.
+#: The maximum that glibc accepts; larger tensors are still mapped and unmapped.
 _MAX_MMAP_THRESHOLD = 1 << 25
 
 
 @cache
 def retain_freed_memory() -> bool:
-    """Let freed memory stay in this process, for an update needs again what the last one freed.
+    """Make malloc keep freed memory, because the next update needs it again.
 
-    The system hands out fresh memory page by page, which costs more than most of what is done in
-    it. True if the C library does as it is told; once is enough.
+    Page faults on fresh memory cost more than most of the computation on it. Returns True if
+    the C library supports it.
     """
     if not sys.platform.startswith("linux"):
         return False

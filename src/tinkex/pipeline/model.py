@@ -1,4 +1,4 @@
-"""Models of the Qwen3 kind: from sizes with random weights, or from what a parent stage made."""
+"""Create Qwen3 models with random weights, or load the model of a parent stage."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tinkex.pipeline.trainer_arguments import TrainerArguments
 from tinkex.pipeline.weights import load_weights
 from tinkex.units import format_count
 
-#: Families whose layers `forward` knows.
+#: Model families that `forward` supports.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "llama", "qwen2")
 _EXPERTS_PER_TOKEN = 2
-#: Positions that the finished model takes, however short its training sequences were.
+#: Minimum max_position_embeddings of a new model, even with shorter training sequences.
 _MIN_POSITIONS = 2048
 _ROPE_THETA = 10_000.0
-#: What torch and transformers raise about files that they cannot read.
+#: Exceptions of torch and transformers for unreadable files.
 _LOAD_ERRORS = (
     *(OSError, ValueError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError),
     SafetensorError,
@@ -43,27 +43,27 @@ _LOAD_ERRORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """How large a model is."""
+    """Dimensions of a model."""
 
     hidden_size: int = 512
     num_layers: int = 8
     num_heads: int = 8
     num_kv_heads: int = 2
     intermediate_size: int = 0
-    """0 chooses 8/3 of the hidden size, rounded up to 64."""
+    """0 means 8/3 of the hidden size, rounded up to a multiple of 64."""
     max_seq_len: int = 512
     use_moe: bool = False
     num_experts: int = 4
 
 
 def model_sizes(args: TrainerArguments) -> ModelSizes:
-    """The sizes that a command line asks for."""
-    told = {name: getattr(args, name) for name in (field.name for field in fields(ModelSizes))}
-    return ModelSizes(**{name: value for name, value in told.items() if value is not None})
+    """Return the model sizes of the command line."""
+    given = {name: getattr(args, name) for name in (field.name for field in fields(ModelSizes))}
+    return ModelSizes(**{name: value for name, value in given.items() if value is not None})
 
 
 def make_config(sizes: ModelSizes, vocab_size: int, eos_id: int, pad_id: int) -> PreTrainedConfig:
-    """The config of a new model."""
+    """Build the config of a new model."""
     width = sizes.intermediate_size or _round_up_to_64(sizes.hidden_size * 8 / 3)
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -86,81 +86,77 @@ def make_config(sizes: ModelSizes, vocab_size: int, eos_id: int, pad_id: int) ->
         **common,
         num_experts=sizes.num_experts,
         num_experts_per_tok=num_active,
-        # Those that work on a token are together as wide as the MLP would be.
+        # The active experts are together as wide as the dense MLP.
         moe_intermediate_size=_round_up_to_64(width / num_active),
         norm_topk_prob=True,
     )
 
 
 def make_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """A model with random weights that depend on the seed alone."""
+    """Create a model with random weights that depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = (Qwen3MoeForCausalLM if config.model_type == "qwen3_moe" else Qwen3ForCausalLM)(
-            config
-        )
-    return _set_train_mode(made)
+        model_class = Qwen3MoeForCausalLM if is_moe(config) else Qwen3ForCausalLM
+        return _set_train_mode(model_class(config))
 
 
 def load_model(path: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """A model from its folder, or from a file of weights that fit the config given."""
+    """Load a model from its folder, or from a weights file that fits the given config."""
     check_model_exists(path)
     if path.is_dir():
         return _load_folder(path)
     if config is None:
-        raise ConfigError(f"{path} is a file of weights; a model folder is needed here")
+        raise ConfigError(f"{path} is a weights file; expected a model folder")
     model = make_model(config, seed=0)
     try:
         load_weights(model, read_weights(path))
     except CheckpointError as error:
         raise ConfigError(
             f"{path}: {error.message}",
-            hint="Give the sizes that it was trained with, or name its model folder.",
+            hint="Pass the sizes it was trained with, or its model folder.",
         ) from None
     return model
 
 
 def check_model_exists(path: Path) -> None:
-    """Refuse a place where nothing is."""
+    """Raise ConfigError if the path does not exist."""
     if not path.exists():
-        raise ConfigError(
-            f"there is no model at {path}", hint="Name a model folder or a .pth file."
-        )
+        raise ConfigError(f"no model at {path}", hint="Pass a model folder or a .pth file.")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name; nothing in it is run."""
+    """Read the tensors of a weights file; no pickled code is run."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
     except _LOAD_ERRORS as error:
         raise ConfigError(
-            f"{path} holds no weights that can be read: {_describe_error(error)}",
-            hint="Name a .pth file that a trainer wrote, or a model folder.",
+            f"cannot read weights from {path}: {_describe_error(error)}",
+            hint="Pass a .pth file written by a trainer, or a model folder.",
         ) from error
-    if not isinstance(found, Mapping) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise ConfigError(f"{path} holds no table of weights")
-    return dict(found)
+    if not isinstance(weights, Mapping) or not all(isinstance(x, Tensor) for x in weights.values()):
+        raise ConfigError(f"{path} does not contain a state dict")
+    return dict(weights)
 
 
 def check_sizes(config: PreTrainedConfig, args: TrainerArguments, parent: Path) -> None:
-    """Refuse sizes that are asked for and that the parent does not have."""
-    told = {
+    """Raise ConfigError if a requested size differs from the parent's."""
+    requested = {
         "hidden_size": args.hidden_size,
         "num_hidden_layers": args.num_layers,
         "num_attention_heads": args.num_heads,
         "num_key_value_heads": args.num_kv_heads,
         "intermediate_size": args.intermediate_size or None,
     }
-    for name, wanted in told.items():
+    for name, wanted in requested.items():
         if wanted is not None and wanted != getattr(config, name):
             raise ConfigError(
                 f"{name} is {wanted}, but the model in {parent} has {getattr(config, name)}",
-                hint="Leave the size out, or start from another model.",
+                hint="Omit the size, or start from another model.",
             )
 
 
 def is_moe(config: PreTrainedConfig) -> bool:
-    """Whether layers have experts."""
+    """Return True if the model has mixture-of-experts layers."""
     return bool(config.model_type == "qwen3_moe")
 
 
@@ -169,10 +165,10 @@ def _load_folder(path: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         if config.model_type not in MODEL_TYPES:
             raise ConfigError(
-                f"{path} holds a {config.model_type!r} model; the trainers know "
-                f"{', '.join(MODEL_TYPES)}"
+                f"{path} has the unsupported model type {config.model_type!r}; "
+                f"supported are {', '.join(MODEL_TYPES)}"
             )
-        made: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
             local_files_only=True,
@@ -184,24 +180,24 @@ def _load_folder(path: Path) -> PreTrainedModel:
         raise
     except _LOAD_ERRORS as error:
         raise ConfigError(
-            f"{path} holds no model that can be read: "
+            f"cannot load a model from {path}: "
             f"{_find_damaged_file(path) or _describe_error(error)}",
-            hint="Name a model folder with config.json and model.safetensors.",
+            hint="Pass a model folder with config.json and model.safetensors.",
         ) from error
-    model, report = made
-    # transformers would go on with random numbers in their place.
+    model, report = loaded
+    # transformers would initialize them randomly.
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"{path} lacks {format_count(len(missing), 'tensor')}, such as {missing[0]}"
         )
     for parameter in model.parameters():
-        # What was read may be a view of the file itself, which training must not write to.
+        # The tensors may be memory-mapped views of the file, which training must not change.
         parameter.data = parameter.data.clone()
     return _set_train_mode(model)
 
 
 def _find_damaged_file(folder: Path) -> str | None:
-    """The first file of weights with a damaged header, and the tensor that it is about."""
+    """Return the first weights file with a damaged header, and what is wrong with it."""
     for file in sorted(folder.glob("*.safetensors")):
         if (problem := describe_header_problem(file)) is not None:
             return f"{file.name}: {problem}"

@@ -1,4 +1,4 @@
-"""Optimizers of the pipeline: AdamW with decay for matrices alone, and Muon for hidden matrices."""
+"""Optimizers of the pipeline: AdamW with weight decay on matrices, and Muon."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tinkex.pipeline.weights import clean_name, unwrap
 
 _BETAS = (0.9, 0.95)
 _EPS = 1e-8
-#: The quintic that takes every singular value near to one in five steps.
+#: Coefficients of the Newton-Schulz quintic; five steps bring singular values close to one.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
 
 def orthogonalize(matrix: Tensor, num_steps: int = 5) -> Tensor:
-    """The nearest matrix whose singular values are about one, by Newton-Schulz iteration.
+    """Approximately orthogonalize a matrix by Newton-Schulz iteration.
 
-    More than two dimensions are a stack of matrices.
+    Leading dimensions are batch dimensions.
     """
     a, b, c = _QUINTIC
     is_tall = matrix.size(-2) > matrix.size(-1)
@@ -32,12 +32,12 @@ def orthogonalize(matrix: Tensor, num_steps: int = 5) -> Tensor:
     for _ in range(num_steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    found: Tensor = x.mT if is_tall else x
-    return found
+    result: Tensor = x.mT if is_tall else x
+    return result
 
 
 class Muon(Optimizer):
-    """Momentum whose direction is made orthogonal; for matrices between hidden layers alone."""
+    """Muon: momentum with orthogonalized updates, for hidden matrices only."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients that are there."""
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -70,15 +70,15 @@ class Muon(Optimizer):
         gradient, momentum = param.grad, state["momentum"]
         assert gradient is not None
         momentum.lerp_(gradient, 1.0 - group["momentum"])
-        ahead = gradient.lerp(momentum, group["momentum"])
-        update = orthogonalize(ahead, group["num_steps"])
+        nesterov = gradient.lerp(momentum, group["momentum"])
+        update = orthogonalize(nesterov, group["num_steps"])
         scale = max(1.0, param.size(-2) / param.size(-1)) ** 0.5
         param.mul_(1.0 - group["lr"] * group["weight_decay"])
         param.add_(update, alpha=-group["lr"] * scale)
 
 
 class CombinedOptimizer:
-    """Several optimizers that step as one; each group keeps a peak learning rate of its own."""
+    """Several optimizers that step together; each group has its own peak learning rate."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self._optimizers = dict(optimizers)
@@ -86,54 +86,56 @@ class CombinedOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all parts."""
-        return [group for part in self._optimizers.values() for group in part.param_groups]
+        """Parameter groups of all optimizers."""
+        return [
+            group for optimizer in self._optimizers.values() for group in optimizer.param_groups
+        ]
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Every parameter that is trained, in a fixed order."""
+        """All trained parameters in a fixed order."""
         return [param for group in self.param_groups for param in group["params"]]
 
     def set_lr_factor(self, factor: float) -> None:
-        """Set every learning rate to a share of its peak."""
+        """Set every learning rate to its peak times `factor`."""
         for group, peak in zip(self.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor
 
     def step(self) -> None:
-        """Take one step with all parts."""
-        for part in self._optimizers.values():
-            part.step()
+        """Step all optimizers."""
+        for optimizer in self._optimizers.values():
+            optimizer.step()
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
-        for part in self._optimizers.values():
-            part.zero_grad(set_to_none=True)
+        """Clear all gradients."""
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each part under its name."""
-        return {name: part.state_dict() for name, part in self._optimizers.items()}
+        """Return the state of each optimizer by name."""
+        return {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over a saved state; another optimizer's or other sizes are refused."""
+        """Load a saved state; raises CheckpointError if optimizers or shapes differ."""
         if "param_groups" in saved and len(self._optimizers) == 1:
-            # Checkpoints of the older kind hold the state of one optimizer as torch gives it.
+            # Older checkpoints hold the state of a single optimizer without a name.
             saved = dict.fromkeys(self._optimizers, saved)
         if set(saved) != set(self._optimizers):
             raise CheckpointError(
-                f"the checkpoint is of optimizer {'+'.join(sorted(saved))}, "
+                f"the checkpoint has the optimizer {'+'.join(sorted(saved))}, "
                 f"this run has {'+'.join(sorted(self._optimizers))}",
                 hint="Resume with the optimizer the checkpoint was made with.",
             )
-        for name, part in self._optimizers.items():
+        for name, optimizer in self._optimizers.items():
             try:
-                part.load_state_dict(dict(saved[name]))
+                optimizer.load_state_dict(dict(saved[name]))
             except (ValueError, KeyError) as error:
                 raise CheckpointError(f"the state of {name} does not fit: {error}") from error
-            _check_shapes(name, part)
+            _check_shapes(name, optimizer)
 
 
-def _check_shapes(name: str, part: Optimizer) -> None:
-    for param, state in part.state.items():
+def _check_shapes(name: str, optimizer: Optimizer) -> None:
+    for param, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
                 raise CheckpointError(
@@ -143,7 +145,7 @@ def _check_shapes(name: str, part: Optimizer) -> None:
 
 
 def make_optimizer(model: nn.Module, plan: TrainPlan) -> CombinedOptimizer:
-    """The optimizer of a plan over the trainable weights of a model."""
+    """Create the optimizer of a plan for the trainable weights of a model."""
     model = unwrap(model)
     hidden, matrices, vectors = split_parameters(model)
     decayed = matrices if plan.optimizer == "muon" else [*matrices, *hidden]
@@ -163,7 +165,7 @@ def _adamw(decayed: Sequence[Tensor], undecayed: Sequence[Tensor], plan: TrainPl
 
 
 def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Trainable weights by their place: hidden matrices, tables and heads, and vectors."""
+    """Split trainable weights into hidden matrices, embeddings and heads, and vectors."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     hidden: list[Tensor] = []
     outer: list[Tensor] = []

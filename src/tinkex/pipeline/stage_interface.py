@@ -1,4 +1,4 @@
-"""What a stage brings to the training loop, and the plan by which the loop trains it."""
+"""Interface between a stage and the training loop: batches, losses, plan and result."""
 
 from __future__ import annotations
 
@@ -56,49 +56,49 @@ def count_updates(
 
 
 class MicroBatch(Protocol):
-    """One micro-batch, ready for the stage's loss."""
+    """A micro-batch, ready for the stage's loss."""
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens count for the speed that is shown."""
+        """Number of tokens, for the reported throughput."""
         ...
 
     @property
     def num_samples(self) -> int:
-        """How many rows, or pairs, are in it."""
+        """Number of rows, or pairs in DPO."""
         ...
 
 
 class BatchSource(Protocol):
-    """The data of a stage, for all ranks together: the loop deals the batches out.
+    """The data of a stage, for all ranks together.
 
-    Rank r of w takes the batches whose index leaves the remainder r, so a source knows nothing
-    of ranks, and a run may go on with another number of them.
+    Rank r of w takes the batches with index % w == r, so a source does not depend on the ranks
+    and a run can resume with a different number of them.
     """
 
     def num_batches(self, epoch: int) -> int:
-        """How many micro-batches an epoch has, the last and shorter one included."""
+        """Return the number of micro-batches of an epoch, including a shorter last one."""
         ...
 
     def batch(self, epoch: int, index: int) -> MicroBatch:
-        """The same batch for the same (seed, epoch, index), without reading those before it."""
+        """Return a micro-batch by random access; (seed, epoch, index) determine it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoss:
-    """What one micro-batch adds to the loss of an update."""
+    """Contribution of one micro-batch to the loss of an update."""
 
     total: Tensor
-    """Differentiable; a sum over what is counted (tokens, pairs), not a mean."""
+    """Differentiable; a sum over tokens or pairs, not a mean."""
     weight: float
-    """How many were counted; the sum over accumulation and ranks is what gradients divide by."""
+    """Number of tokens or pairs; gradients are divided by its sum over batches and ranks."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Sums, divided by the summed weight when they are logged; every batch has the same names."""
+    """Sums, divided by the total weight when logged; every batch has the same names."""
 
 
 class Stage(Protocol):
-    """What the loop trains: a model, its data and its loss."""
+    """A model, its data and its loss."""
 
     @property
     def name(self) -> str:
@@ -107,86 +107,86 @@ class Stage(Protocol):
 
     @property
     def model(self) -> nn.Module:
-        """What is trained; it may be compiled, and is on its device already."""
+        """The model to train, already on its device; it may be compiled."""
         ...
 
     @property
     def source(self) -> BatchSource:
-        """The data it is trained on."""
+        """The training data."""
         ...
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What must not change between a checkpoint and the run that goes on from it.
+        """Settings that must not change between a checkpoint and a run that resumes from it.
 
-        Sizes of the model, digests of data, tokenizer and parent, the loss's own settings: plain
-        JSON. The loop adds the plan's own (seed, batch size, optimizer, ...).
+        Plain JSON: model sizes, digests of data, tokenizer and parent, loss settings. The loop
+        adds those of the plan (seed, batch size, optimizer, ...).
         """
         ...
 
     def loss(self, batch: Any) -> StageLoss:
-        """The loss of one micro-batch."""
+        """Compute the loss of one micro-batch."""
         ...
 
     def evaluate(self) -> Mapping[str, float]:
-        """Figures on held-out data; the first is the stage's own metric. Rank 0 alone is asked."""
+        """Compute metrics on the eval split, the main one first; called on rank 0 only."""
         ...
 
     def write_legacy(self, weights: Mapping[str, Tensor], directory: Path) -> None:
-        """Write the one-file weights (`<name>_<hidden>.pth`) into a directory, whole or not.
+        """Write the single-file weights (`<name>_<hidden>.pth`) atomically.
 
-        Called at every save from the writer's thread with a copy of the model's state that
-        training does not touch; names are without wrapper prefixes, tied weights share storage.
+        Called at every save on the writer thread with a copy of the model's state. Names have no
+        wrapper prefixes; tied weights share storage.
         """
         ...
 
     def export(self, directory: Path) -> None:
-        """Write the Hugging Face folder, whole or not at all; called once, when all is trained."""
+        """Write the Hugging Face folder atomically; called once, at the end of training."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPlan:
-    """How long, how fast and where to a stage is trained."""
+    """Settings of the training loop."""
 
     out_dir: Path
-    """Where the stage's results are written; the Hugging Face folder is `hf` in it."""
+    """Output directory of the stage; its subdirectory `hf` is the Hugging Face folder."""
     ckpt_dir: Path | None = None
     """Root of step checkpoints; None means `checkpoints` in out_dir."""
     epochs: int = 1
     max_steps: int = 0
-    """Updates after which training ends; 0 means when the epochs are over."""
+    """Updates after which training ends; 0 means at the end of the epochs."""
     batch_size: int = 8
     accumulation_steps: int = 1
-    """Micro-batches of each rank in one update; the last update of an epoch may have fewer."""
+    """Micro-batches per rank and update; the last update of an epoch may have fewer."""
     learning_rate: float = 6e-4
     min_learning_rate: float | None = None
-    """Where cosine ends; None means a tenth of learning_rate."""
+    """Final value of the cosine schedule; None means a tenth of learning_rate."""
     warmup_steps: int = 0
     schedule: ScheduleName = "cosine"
     optimizer: OptimizerName = "adamw"
     muon_lr: float = 0.02
     weight_decay: float = 0.01
     grad_clip: float = 1.0
-    """Largest norm of the gradient; 0 leaves it as it is."""
+    """Maximum gradient norm; 0 means no clipping."""
     seed: int = 1337
     save_interval: int = 200
-    """Updates between saves; 0 saves at the end alone."""
+    """Updates between saves; 0 saves only at the end."""
     save_interval_seconds: float = 0.0
     keep_last_checkpoints: int = 3
-    """How many of the newest steps stay; 0 keeps all."""
+    """Number of newest steps to keep; 0 keeps all."""
     keep_every: int = 0
-    """Steps that are multiples of it stay for good; 0 means none."""
+    """Steps that are multiples of it are never pruned; 0 means none."""
     eval_interval: int = 0
-    """Updates between evaluations; 0 evaluates before and after training alone."""
+    """Updates between evaluations; 0 evaluates only before and after training."""
     log_interval: int = 10
     device: str = "cpu"
     dtype: str = "float32"
     tensorboard_dir: Path | None = None
     allow_partial: bool = False
-    """Go on from a checkpoint whose settings or weights differ, with a warning for each."""
+    """Resume from a checkpoint whose settings or weights differ, with a warning for each."""
     args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the command line, for the record in state.json."""
+    """Command-line arguments, recorded in state.json."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulation_steps", "log_interval"):
@@ -202,12 +202,12 @@ class TrainPlan:
 
     @property
     def checkpoint_root(self) -> Path:
-        """Where step checkpoints are."""
+        """Root directory of step checkpoints."""
         return self.ckpt_dir if self.ckpt_dir is not None else self.out_dir / "checkpoints"
 
     @property
     def final_learning_rate(self) -> float:
-        """Where the schedule ends."""
+        """Learning rate at the end of the schedule."""
         if self.min_learning_rate is None:
             return self.learning_rate / 10
         return self.min_learning_rate
@@ -253,30 +253,30 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """How a run of the loop ended."""
+    """Result of the training loop."""
 
     stage: str
     steps: int
-    """Updates since the beginning of the stage, those before a resume included."""
+    """Updates since the start of the stage, including those before a resume."""
     tokens: int
     samples: int
     seconds: float
-    """Spent in training, over all runs."""
+    """Training time, including that before a resume."""
     before: Mapping[str, float]
-    """Held-out figures before the first update."""
+    """Eval metrics before the first update."""
     after: Mapping[str, float]
-    """Held-out figures at the end; empty when the run was stopped."""
+    """Eval metrics at the end; empty if the run was stopped."""
     stopped_by: int | None = None
-    """The signal that stopped the run, or None: all is trained."""
+    """The signal that stopped the run, or None if training is complete."""
     checkpoint: Path | None = None
-    """The newest step checkpoint; None on other ranks than 0."""
+    """The newest step checkpoint; None except on rank 0."""
 
     @property
     def is_complete(self) -> bool:
-        """True when nothing is left to train."""
+        """True if training is complete."""
         return self.stopped_by is None
 
     @property
     def exit_code(self) -> int:
-        """What the process should end with: 0, or 128 + the signal."""
+        """Exit code of the process: 0, or 128 + the signal number."""
         return 0 if self.stopped_by is None else 128 + self.stopped_by

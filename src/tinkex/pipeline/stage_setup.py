@@ -1,4 +1,4 @@
-"""From a command line to a stage: tokenizer, token files, model, device, in this order."""
+"""Build a stage from command-line arguments: tokenizer, token files, model and device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tinkex.pipeline.trainer_arguments import TrainerArguments
 from tinkex.units import format_count
 
 LOG = get_logger(__name__)
-#: Below out_dir: rows as tokens, made once.
+#: Subdirectory of out_dir for the token files.
 TOKENS_DIR = "tokens"
 ResultT = TypeVar("ResultT")
 
@@ -43,14 +43,14 @@ ResultT = TypeVar("ResultT")
 def build_stage(
     stage_name: str, args: TrainerArguments, ranks: DistributedContext
 ) -> PretrainStage | DpoStage:
-    """A stage that is ready to be trained."""
+    """Build a stage that is ready for training."""
     if args.init_from is not None:
         check_model_exists(args.init_from)
     device = choose_device(args.device, ranks.local_rank)
     tokenizer = _rank_zero_first(ranks, lambda: load_or_train_tokenizer(args))
     train, held_out = _rank_zero_first(ranks, lambda: open_splits(stage_name, args, tokenizer))
     model, parent = load_or_create_model(args, tokenizer)
-    setting = StageInputs(
+    inputs = StageInputs(
         args=args,
         model=_to_device(model, device),
         tokenizer=tokenizer,
@@ -60,32 +60,32 @@ def build_stage(
         dtype=choose_dtype(args.dtype, device),
         parent=parent,
     )
-    stage = _STAGE_BUILDERS[stage_name](setting)
+    stage = _STAGE_BUILDERS[stage_name](inputs)
     if ranks.is_rank_zero:
         _warn_truncated_rows(stage, args)
     return stage
 
 
 def _warn_truncated_rows(stage: PretrainStage | DpoStage, args: TrainerArguments) -> None:
-    """Say what of the data is too long to be learned."""
+    """Warn about rows that are truncated or dropped because they are too long."""
     source = stage.source
     if source.num_shortened:
         LOG.warning(
-            "%d conversations of %s are longer than --max_seq_len %d and lose their end",
+            "%d conversations of %s are longer than --max_seq_len %d and are truncated",
             *(source.num_shortened, args.data_path, args.max_seq_len),
         )
     if source.num_dropped:
         LOG.warning(
-            "%d rows of %s have nothing to learn from within %d tokens, and are left out",
+            "%d rows of %s have no targets within %d tokens and are skipped",
             *(source.num_dropped, args.data_path, args.max_seq_len),
         )
 
 
 def _rank_zero_first(ranks: DistributedContext, compute: Callable[[], ResultT]) -> ResultT:
-    """Files are made by the first rank and found by the others, not made by all at once."""
-    made: list[ResultT] = []
-    ranks.run_on_rank_zero(lambda: made.append(compute()))
-    return made[0] if made else compute()
+    """Compute on rank 0 first, so that the other ranks find the files it wrote."""
+    results: list[ResultT] = []
+    ranks.run_on_rank_zero(lambda: results.append(compute()))
+    return results[0] if results else compute()
 
 
 def _build_dpo(inputs: StageInputs) -> DpoStage:
@@ -117,14 +117,14 @@ _STAGE_BUILDERS: Mapping[str, Callable[[StageInputs], PretrainStage | DpoStage]]
 
 
 def load_or_train_tokenizer(args: TrainerArguments) -> TextTokenizer:
-    """The tokenizer that is named, or the parent's, or a new one for the data."""
+    """Load the given tokenizer or the parent's, or train a new one on the data."""
     if args.tokenizer_dir is not None:
         return tokenizers.load_tokenizer(args.tokenizer_dir)
     if args.init_from is not None and (args.init_from / tokenizers.TOKENIZER_FILE).is_file():
         return tokenizers.load_tokenizer(args.init_from)
     if args.init_from is not None:
         raise ConfigError(
-            f"{args.init_from} has no tokenizer", hint="Name its folder with --tokenizer_dir."
+            f"{args.init_from} has no tokenizer", hint="Pass its folder with --tokenizer_dir."
         )
     folder = args.out_dir / "tokenizer"
     tokenizers.train_tokenizer_folder([args.data_path], folder, args.vocab_size)
@@ -134,7 +134,7 @@ def load_or_train_tokenizer(args: TrainerArguments) -> TextTokenizer:
 def open_splits(
     stage_name: str, args: TrainerArguments, tokenizer: TextTokenizer
 ) -> tuple[DataSplit, DataSplit]:
-    """Rows to train on and rows to evaluate on."""
+    """Return the training split and the eval split."""
     cache = args.out_dir / TOKENS_DIR
     file = open_token_file(args.data_path, tokenizer, stage_name, cache, args.limit)
     is_useful = _check_trainable_rows(args.data_path, file, args.max_seq_len)
@@ -149,22 +149,22 @@ def open_splits(
     train, held = split_held_out(file.row_digests, args.eval_samples, args.seed, is_useful)
     if not is_useful[train].any():
         raise InvalidInput(
-            f"{args.data_path} has {format_count(int(is_useful.sum()), 'row')} to learn from, "
-            "and none is left to train on when one is held out",
-            hint="Add rows that differ, or name other data with --eval_data_path.",
+            f"{args.data_path} has {format_count(int(is_useful.sum()), 'usable row')}, "
+            "and none is left for training after holding one out",
+            hint="Add different rows, or pass --eval_data_path.",
         )
     return DataSplit(file, train), DataSplit(file, held)
 
 
 def _check_trainable_rows(path: Path, file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
-    """Which rows have something to learn from; a file that has none is refused."""
-    found = find_trainable_rows(file, max_length)
-    if not found.any():
+    """Return a mask of the usable rows; raises InvalidInput if there are none."""
+    is_useful = find_trainable_rows(file, max_length)
+    if not is_useful.any():
         raise InvalidInput(
-            f"{path}: no row has anything to learn from within its first {max_length} tokens",
+            f"{path}: no row has targets within its first {max_length} tokens",
             hint="Raise --max_seq_len, or use shorter rows.",
         )
-    return found
+    return is_useful
 
 
 # --- the model ------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _check_trainable_rows(path: Path, file: TokenFile, max_length: int) -> npt.N
 def load_or_create_model(
     args: TrainerArguments, tokenizer: TextTokenizer
 ) -> tuple[PreTrainedModel, str]:
-    """The model to train, and the digest of its start weights (empty if they are random)."""
+    """Return the model to train and the digest of its initial weights (empty if random)."""
     parent = args.init_from
     if parent is None:
         return make_model(_new_config(args, tokenizer), args.seed), ""
@@ -196,16 +196,16 @@ def _check_vocabulary(model: PreTrainedModel, tokenizer: TextTokenizer, path: Pa
     if tokenizer.vocab_size > size:
         raise ConfigError(
             f"the tokenizer in {tokenizer.folder} has {tokenizer.vocab_size} tokens, but the model "
-            f"in {path} knows {size}",
-            hint="Use the tokenizer that the model was made with.",
+            f"in {path} supports {size}",
+            hint="Use the tokenizer the model was trained with.",
         )
 
 
-# --- where to compute -----------------------------------------------------------------------
+# --- device ---------------------------------------------------------------------------------
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Where to compute; each rank has a GPU of its own."""
+    """Return the device; each rank uses a different GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -215,23 +215,23 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
-            f"device is {name!r}, which cannot be used here: {str(error).partition(chr(10))[0]}",
+            f"device {name!r} is not available: {str(error).partition(chr(10))[0]}",
             hint="Use --device auto or cpu.",
         ) from error
     return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What to compute with: bfloat16 only where the hardware has it, said if it was asked for."""
-    has_it = has_bfloat16(device)
-    if name == "bfloat16" and not has_it:
+    """Return the compute dtype; bfloat16 only if the hardware supports it."""
+    is_supported = has_bfloat16(device)
+    if name == "bfloat16" and not is_supported:
         LOG.warning("bfloat16 is slow on this %s, so float32 is used", device.type)
-    wants_it = name == "bfloat16" or (name == "auto" and device.type == "cuda")
-    return torch.bfloat16 if wants_it and has_it else torch.float32
+    is_wanted = name == "bfloat16" or (name == "auto" and device.type == "cuda")
+    return torch.bfloat16 if is_wanted and is_supported else torch.float32
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware computes with bfloat16."""
+    """Return True if the hardware supports bfloat16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":

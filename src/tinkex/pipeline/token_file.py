@@ -1,7 +1,6 @@
-"""Which documents a sequence holds and in which order sequences come: pure functions of the seed.
+"""Tokenized data files, and how their documents are packed, shuffled and split.
 
-A document of n tokens teaches n - 1 predictions: its first token is never predicted, its last
-never looked at. All lengths here count predictions.
+A document of n tokens has n - 1 predictions. Lengths of pieces and sequences count predictions.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.system.atomic import new_directory, remove_directory
 
 Indices: TypeAlias = npt.NDArray[np.int64]
-#: Keeps the uses of one seed apart.
+#: Mixed into the seed to get independent random streams.
 _PACKING, _ORDER, _HELD_OUT = 1, 2, 3
 
 
 class DocumentPieces(NamedTuple):
-    """Stretches of the token file, none longer than a sequence."""
+    """Ranges of the token file, none longer than a sequence."""
 
     starts: Indices
     lengths: Indices
 
 
 def truncate_documents(starts: Indices, documents: Indices, max_length: int) -> DocumentPieces:
-    """A piece per document, its end cut off if it is too long."""
+    """Return one piece per document, truncated to `max_length`."""
     lengths = np.minimum(starts[documents + 1] - starts[documents] - 1, max_length)
     return DocumentPieces(starts[documents], lengths)
 
 
 def split_documents(starts: Indices, documents: Indices, max_length: int) -> DocumentPieces:
-    """As many pieces per document as it takes; where one ends, the next goes on."""
+    """Split each document into consecutive pieces of at most `max_length`."""
     lengths = starts[documents + 1] - starts[documents] - 1
     num_pieces = -(-lengths // max_length)
     owner = np.repeat(np.arange(len(documents)), num_pieces)
@@ -55,41 +54,41 @@ def split_documents(starts: Indices, documents: Indices, max_length: int) -> Doc
 
 
 def pack_sequences(lengths: Sequence[int] | Indices, capacity: int, seed: int) -> list[Indices]:
-    """Pieces by the sequence that holds them: each goes where the least room is left over.
+    """Pack pieces into sequences (best fit) and return the pieces of each sequence.
 
-    They are looked at in an order drawn from the seed, so that a sequence holds a bit of all.
+    Pieces are visited in random order, so that a sequence mixes parts of the whole file.
     """
     order = _rng(seed, _PACKING).permutation(len(lengths))
     members: list[list[int]] = []
-    by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    has_room = 0  # bit r is set if some sequence has room for exactly r
+    by_free_space: list[list[int]] = [[] for _ in range(capacity + 1)]
+    has_free_space = 0  # bit n is set if some sequence has exactly n free tokens
     for piece in order.tolist():
         length = int(lengths[piece])
-        fitting = has_room >> length
+        fitting = has_free_space >> length
         if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            sequence = by_room[room].pop()
-            has_room ^= 0 if by_room[room] else 1 << room
+            free = length + (fitting & -fitting).bit_length() - 1
+            sequence = by_free_space[free].pop()
+            has_free_space ^= 0 if by_free_space[free] else 1 << free
         else:
-            room, sequence = capacity, len(members)
+            free, sequence = capacity, len(members)
             members.append([])
         members[sequence].append(piece)
-        by_room[room - length].append(sequence)
-        has_room |= 1 << (room - length)
-    return [np.asarray(found, dtype=np.int64) for found in members]
+        by_free_space[free - length].append(sequence)
+        has_free_space |= 1 << (free - length)
+    return [np.asarray(pieces, dtype=np.int64) for pieces in members]
 
 
 def shuffled_order(num_items: int, seed: int, epoch: int) -> Indices:
-    """The order of an epoch."""
+    """Return the random order of an epoch."""
     return _rng(seed, _ORDER, epoch).permutation(num_items)
 
 
 def split_held_out(
     digests: npt.NDArray[np.uint64], num_wanted: int, seed: int, is_useful: npt.NDArray[np.bool_]
 ) -> tuple[Indices, Indices]:
-    """Rows to train on, and useful rows to evaluate on: at most a tenth of them, at least one.
+    """Return training rows and held-out rows: at most a tenth of the useful ones, at least one.
 
-    A row that is a copy of one held out is in neither.
+    Duplicates of held-out rows are in neither.
     """
     order = _rng(seed, _HELD_OUT).permutation(len(digests))
     order = order[is_useful[order]]
@@ -102,26 +101,26 @@ def _rng(*seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-#: A change of the layout, or of how rows become tokens, makes new files.
+#: Increase when the file format or the tokenization changes.
 _VERSION = 1
 _META_FILE = "meta.json"
-_ROWS_AT_ONCE = 512
+_ROWS_PER_BATCH = 512
 
 
 class Document(NamedTuple):
-    """The tokens of a text or a conversation."""
+    """Token ids of a text or conversation, and which of them are targets."""
 
     ids: list[int]
     learned: list[bool]
 
 
 class TokenFile:
-    """The documents of a data file, in its order."""
+    """Memory-mapped token file of a data file."""
 
     def __init__(self, folder: Path) -> None:
         meta = json.loads((folder / _META_FILE).read_bytes())
         self.digest: str = meta["digest"]
-        """Of the rows and the tokenizer together."""
+        """Digest of the data, the tokenizer and the settings."""
         self.num_rows: int = meta["num_rows"]
         self.documents_per_row: int = meta["documents_per_row"]
         self.tokens = _memmap(folder / "tokens.bin", np.dtype(meta["dtype"]))
@@ -130,7 +129,7 @@ class TokenFile:
         self.row_digests = _memmap(folder / "rows.bin", np.dtype(np.uint64))
 
     def document(self, number: int) -> Document:
-        """A document in memory of its own."""
+        """Return a copy of one document."""
         start, stop = self.starts[number], self.starts[number + 1]
         return Document(
             self.tokens[start:stop].tolist(), self.learned[start:stop].astype(bool).tolist()
@@ -140,9 +139,9 @@ class TokenFile:
 def open_token_file(
     data: Path, tokenizer: TextTokenizer, stage: str, cache: Path, limit: int = 0
 ) -> TokenFile:
-    """The token file of a data file; it is made if the data or the tokenizer changed."""
-    about = (_VERSION, stage, limit, digest_file(data), tokenizer.digest)
-    digest = hashlib.sha256(repr(about).encode()).hexdigest()
+    """Open the token file of a data file; creates it if data or tokenizer changed."""
+    key = (_VERSION, stage, limit, digest_file(data), tokenizer.digest)
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
     folder = cache / f"{data.stem}-{digest[:16]}"
     if not (folder / _META_FILE).is_file():
         with new_directory(folder) as scratch:
@@ -152,39 +151,37 @@ def open_token_file(
 
 
 def encode_rows(rows: Sequence[StageRow], tokenizer: TextTokenizer) -> Iterator[list[Document]]:
-    """The documents of each row."""
-    parts = [(part, at) for at, row in enumerate(rows) for part in _row_spans(row)]
-    ids_of_parts = tokenizer.encode_batch([text for (text, _, _), _ in parts])
+    """Tokenize rows; yields the documents of each."""
+    spans = [(span, index) for index, row in enumerate(rows) for span in _row_spans(row)]
+    span_ids = tokenizer.encode_batch([text for (text, _, _), _ in spans])
     documents: list[dict[int, Document]] = [{} for _ in rows]
-    for ((_, is_learned, side), at), ids in zip(parts, ids_of_parts, strict=True):
-        document = documents[at].setdefault(side, Document([], []))
+    for ((_, is_learned, side), index), ids in zip(spans, span_ids, strict=True):
+        document = documents[index].setdefault(side, Document([], []))
         document.ids.extend(ids)
         document.learned.extend([is_learned] * len(ids))
-    for row, found in zip(rows, documents, strict=True):
+    for row, by_side in zip(rows, documents, strict=True):
         if isinstance(row, TextRow):
-            ids = [*(row.ids or found[0].ids), tokenizer.end_of_text]
+            ids = [*(row.ids or by_side[0].ids), tokenizer.end_of_text]
             yield [Document(ids, [True] * len(ids))]
         else:
-            yield [found[side] for side in sorted(found)]
+            yield [by_side[side] for side in sorted(by_side)]
 
 
-def _row_spans(
-    row: StageRow,
-) -> Iterator[tuple[str, bool, int]]:
-    """Texts that are tokenized on their own, whether they are learned, and whose they are."""
+def _row_spans(row: StageRow) -> Iterator[tuple[str, bool, int]]:
+    """Yield the separately tokenized texts of a row: text, whether it is a target, pair side."""
     if isinstance(row, TextRow):
         if not row.ids:
             yield row.text, True, 0
         return
     chats = (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected)
     for side, chat in enumerate(chats):
-        parts = render_spans(chat.messages, chat.tools)
-        # The line after the last turn belongs to the next one, and there is none.
-        last = len(parts) - 1
-        for number, part in enumerate(parts):
-            text = part.text.removesuffix("\n") if number == last else part.text
+        spans = render_spans(chat.messages, chat.tools)
+        # The final newline would belong to a next turn.
+        last = len(spans) - 1
+        for number, span in enumerate(spans):
+            text = span.text.removesuffix("\n") if number == last else span.text
             if text:
-                yield text, part.is_learned, side
+                yield text, span.is_learned, side
 
 
 # --- files ----------------------------------------------------------------------------------
@@ -222,9 +219,9 @@ def _documents(
     data: Path, tokenizer: TextTokenizer, stage: str, limit: int
 ) -> Iterator[tuple[JsonlLine, list[Document]]]:
     lines = read_lines(data, limit)
-    while some := list(islice(lines, _ROWS_AT_ONCE)):
-        rows = [parse_line(data, line, STAGE_PARSERS[stage]) for line in some]
-        for line, documents in zip(some, encode_rows(rows, tokenizer), strict=True):
+    while batch := list(islice(lines, _ROWS_PER_BATCH)):
+        rows = [parse_line(data, line, STAGE_PARSERS[stage]) for line in batch]
+        for line, documents in zip(batch, encode_rows(rows, tokenizer), strict=True):
             _check_token_ids(data, line, documents, tokenizer.vocab_size)
             yield line, documents
 
@@ -235,8 +232,8 @@ def _check_token_ids(
     for document in documents:
         if max(document.ids) >= vocab_size:
             raise InvalidInput(
-                f"{data}, line {line.number}: token {max(document.ids)} is outside of the "
-                f"vocabulary of {vocab_size}"
+                f"{data}, line {line.number}: token {max(document.ids)} is outside the "
+                f"vocabulary of {vocab_size} tokens"
             )
 
 
@@ -252,7 +249,7 @@ def _memmap(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _remove_stale(folder: Path, stem: str) -> None:
-    """Remove what was made from another state of the same data."""
+    """Remove token files of older versions of the same data."""
     for other in folder.parent.glob(f"{stem}-" + "[0-9a-f]" * 16):
         if other != folder:
             remove_directory(other)

@@ -1,4 +1,4 @@
-"""Byte-level BPE: trained once on a stage's data, saved as a Hugging Face folder, and read again.
+"""Byte-level BPE tokenizer: train it on data files, save it as a Hugging Face folder, load it.
 
 python -m tinkex.pipeline.tokenizer --data pretrain.jsonl sft.jsonl --out tokenizer
 """
@@ -31,81 +31,83 @@ from tinkex.pipeline.entry import run_program
 from tinkex.system.atomic import new_directory
 
 TOKENIZER_FILE = "tokenizer.json"
-#: What the folder was made from, to know whether it has to be made again.
+#: Digest of the training data, to tell whether the tokenizer is up to date.
 ORIGIN_FILE = "origin.json"
-#: Every byte has a token, so that any text has tokens.
+#: Every byte has a token, so that any text can be encoded.
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TAG_TOKENS)
 MAX_CONTEXT_TOKENS = 32768
-#: A change of the layout makes new folders.
+#: Increase when the format changes; older folders are then rebuilt.
 _VERSION = 1
 
 
 class TextTokenizer:
-    """A tokenizer as the pipeline uses it: text to ids and back, and the ids that mean an end."""
+    """The tokenizer interface of the pipeline: encode, decode and ids of special tokens."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._inner = _load_file(folder / TOKENIZER_FILE)
         self.digest = digest_file(folder / TOKENIZER_FILE)
-        """Tells tokenizers apart."""
+        """SHA-256 of tokenizer.json."""
         self.end_of_text = self.token_id(END_OF_TEXT)
-        """Ends a document, and fills what is not looked at."""
+        """Ends a document; also the padding token."""
         self.end_of_turn = self.token_id(IM_END)
         self.start_of_turn = self.token_id(IM_START)
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are."""
+        """Number of token ids."""
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
     def token_id(self, token: str) -> int:
-        """The id of something that is one token; raises if it is not."""
-        found = self._inner.token_to_id(token)
-        if found is None:
+        """Return the id of a single token; raises ConfigError if the text is not one."""
+        token_id = self._inner.token_to_id(token)
+        if token_id is None:
             raise ConfigError(
-                f"{token!r} is not one token of the tokenizer in {self.folder}",
+                f"{token!r} is not a single token of the tokenizer in {self.folder}",
                 hint="Use a tokenizer that the pipeline trained, or one for ChatML.",
             )
-        return int(found)
+        return int(token_id)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; nothing is added."""
-        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [one.ids for one in found]
+        """Encode texts without adding special tokens."""
+        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, marks and tags included."""
+        """Decode ids, including special tokens."""
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
-    """Read a tokenizer's folder; what is missing is told."""
+    """Load a tokenizer folder; raises ConfigError if it is incomplete."""
     return TextTokenizer(folder)
 
 
 def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigError(
-            f"there is no tokenizer in {path.parent}: {path.name} is missing",
+            f"no tokenizer in {path.parent}: {path.name} is missing",
             hint="Train one: python -m tinkex.pipeline.tokenizer --data FILE --out FOLDER",
         )
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ConfigError(f"{path} is no tokenizer: {error}", hint="Train it again.") from error
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ConfigError(
+            f"{path} is not a valid tokenizer: {error}", hint="Train it again."
+        ) from error
 
 
 # --- training -------------------------------------------------------------------------------
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """A tokenizer for texts; it may have fewer tokens than asked for if there is little text."""
+    """Train a tokenizer; with little text it may have fewer tokens than requested."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(
-            f"vocab_size is {vocab_size}; at least {MIN_VOCAB_SIZE} are needed for bytes and tags"
+            f"vocab_size must be at least {MIN_VOCAB_SIZE} (bytes and tags), got {vocab_size}"
         )
     tokenizer = Tokenizer(models.BPE())
-    # Digits stand alone, so that numbers of any length are made of the same ten tokens.
+    # Split digits, so that numbers of any length consist of the same ten tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
@@ -121,7 +123,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 
 def train_tokenizer_folder(data: Sequence[Path], out: Path, vocab_size: int) -> bool:
-    """Make a tokenizer's folder, whole or not at all; False if it is there already."""
+    """Write a tokenizer folder atomically; returns False if it is up to date."""
     origin = {"digest": _digest_of(data, vocab_size), "vocab_size": vocab_size}
     if _read_origin(out) == origin:
         return False
@@ -134,11 +136,11 @@ def train_tokenizer_folder(data: Sequence[Path], out: Path, vocab_size: int) -> 
 
 def write_tokenizer(trained: Any, folder: Path) -> None:
     """Write the files of a Hugging Face folder."""
-    made = json.loads(trained.to_str())
-    for token in made["added_tokens"]:
-        # Whoever leaves out the marks of an answer still wants to read its tags.
+    content = json.loads(trained.to_str())
+    for token in content["added_tokens"]:
+        # skip_special_tokens must drop the ChatML delimiters but keep tags such as <think>.
         token["special"] = token["content"] in SPECIAL_TOKENS
-    (folder / TOKENIZER_FILE).write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+    (folder / TOKENIZER_FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
@@ -165,8 +167,8 @@ def _row_texts(row: StageRow) -> Iterator[str]:
         if row.text:
             yield row.text
         return
-    for one in (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected):
-        yield from (part.text for part in render_spans(one.messages, one.tools))
+    for chat in (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected):
+        yield from (span.text for span in render_spans(chat.messages, chat.tools))
 
 
 def _digest_of(data: Sequence[Path], vocab_size: int) -> str:
@@ -180,28 +182,30 @@ def _digest_of(data: Sequence[Path], vocab_size: int) -> str:
 
 def _read_origin(folder: Path) -> Any:
     try:
-        found = json.loads((folder / ORIGIN_FILE).read_bytes())
+        origin = json.loads((folder / ORIGIN_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if (folder / TOKENIZER_FILE).is_file() else None
+    return origin if (folder / TOKENIZER_FILE).is_file() else None
 
 
 # --- the command ----------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train a tokenizer; the exit code is 0, 1 with a sentence, 130 or 143 after a signal."""
+    """Train a tokenizer; returns the exit code: 0, 1 after an error, 130 or 143 after a signal."""
     parser = argparse.ArgumentParser(description="Train a tokenizer.", allow_abbrev=False)
     parser.add_argument("--data", nargs="+", type=Path, required=True, help="JSONL files.")
-    parser.add_argument("--out", type=Path, required=True, help="The folder to make.")
-    parser.add_argument("--vocab_size", type=int, default=6400, help="Most tokens (default: 6400).")
-    known = parser.parse_args(argv)
-    return run_program(lambda: _run_training(known.data, known.out, known.vocab_size))
+    parser.add_argument("--out", type=Path, required=True, help="Output folder.")
+    parser.add_argument(
+        "--vocab_size", type=int, default=6400, help="Maximum vocabulary size (default: 6400)."
+    )
+    args = parser.parse_args(argv)
+    return run_program(lambda: _run_training(args.data, args.out, args.vocab_size))
 
 
 def _run_training(data: Sequence[Path], out: Path, vocab_size: int) -> int:
-    done = "made" if train_tokenizer_folder(data, out, vocab_size) else "is there already"
-    sys.stderr.write(f"tokenizer {out} {done}: {load_tokenizer(out).vocab_size} tokens\n")
+    outcome = "trained" if train_tokenizer_folder(data, out, vocab_size) else "is up to date"
+    sys.stderr.write(f"tokenizer {out} {outcome}: {load_tokenizer(out).vocab_size} tokens\n")
     return 0
 
 

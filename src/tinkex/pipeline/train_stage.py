@@ -1,4 +1,4 @@
-"""A stage trained as a command line asks for it, and what is told of it at the end."""
+"""Train one stage from command-line arguments and write its result.json."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MAX_WARMUP_STEPS = 200
 
 
 def run(stage_name: str, args: TrainerArguments) -> int:
-    """Train a stage; returns the exit code: 0, or 128 and a signal's number."""
-    # Its bars would break into ours.
+    """Train a stage; returns the exit code: 0, or 128 + the signal number."""
+    # Its progress bars would garble the metric lines.
     transformers_log.disable_progress_bar()
     try:
         with init_distributed() as ranks, ExitStack() as stack:
@@ -41,7 +41,7 @@ def run(stage_name: str, args: TrainerArguments) -> int:
 
 
 def _lock_output_dir(out_dir: Path, stack: ExitStack) -> None:
-    """Be the only one who writes here, and clear away what a dead trainer had begun."""
+    """Lock the output directory and remove temporary files of a trainer that died."""
     stack.enter_context(lock_directory(out_dir))
     for folder in (out_dir, out_dir / TOKENS_DIR):
         remove_scratch(folder)
@@ -61,14 +61,14 @@ def _train(stage_name: str, args: TrainerArguments, ranks: DistributedContext) -
 
 
 def make_train_plan(args: TrainerArguments, stage: Stage, world_size: int) -> TrainPlan:
-    """The loop's plan, as a command line asks for it."""
+    """Build the loop's plan from command-line arguments."""
     warmup = args.warmup_steps
     if warmup is None:
         per_epoch = -(-stage.source.num_batches(0) // (args.accumulation_steps * world_size))
         warmup = min(_MAX_WARMUP_STEPS, (args.max_steps or args.epochs * per_epoch) // 20)
-    same = {name: getattr(args, name) for name in _SHARED_FIELDS}
+    shared = {name: getattr(args, name) for name in _SHARED_FIELDS}
     return TrainPlan(
-        **same,
+        **shared,
         ckpt_dir=args.checkpoint_root,
         min_learning_rate=args.final_learning_rate,
         warmup_steps=warmup,
@@ -78,7 +78,7 @@ def make_train_plan(args: TrainerArguments, stage: Stage, world_size: int) -> Tr
     )
 
 
-#: What arguments and plan call the same.
+#: Fields with the same name in TrainerArguments and TrainPlan.
 _SHARED_FIELDS = (
     *("out_dir", "epochs", "max_steps", "batch_size", "accumulation_steps", "learning_rate"),
     *("schedule", "optimizer", "muon_lr", "weight_decay", "grad_clip", "seed", "save_interval"),
@@ -88,15 +88,15 @@ _SHARED_FIELDS = (
 
 
 def to_plain_json(value: object) -> object:
-    """A value that JSON knows."""
+    """Convert a value to one that JSON can represent."""
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
 def write_result(result: TrainResult, out_dir: Path) -> None:
-    """Write result.json, whole or not at all."""
-    told: dict[str, Any] = {
+    """Write result.json atomically."""
+    content: dict[str, Any] = {
         "stage": result.stage,
         "steps": result.steps,
         "tokens": result.tokens,
@@ -104,14 +104,14 @@ def write_result(result: TrainResult, out_dir: Path) -> None:
         "metrics": metric_changes(result.before, result.after),
         "digest": digest_weights(out_dir / EXPORT_NAME),
     }
-    text = json.dumps(told, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_file_atomic(out_dir / RESULT_FILE, text.encode(), mode=0o644)
 
 
 def metric_changes(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, dict[str, float | None]]:
-    """Each figure before and after; None for what is no number, which JSON could not say."""
+    """Return each metric before and after training; None replaces values that are not finite."""
     return {
         name: {"before": _finite(before.get(name)), "after": _finite(value)}
         for name, value in after.items()
@@ -123,8 +123,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def summarize_result(result: TrainResult) -> str:
-    """The stage's own metric, before and after."""
+    """Summarize the main metric before and after training."""
     name, after = next(iter(result.after.items()))
     before = result.before.get(name)
-    was = "?" if before is None else f"{before:.4f}"
-    return f"{result.stage}: {name} {was} -> {after:.4f} ({format_count(result.steps, 'step')})"
+    old = "?" if before is None else f"{before:.4f}"
+    return f"{result.stage}: {name} {old} -> {after:.4f} ({format_count(result.steps, 'step')})"

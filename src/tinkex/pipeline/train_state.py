@@ -1,4 +1,4 @@
-"""Where a run is: all that a later process needs to go on as if it had never stopped."""
+"""Training progress and RNG state: what a later process needs to resume exactly."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ import torch
 from tinkex.errors import CheckpointError
 from tinkex.pipeline.stage_interface import DataPosition
 
-#: Metrics whose name has one of these are better when they are higher.
+#: Metrics whose name contains one of these are better when higher.
 _HIGHER_IS_BETTER = ("accuracy", "match", "reward", "margin")
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """The position of a run and what it counted; changed by the loop after each update alone."""
+    """Position and counters of a run; the loop changes them only after each update."""
 
     epoch: int = 0
     step_in_epoch: int = 0
-    """Micro-batches of this epoch that are done, over all ranks."""
+    """Finished micro-batches of this epoch, over all ranks."""
     global_step: int = 0
-    """Updates of the weights."""
+    """Number of optimizer updates."""
     tokens: int = 0
     samples: int = 0
     seconds: float = 0.0
     world_size: int = 1
     total_steps: int = 0
-    """Where the schedule ends."""
+    """Step at which the schedule ends."""
     best_metric: float | None = None
     best_step: int | None = None
     before: dict[str, float] = field(default_factory=dict)
-    """Held-out figures before the first update."""
+    """Eval metrics before the first update."""
     held_out: dict[str, float] = field(default_factory=dict)
-    """The newest of them."""
+    """The latest eval metrics."""
     evaluated_step: int = -1
-    """The step they are of."""
+    """The step of the latest evaluation."""
 
     @property
     def position(self) -> DataPosition:
-        """Where in the data the run is."""
+        """Position in the data."""
         return DataPosition(epoch=self.epoch, index=self.step_in_epoch)
 
     def record_evaluation(self, values: Mapping[str, float]) -> bool:
-        """Remember held-out figures; True when the first of them is the best after an update."""
+        """Store eval metrics; returns True if the main one is the best since training began."""
         self.held_out, self.evaluated_step = dict(values), self.global_step
         if not self.global_step:
             self.before = dict(values)
@@ -62,27 +62,29 @@ class TrainState:
         return True
 
     def to_record(self) -> dict[str, Any]:
-        """The state as state.json has it; figures that JSON does not know become null."""
+        """Return the content of state.json; values that are not finite become null."""
         record = asdict(self)
-        for figures in ("before", "held_out"):
-            values = getattr(self, figures)
-            record[figures] = {name: _finite(value) for name, value in values.items()}
+        for name in ("before", "held_out"):
+            values = getattr(self, name)
+            record[name] = {metric: _finite(value) for metric, value in values.items()}
         return record
 
 
 def is_higher_better(metric: str) -> bool:
-    """True for metrics like accuracy, False for those like loss."""
+    """Return True for metrics like accuracy, False for those like loss."""
     return any(word in metric for word in _HIGHER_IS_BETTER)
 
 
 def read_state(record: Mapping[str, Any]) -> TrainState:
-    """Read what to_record gave; the three numbers of an older checkpoint are enough."""
+    """Parse state.json; older checkpoints have only the three counters."""
     known = {item.name for item in fields(TrainState)}
     state = TrainState(**{name: value for name, value in record.items() if name in known})
     for name in ("epoch", "step_in_epoch", "global_step"):
         value = record.get(name)
         if not isinstance(value, int) or value < 0:
-            raise CheckpointError(f"state.json has {name} {value!r}, expected a count")
+            raise CheckpointError(
+                f"state.json has {name} {value!r}, expected a non-negative integer"
+            )
     state.before, state.held_out = _metric_values(state.before), _metric_values(state.held_out)
     return state
 
@@ -96,14 +98,14 @@ def _finite(value: float) -> float | None:
 
 
 def seed_everything(seed: int, rank: int) -> None:
-    """Seed every generator; each rank draws numbers of its own."""
+    """Seed all random generators; each rank gets a different seed."""
     random.seed(f"{seed}:{rank}")
     np.random.seed((seed + 7919 * rank) % 2**32)
     torch.manual_seed(seed + 7919 * rank)
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of every generator of this process, as plain values and tensors."""
+    """Return the state of all random generators of this process as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=True)
     name, keys, position, has_gauss, cached = numpy_state
@@ -116,7 +118,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(saved: Mapping[str, Any]) -> None:
-    """Make every generator go on from where it was."""
+    """Restore the state of all random generators."""
     version, numbers, gauss = saved["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))
     name, keys, position, has_gauss, cached = saved["numpy"]

@@ -1,4 +1,4 @@
-"""Directories that one process at a time may write to."""
+"""Locks: a directory is written to by one trainer at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinkex.errors import ConfigError
 from tinkex.logs import get_logger
 from tinkex.system.locks import LockHeld, lock_descriptor
 
-#: In whatever a trainer writes to, for as long as it does; holds the number of its process.
+#: Lock file of a running trainer in its output directory; contains its process id.
 LOCK_FILE = "trainer.lock"
 
 log = get_logger(__name__)
@@ -29,7 +29,11 @@ def lock_and_clear(path: Path) -> Iterator[int]:
         try:
             is_locked = lock_descriptor(descriptor)
         except OSError as error:
-            log.warning("%s cannot be locked here (%s): start one run alone", path, error.strerror)
+            log.warning(
+                "%s cannot be locked on this file system (%s): do not start two runs",
+                path,
+                error.strerror,
+            )
             is_locked = True
         if not is_locked:
             raise LockHeld
@@ -41,7 +45,7 @@ def lock_and_clear(path: Path) -> Iterator[int]:
 
 @contextmanager
 def lock_directory(directory: Path) -> Iterator[None]:
-    """Be the one trainer that writes to a directory, or say which process is."""
+    """Lock a directory for this trainer; raises ConfigError with the owner's process id."""
     path = directory / LOCK_FILE
     try:
         with lock_and_clear(path) as descriptor:
@@ -52,5 +56,5 @@ def lock_directory(directory: Path) -> Iterator[None]:
         pid = path.read_text().strip()
         raise ConfigError(
             f"{directory} is in use by another trainer{f' (process {pid})' if pid else ''}",
-            hint="Wait for it or stop it, or give another --out_dir.",
+            hint="Wait for it or stop it, or choose another --out_dir.",
         ) from None

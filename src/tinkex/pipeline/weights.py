@@ -1,4 +1,4 @@
-"""Weights by their own names: without the prefixes of wrappers, loaded strictly or with a list."""
+"""Model weights by name, without the prefixes of wrappers such as torch.compile."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from tinkex.errors import CheckpointError
 
-#: What torch.compile and data-parallel wrappers put before the names of weights.
+#: Attributes in which torch.compile and data-parallel wrappers hold the model.
 _WRAPPERS = ("module", "_orig_mod")
-#: How many names of each kind a refusal shows.
+#: Maximum number of names of each kind in an error message.
 _SHOWN = 5
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of its wrappers."""
+    """Return the model inside its wrappers."""
     for name in _WRAPPERS * 2:
         inner = getattr(model, name, None)
         if isinstance(inner, nn.Module):
@@ -26,27 +26,27 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def clean_name(name: str) -> str:
-    """A weight's own name: wrappers may have put theirs before it, compiled parts inside it."""
+    """Remove wrapper prefixes; compiled submodules insert theirs in the middle."""
     while name.startswith("module."):
         name = name.removeprefix("module.")
     return name.replace("_orig_mod.", "")
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the unwrapped model under clean names; tied weights are the same tensor."""
+    """Return the state dict without wrapper prefixes; tied weights are the same tensor."""
     return {clean_name(name): value for name, value in unwrap(model).state_dict().items()}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightDifference:
-    """How saved weights and a model do not fit."""
+    """Differences between saved weights and a model."""
 
     missing: tuple[str, ...]
     """In the model, not in the file."""
     unexpected: tuple[str, ...]
     """In the file, not in the model."""
     mismatched_shapes: tuple[str, ...]
-    """In both, with other shapes: what is said about each."""
+    """A description of each weight whose shape differs."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched_shapes)
@@ -63,7 +63,7 @@ class WeightDifference:
 def compare_weights(
     expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
 ) -> WeightDifference:
-    """What would not load."""
+    """Compare the weights of a model with saved ones."""
     both = [name for name in expected if name in found]
     return WeightDifference(
         missing=tuple(name for name in expected if name not in found),
@@ -80,14 +80,14 @@ def compare_weights(
 def load_weights(
     model: nn.Module, weights: Mapping[str, Tensor], *, allow_partial: bool = False
 ) -> WeightDifference:
-    """Copy saved weights into a model; anything that does not fit is refused by name."""
+    """Copy saved weights into a model; raises CheckpointError if they do not fit."""
     own = named_weights(model)
     saved = {clean_name(name): value for name, value in weights.items()}
     difference = compare_weights(own, saved)
     if difference and not allow_partial:
         raise CheckpointError(
             f"the saved weights do not fit the model: {difference}",
-            hint="Give the sizes the checkpoint was made with, or allow a partial load.",
+            hint="Pass the sizes the checkpoint was made with, or allow a partial load.",
         )
     for name, target in own.items():
         if name in saved and saved[name].shape == target.shape:

@@ -161,7 +161,7 @@ def test_weights_of_another_size_are_refused_by_name(
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04"])
 def test_a_file_that_holds_no_weights_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.pth").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"a\.pth holds no weights"):
+    with pytest.raises(ConfigError, match=r"cannot read weights from .*a\.pth"):
         load_model(tmp_path / "a.pth", make_config(SIZES, 400, 2, 0))
 
 
@@ -170,7 +170,7 @@ def test_a_folder_without_its_weights_is_never_filled_with_random_ones(
 ) -> None:
     export_folder(tiny_model(tokenizer), tokenizer, tmp_path / "hf")
     (tmp_path / "hf/model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="holds no model that can be read"):
+    with pytest.raises(ConfigError, match="cannot load a model from"):
         load_model(tmp_path / "hf")
-    with pytest.raises(ConfigError, match="there is no model at"):
+    with pytest.raises(ConfigError, match="no model at"):
         load_model(tmp_path / "absent")

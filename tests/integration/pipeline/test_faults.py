@@ -83,7 +83,7 @@ def test_rewound_run_archives_later_steps(tmp_path: Path, caplog: pytest.LogCapt
     run(tmp_path, resume=str(back), max_steps=6, **changes)
     assert names_of(tmp_path) == ["step_00000006", "step_00000004", "step_00000002"]
     aside = tmp_path / "checkpoints" / "abandoned_1"
-    assert f"2 later checkpoints are moved to {aside}" in caplog.text
+    assert f"2 later checkpoints were moved to {aside}" in caplog.text
     assert sorted(path.name for path in aside.iterdir()) == ["step_00000006", "step_00000008"]
     assert all(is_valid_step(path) for path in aside.iterdir())
     assert (aside / "step_00000006" / "state.json").read_bytes() == old
@@ -340,7 +340,7 @@ def test_a_failing_look_at_held_out_data_ends_all_after_a_save(tmp_path: Path) -
 
 def test_what_the_first_rank_refuses_ends_all(tmp_path: Path) -> None:
     assert run_ranks(tmp_path, 2, resume=str(tmp_path / "step_00000009")) == [1, 1]
-    assert "no step directory" in (tmp_path / "error-0").read_text()
+    assert "not a step directory" in (tmp_path / "error-0").read_text()
     assert "another rank failed" in (tmp_path / "error-1").read_text()
 
 
@@ -349,7 +349,7 @@ def test_with_fewer_ranks_the_change_of_the_updates_is_said(
 ) -> None:
     assert run_ranks(tmp_path, 2, stop_at_batch=4) == [143, 143]
     run(tmp_path)
-    assert "made with 4 batches per update over all ranks, and now there are 2" in caplog.text
+    assert "saved with 4 batches per update over all ranks, now there are 2" in caplog.text
 
 
 # --- a full disk --------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
 
 
 def test_a_missing_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="no step directory"):
+    with pytest.raises(InvalidInput, match="not a step directory"):
         run(tmp_path, resume=tmp_path / "step_00000009")
 
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_three_files_goes_on(
     for name in ("manifest.json", "rng.pt", "config.json"):
         (newest / name).unlink()
     assert run(tmp_path, **NO_END).steps == 12
-    assert "no generators for rank 0" in caplog.text
+    assert "no RNG state for rank 0" in caplog.text
 
 
 def test_a_run_that_was_stopped_tells_each_figure_once(tmp_path: Path) -> None:

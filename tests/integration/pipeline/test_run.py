@@ -45,7 +45,7 @@ def test_a_model_that_cannot_be_asked_is_no_failure_of_the_run(
     assert done.actions["r1"] == "trained"
     assert "[r1] asked: Are you there?" in done.text
     assert "the model could not be asked; its training is complete" in done.text
-    assert f"Error: {project.out / 'r1' / 'hf'} cannot be asked" in capfd.readouterr().err
+    assert f"Error: cannot generate with {project.out / 'r1' / 'hf'}" in capfd.readouterr().err
 
 
 def test_the_published_check_holds(project: PipelineProject) -> None:

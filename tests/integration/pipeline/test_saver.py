@@ -133,7 +133,7 @@ def test_the_space_that_is_needed_counts_tied_weights_once() -> None:
 
 def test_too_little_space_is_said_in_numbers(tmp_path: Path) -> None:
     check_disk_space(tmp_path, 10_000_000, lambda path: 20_000_000)
-    with pytest.raises(CheckpointError, match=r"5\.0 MB free, and a checkpoint needs 11\.0 MB"):
+    with pytest.raises(CheckpointError, match=r"5\.0 MB free, but a checkpoint needs 11\.0 MB"):
         check_disk_space(tmp_path, 10_000_000, lambda path: 5_000_000)
 
 

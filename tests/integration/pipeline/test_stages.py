@@ -298,7 +298,7 @@ def test_a_tag_that_is_not_one_token_is_refused(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     setting = make_setting("r1", tmp_path, data["r1"], tokenizer, "--r1_tokens", "<thinking>")
-    with pytest.raises(ConfigError, match="'<thinking>' is not one token"):
+    with pytest.raises(ConfigError, match="'<thinking>' is not a single token"):
         DistillStage(setting, None)
 
 

@@ -160,9 +160,9 @@ def test_rows_that_are_too_long_are_counted_and_said(
     assert main("pretrain", words_of(project, tmp_path / "parent")) == 0
     assert main("sft", words) == 0
     assert "2 conversations" in caplog.text
-    assert "lose their end" in caplog.text
+    assert "are truncated" in caplog.text
     assert "1 rows" in caplog.text
-    assert "left out" in caplog.text
+    assert "are skipped" in caplog.text
 
 
 def test_a_very_long_line_is_a_row_like_others(project: Path, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_parent_that_is_not_there_is_said_before_its_tokenizer_is_missed(
     data = str(project / "sft.jsonl")
     words = ["--out_dir", str(tmp_path), "--data_path", data, "--init_from", "nowhere"]
     assert main("sft", words) == 1
-    assert "there is no model at nowhere" in capsys.readouterr().err
+    assert "no model at nowhere" in capsys.readouterr().err
 
 
 def test_sizes_that_the_parent_does_not_have_are_refused(

@@ -1,4 +1,4 @@
-"""What must be the same when a run goes on from a checkpoint, and how it differs when it is not."""
+"""Compare the settings of a checkpoint with those of the run that resumes from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tinkex.pipeline.stage_interface import Stage, TrainPlan
 
-#: Settings of a plan that change what is learned.
+#: Settings of a plan that affect the weights.
 _PLAN_FIELDS = (
     "batch_size",
     "accumulation_steps",
@@ -21,12 +21,12 @@ _PLAN_FIELDS = (
     "seed",
     "dtype",
 )
-#: Settings that matter only where the learning rate depends on how far the end is.
+#: Settings that matter only if the learning rate depends on the total number of steps.
 _COSINE_FIELDS = ("epochs", "max_steps", "final_learning_rate")
 
 
 def describe_run(stage: Stage, plan: TrainPlan, world_size: int) -> dict[str, Any]:
-    """What config.json says of a run, as plain JSON."""
+    """Return the content of config.json for a run."""
     names = list(_PLAN_FIELDS)
     if plan.schedule == "cosine":
         names += _COSINE_FIELDS
@@ -43,9 +43,9 @@ def describe_run(stage: Stage, plan: TrainPlan, world_size: int) -> dict[str, An
 
 
 def find_mismatches(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Each setting that differs, as `name: saved -> current`.
+    """Return each setting that differs, as `name: saved -> current`.
 
-    With another number of ranks the share of each and the length of the warm-up may be others.
+    With a different world size, accumulation and warmup steps may differ too.
     """
     before, now = _flatten(saved), _flatten(current)
     ignored = {"world_size"}
@@ -61,7 +61,7 @@ def find_mismatches(saved: Mapping[str, Any], current: Mapping[str, Any]) -> lis
 
 
 def batches_per_update(config: Mapping[str, Any]) -> int | None:
-    """How many micro-batches of all ranks make an update; None if it is not said."""
+    """Return the number of micro-batches per update over all ranks, or None if unknown."""
     try:
         return int(config["plan"]["accumulation_steps"]) * int(config["world_size"])
     except (KeyError, TypeError, ValueError):

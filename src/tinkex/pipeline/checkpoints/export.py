@@ -1,4 +1,4 @@
-"""What a stage leaves for others: a Hugging Face folder, and one file of weights at half size."""
+"""Export a trained model: a Hugging Face folder, and a single file of float16 weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tinkex.pipeline.model import is_moe
 from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.system.atomic import new_directory, write_file_atomic
 
-#: What the one-file weights of a stage are called.
+#: Base names of the single-file weights by stage.
 LEGACY_NAMES: Mapping[str, str] = {
     "pretrain": "pretrain",
     "sft": "full_sft",
     "dpo": "rlhf",
     "r1": "reason",
 }
-#: Files of a tokenizer's folder that belong to the model.
+#: Tokenizer files that are copied into the model folder.
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"),
     *("vocab.json", "merges.txt", "added_tokens.json"),
@@ -30,27 +30,27 @@ _TOKENIZER_FILES = (
 
 
 def legacy_name(stage: str, config: PreTrainedConfig) -> str:
-    """The name of a stage's one-file weights."""
-    kind = "_moe" if is_moe(config) else ""
-    return f"{LEGACY_NAMES[stage]}_{config.hidden_size}{kind}.pth"
+    """Return the file name of a stage's single-file weights."""
+    suffix = "_moe" if is_moe(config) else ""
+    return f"{LEGACY_NAMES[stage]}_{config.hidden_size}{suffix}.pth"
 
 
 def write_legacy(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write weights in half precision, whole or not at all; what shares memory goes on to."""
+    """Write weights as float16 atomically; tied weights stay tied."""
     halves: dict[tuple[int, tuple[int, ...]], Tensor] = {}
-    table = {}
+    state_dict = {}
     for name, weight in weights.items():
         key = (weight.data_ptr(), tuple(weight.shape))
         if key not in halves:
             halves[key] = weight.detach().to("cpu", torch.float16)
-        table[name] = halves[key]
+        state_dict[name] = halves[key]
     buffer = io.BytesIO()
-    torch.save(table, buffer)
+    torch.save(state_dict, buffer)
     write_file_atomic(path, buffer.getvalue(), mode=0o644)
 
 
 def export_folder(model: PreTrainedModel, tokenizer: TextTokenizer, directory: Path) -> None:
-    """Write a model folder that transformers and the server read, whole or not at all."""
+    """Write a model folder for transformers and the server atomically."""
     model.generation_config = GenerationConfig(
         eos_token_id=[tokenizer.end_of_turn, tokenizer.end_of_text],
         pad_token_id=tokenizer.end_of_text,

@@ -1,4 +1,4 @@
-"""By what a file of weights, or a model's folder, is known again."""
+"""Digests that identify a weights file or a model folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CONFIG_FILE = "config.json"
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """The files that make a folder the model it is; none if weights or configuration are missing.
+    """Return the weights and config.json of a folder, without tokenizer and model card.
 
-    Its card and its tokenizer are not among them.
+    Returns an empty list if weights or config.json are missing.
     """
     weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     config = folder / _CONFIG_FILE
@@ -23,19 +23,19 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def digest_weights(path: Path) -> str:
-    """The digest of a .pth file, or of a folder's weights and configuration."""
+    """Return the digest of a .pth file, or of a folder's weights and config."""
     if path.is_file():
         return digest_file(path)
     files = list_weight_files(path)
     if not files:
         raise ConfigError(
-            f"{path} is no model: it has no {_CONFIG_FILE} beside weights",
-            hint="Name a Hugging Face folder or a .pth file.",
+            f"{path} is not a model: {_CONFIG_FILE} or weights are missing",
+            hint="Pass a Hugging Face folder or a .pth file.",
         )
     return combine_file_digests((file.name, digest_file(file)) for file in files)
 
 
 def combine_file_digests(digests: Iterable[tuple[str, str]]) -> str:
-    """One digest for files with their names and digests."""
+    """Combine file names and digests into one digest."""
     text = "".join(f"{name} {digest}\n" for name, digest in digests)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether it fits, and everything put back in place."""
+"""Resume from a checkpoint: choose it, check its settings, restore the state."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTarget:
-    """What a checkpoint is put into."""
+    """The objects that a checkpoint is loaded into."""
 
     model: nn.Module
     optimizer: CombinedOptimizer
     config: Mapping[str, Any]
-    """What this run is, to be compared with what the checkpoint was."""
+    """Settings of this run, compared with those of the checkpoint."""
     rank: int = 0
     allow_partial: bool = False
 
 
 def choose_checkpoint(root: Path, resume: Path | str | None) -> Path | None:
-    """The checkpoint to go on from, every byte of it checked, or None to begin anew.
+    """Return the checkpoint to resume from, with verified digests, or None for a new run.
 
-    A damaged one is passed over for the newest good one below it, with a warning that says why.
+    A damaged checkpoint is replaced by the newest valid one before it, with a warning.
     """
     if resume is None:
         _check_no_other_run(root)
@@ -49,7 +49,8 @@ def choose_checkpoint(root: Path, resume: Path | str | None) -> Path | None:
     step = step_number(path)
     if not path.is_dir() or step is None:
         raise InvalidInput(
-            f"--resume {path} is no step directory", hint="Give a step_XXXXXXXX directory or auto."
+            f"--resume {path} is not a step directory",
+            hint="Pass a step_XXXXXXXX directory or auto.",
         )
     problem = find_step_problem(path, verify_digests=True)
     if problem is None:
@@ -57,15 +58,15 @@ def choose_checkpoint(root: Path, resume: Path | str | None) -> Path | None:
     older = latest_step(path.parent, below=step, verify_digests=True)
     if older is None:
         raise CheckpointError(
-            f"checkpoint {path} is damaged ({problem}), and there is no good one before it",
-            hint="Start again without --resume.",
+            f"checkpoint {path} is damaged ({problem}), and no valid one precedes it",
+            hint="Start over without --resume.",
         )
-    log.warning("checkpoint %s is damaged (%s), so %s is used instead", path, problem, older.name)
+    log.warning("checkpoint %s is damaged (%s); using %s instead", path, problem, older.name)
     return older
 
 
 def is_rewind(root: Path, resume: Path | str | None) -> bool:
-    """Whether somebody asked for another step than the newest one: a run that goes back."""
+    """Return True if `resume` names another step than the newest one."""
     if resume is None or resume == AUTO:
         return False
     newest = latest_step(root)
@@ -73,49 +74,54 @@ def is_rewind(root: Path, resume: Path | str | None) -> bool:
 
 
 def _check_no_other_run(root: Path) -> None:
-    """A new run would prune its own steps, whose numbers are lower, and mix with the old ones."""
+    """Raise InvalidInput if the root contains steps of an earlier run.
+
+    A new run would mix with them and prune its own steps, which have lower numbers.
+    """
     old = latest_step(root)
     if old is not None:
         raise InvalidInput(
-            f"{old} is of an earlier run, which a new one would mix with",
-            hint="Go on from it with --resume auto, give another --out_dir, or remove it.",
+            f"{old} belongs to an earlier run",
+            hint="Resume it with --resume auto, choose another --out_dir, or remove it.",
         )
 
 
 def restore(path: Path, target: RestoreTarget) -> TrainState:
-    """Put a checkpoint's weights, optimizer and generators in place; returns its state."""
+    """Restore weights, optimizer and RNG state from a checkpoint; returns its train state."""
     content = read_step(path)
     _check_config(path, content, target)
     difference = load_weights(target.model, content.weights, allow_partial=target.allow_partial)
     if difference:
-        log.warning("%s is loaded in part: %s", path, difference)
+        log.warning("%s is only partially loaded: %s", path, difference)
     else:
         _restore_optimizer(path, content, target)
     state = read_state(content.state)
     if target.rank < len(content.rng):
         restore_rng(content.rng[target.rank])
     else:
-        log.warning("%s has no generators for rank %d: they start anew", path, target.rank)
+        log.warning(
+            "%s has no RNG state for rank %d; the generators start from the seed", path, target.rank
+        )
     return state
 
 
 def _check_config(path: Path, content: StepContent, target: RestoreTarget) -> None:
     if content.config is None:
-        log.warning("%s does not say how it was made, so nothing can be compared", path)
+        log.warning("%s has no config.json, so its settings cannot be compared", path)
         return
     differences = find_mismatches(content.config, target.config)
     if differences and not target.allow_partial:
         raise InvalidInput(
-            f"{path} was made with other settings: {'; '.join(differences)}",
-            hint="Use the settings it was made with, another --out_dir, or --allow_partial.",
+            f"{path} was saved with different settings: {'; '.join(differences)}",
+            hint="Use its settings, another --out_dir, or --allow_partial.",
         )
     for difference in differences:
-        log.warning("%s was made with another setting: %s", path, difference)
+        log.warning("%s was saved with a different setting: %s", path, difference)
     before, now = batches_per_update(content.config), batches_per_update(target.config)
     if before != now:
         log.warning(
-            "%s was made with %s batches per update over all ranks, and now there are %s: "
-            "the number of updates and the learning rate of each change",
+            "%s was saved with %s batches per update over all ranks, now there are %s: "
+            "the number of updates and their learning rates change",
             *(path, before, now),
         )
 
@@ -123,10 +129,10 @@ def _check_config(path: Path, content: StepContent, target: RestoreTarget) -> No
 def _restore_optimizer(path: Path, content: StepContent, target: RestoreTarget) -> None:
     saved = content.optimizer.get("optimizer")
     if not isinstance(saved, Mapping):
-        raise CheckpointError(f"{path} has no state of an optimizer")
+        raise CheckpointError(f"{path} has no optimizer state")
     try:
         target.optimizer.load_state_dict(saved)
     except CheckpointError as error:
         if not target.allow_partial:
             raise
-        log.warning("the optimizer starts anew: %s", error)
+        log.warning("the optimizer state is reset: %s", error)

@@ -1,4 +1,4 @@
-"""Saving beside training: a thread copies what is to be saved, then writes it to disk."""
+"""Save checkpoints in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from tinkex.pipeline.trainer_lock import lock_directory
 from tinkex.pipeline.weights import named_weights
 from tinkex.system.disk_errors import convert_disk_full
 
-#: Where in a tree a value is.
+#: Path of a value in a nested structure.
 TreePath = tuple[object, ...]
 TensorBuffers = dict[TreePath, Tensor]
-#: Writes something else from the same copy of the weights.
+#: Writes another file from the same copy of the weights.
 ExtraWriter = Callable[[Mapping[str, Tensor]], None]
 
 
 class TensorSnapshot:
-    """A copy of a tree of tensors in memory that is used again for the next copy.
+    """Copies nested tensors into buffers that are reused for the next copy.
 
-    Fresh memory costs several times the copy itself, for the system hands it out page by page.
+    Page faults on fresh memory would cost several times as much as the copy.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class TensorSnapshot:
 
     @torch.no_grad()
     def copy_tree(self, tree: Any) -> Any:
-        """The same tree with copies for tensors; tensors that are one stay one."""
+        """Return the structure with copied tensors; shared tensors stay shared."""
         before, self._buffers = self._buffers, {}
         return self._copy((), tree, before, {})
 
@@ -68,7 +68,8 @@ class TensorSnapshot:
             return {key: self._copy((*path, key), item, reusable, copied) for key, item in pairs}
         if isinstance(value, list | tuple):
             items = [
-                self._copy((*path, at), item, reusable, copied) for at, item in enumerate(value)
+                self._copy((*path, index), item, reusable, copied)
+                for index, item in enumerate(value)
             ]
             return items if isinstance(value, list) else tuple(items)
         return value
@@ -88,7 +89,7 @@ class TensorSnapshot:
 
 
 class StepWriter:
-    """Writes one step at a time in a thread; who saves faster than the disk writes, waits."""
+    """Writes one step at a time in a thread; a save waits for the previous write."""
 
     def __init__(self, root: Path, retention: StepRetention) -> None:
         self._root = root
@@ -98,7 +99,7 @@ class StepWriter:
         self._copying: Future[StepContent] | None = None
         self._pending: Future[Path] | None = None
         self.rewound_to: int | None = None
-        """The step that somebody chose to go on from; the first write sets later ones aside."""
+        """The step that the user chose to resume from; the first write archives later steps."""
 
     def save(
         self,
@@ -108,9 +109,9 @@ class StepWriter:
         best: int | None = None,
         write_extra: ExtraWriter | None = None,
     ) -> None:
-        """Have the content copied and written; raises what the write before it failed with.
+        """Start to copy and write the content; raises the error of the previous write.
 
-        Nothing in it may change before `wait_for_copy` returns.
+        The content must not change before `wait_for_copy` returns.
         """
         self.wait()
         self._copying = self._pool.submit(self._copy, content)
@@ -133,47 +134,47 @@ class StepWriter:
         path = write_step(self._root, step, content, rewound_to=self.rewound_to)
         self.rewound_to = None
         if write_extra is not None:
-            # It may write with any library.
+            # Libraries report a full disk in different ways.
             with convert_disk_full(self._root):
                 write_extra(content.weights)
         prune_steps(self._root, self._retention, best=best, newest=step)
         return path
 
     def wait_for_copy(self) -> None:
-        """Wait until what is being saved may change; a copy that failed is raised by `wait`."""
+        """Wait until the saved content may change; `wait` raises the error of a failed copy."""
         if self._copying is not None:
             self._copying.exception()
             self._copying = None
 
     @property
     def has_failed(self) -> bool:
-        """True when the last write is over and did not work."""
+        """True if the last write has failed."""
         pending = self._pending
         return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> Path | None:
-        """Wait for the write under way; returns where it went, raises what it failed with."""
+        """Wait for the current write; returns its path or raises its error."""
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
         return pending.result()
 
     def close(self) -> Path | None:
-        """Wait for the last write, and end the thread."""
+        """Wait for the last write and end the thread."""
         try:
             return self.wait()
         finally:
             self._pool.shutdown()
 
 
-#: Weights and the two moments of AdamW.
+#: The weight and the two moments of AdamW.
 _TENSORS_PER_WEIGHT = 3
 
 log = get_logger(__name__)
 
 
 class Saver:
-    """The step checkpoints of a run."""
+    """Saves the step checkpoints of a run."""
 
     def __init__(
         self, stage: Stage, plan: TrainPlan, ranks: DistributedContext, config: Mapping[str, Any]
@@ -185,10 +186,10 @@ class Saver:
         self._saved_at = time.monotonic()
         self._has_saved = False
         self.saved_step: int | None = None
-        """The step that is on disk, or on its way."""
+        """The newest step that is saved or being saved."""
 
     def prepare(self) -> None:
-        """Be the only one who saves here, clear what a dead run left, and refuse a small disk."""
+        """Lock the checkpoint root, remove interrupted saves and check the disk space."""
         root = self._plan.checkpoint_root
         self._exit_stack.enter_context(lock_directory(root))
         remove_interrupted_saves(root)
@@ -197,34 +198,34 @@ class Saver:
         )
 
     def rewind_to(self, path: Path) -> None:
-        """Have the first save set aside what lies after a step that somebody chose.
+        """Make the first save archive the steps after the one the user resumes from.
 
-        After one from elsewhere, all steps that are here are another branch.
+        If that step is in another directory, all steps of this root are archived.
         """
         is_here = path.parent.resolve() == self._plan.checkpoint_root.resolve()
         self._writer.rewound_to = step_number(path) if is_here else -1
 
     @property
     def is_overdue(self) -> bool:
-        """True when so much time has passed since the last save that another is due."""
+        """True if the time since the last save exceeds save_interval_seconds."""
         seconds = time.monotonic() - self._saved_at
         limit = self._plan.save_interval_seconds
         return self._ranks.is_rank_zero and bool(limit) and seconds >= limit
 
     @property
     def has_failed(self) -> bool:
-        """True when the last save did not work."""
+        """True if the last save failed."""
         return self._writer.has_failed
 
     def raise_failure(self) -> None:
-        """Raise what the save failed with."""
+        """Raise the error of the failed save."""
         self._writer.wait()
-        raise CheckpointError("the first rank could not save", hint="Its own message says why.")
+        raise CheckpointError("rank 0 could not save", hint="See the message of rank 0.")
 
     def save(
         self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, *, overwrite: bool = False
     ) -> None:
-        """Save a step unless it is saved already; every rank must ask for it."""
+        """Save a step unless it is already saved; all ranks must call it."""
         if state.global_step == self.saved_step and not overwrite:
             return
         rngs = self._ranks.all_gather(rng)
@@ -247,41 +248,41 @@ class Saver:
     def save_if_due(
         self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, is_due: bool
     ) -> None:
-        """Save a step for its number, or because something else made it due on all ranks."""
+        """Save if `is_due` (the same on all ranks) or if the step number is due."""
         if is_due or self._plan.is_save_due(state.global_step):
             self.save(state, optimizer, rng)
 
     def wait_for_copy(self) -> None:
-        """Return once the weights may change: a save under way has its copy of them."""
+        """Wait until a running save has copied the weights."""
         self._writer.wait_for_copy()
 
     def save_on_error(self, state: TrainState, optimizer: CombinedOptimizer, rng: Any) -> None:
-        """Save before an error ends the run; that it cannot be done is said, not raised."""
+        """Save before an error ends the run; a failed save is only logged."""
         try:
             self.save(state, optimizer, rng)
             self._writer.wait()
         except (CheckpointError, OSError) as error:
-            log.warning("the last update is not saved: %s", error)
-        # Whoever leaves first has torchrun end the others, and the first rank may still write.
+            log.warning("the last update could not be saved: %s", error)
+        # torchrun kills the other ranks when one exits, and rank 0 may still be writing.
         self._ranks.all_gather(None)
 
     def _write_legacy(self, weights: Mapping[str, Tensor]) -> None:
         self._stage.write_legacy(weights, self._plan.out_dir)
 
     def finish(self) -> None:
-        """Wait until all is on disk; a run that had nothing to save still has its weights file."""
+        """Wait for the last write; without any save, write at least the single-file weights."""
         self._writer.wait()
         if self._ranks.is_rank_zero and not self._has_saved:
             self._write_legacy(named_weights(self._stage.model))
 
     def wait(self) -> Path | None:
-        """Wait until the newest step is on disk; where it is, on the rank that writes."""
+        """Wait until the newest step is on disk; returns its path on rank 0."""
         self._writer.wait()
         if not self._ranks.is_rank_zero or self.saved_step is None:
             return None
         return self._plan.checkpoint_root / step_name(self.saved_step)
 
     def close(self) -> None:
-        """Wait for the last write, end the thread, and let others save here."""
+        """Wait for the last write, end the thread and release the lock."""
         with self._exit_stack:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""The root of step checkpoints: which steps are in it, which can be trusted, which may go."""
+"""The root directory of step checkpoints: layout, validation and pruning."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ OPTIMIZER_FILE = "optimizer.pt"
 STATE_FILE = "state.json"
 RNG_FILE = "rng.pt"
 CONFIG_FILE = "config.json"
-#: Without these a directory is no checkpoint; with these alone it is one of the older kind.
+#: Every checkpoint has these files; one without a manifest is in the older format.
 REQUIRED_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
-#: A file of this name in a step's directory keeps it from being pruned.
+#: A file of this name in a step directory protects it from pruning.
 PIN_FILE = "pinned"
-#: A file, not a link, that holds the name of the newest step.
+#: A file (not a link) that contains the name of the newest step.
 LATEST_FILE = "latest"
-#: A step that is being written again lies under this name until its new version is in place.
+#: Prefix of a step that is being replaced, until the new version is in place.
 REPLACED_PREFIX = ".replaced-"
-#: Folders in the root, by number, of steps that a run left behind when it went back.
+#: Prefix of numbered folders for later steps that a rewound run left behind.
 ABANDONED_PREFIX = "abandoned_"
 
 _STEP_PATTERN = re.compile(r"step_([0-9]+)")
@@ -35,26 +35,29 @@ log = get_logger(__name__)
 
 
 def step_name(step: int) -> str:
-    """The directory of a step."""
+    """Return the directory name of a step."""
     return f"step_{step:08d}"
 
 
 def step_number(path: Path) -> int | None:
-    """The step a directory is named after, or None."""
-    found = _STEP_PATTERN.fullmatch(path.name)
-    return int(found[1]) if found else None
+    """Return the step number in a directory name, or None."""
+    match = _STEP_PATTERN.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def find_step_problem(path: Path, *, verify_digests: bool = False) -> str | None:
-    """Why a directory cannot be trusted as a checkpoint, or None; deep reads every byte."""
+    """Return why a directory is not a valid checkpoint, or None.
+
+    Without `verify_digests` only file sizes are compared.
+    """
     if not path.is_dir():
-        return f"{path} is no directory"
+        return f"{path} is not a directory"
     missing = _find_missing_file(path)
     if missing is not None:
         return missing
     if (path / MANIFEST_NAME).exists():
         return _find_manifest_problem(path, verify_digests)
-    # Somebody else may have taken it away just now: then it is no checkpoint of the older kind.
+    # Check again: another process may have removed the directory in the meantime.
     return _find_missing_file(path)
 
 
@@ -67,7 +70,7 @@ def _find_missing_file(path: Path) -> str | None:
         except OSError:
             return f"{name} is missing"
         if not file.is_file():
-            return f"{name} is no file"
+            return f"{name} is not a file"
     return None
 
 
@@ -88,32 +91,32 @@ def _find_manifest_problem(path: Path, verify_digests: bool) -> str | None:
 
 
 def is_valid_step(path: Path) -> bool:
-    """True for a directory with the three files, as long as its manifest says if it has one."""
+    """Return True if the required files exist with the sizes of the manifest, if there is one."""
     return find_step_problem(path) is None
 
 
-#: How often the steps are listed again because a writer changed them meanwhile.
+#: Maximum number of listings when a writer changes the directory in the meantime.
 MAX_LISTINGS = 10
 
 
 def list_steps(root: Path) -> Iterator[tuple[int, Path]]:
-    """Every directory named after a step, the highest number first, valid or not.
+    """Yield all step directories, valid or not, the highest number first.
 
-    Only looks: whoever reads must not rename what somebody else is writing.
+    Read-only: a reader must not rename directories of a running writer.
     """
     if not root.is_dir():
         return
-    found = [(step_number(path), path) for path in root.iterdir()]
-    numbered = [(step, path) for step, path in found if step is not None and path.is_dir()]
+    entries = [(step_number(path), path) for path in root.iterdir()]
+    numbered = [(step, path) for step, path in entries if step is not None and path.is_dir()]
     yield from sorted(numbered, reverse=True)
 
 
 def latest_step(
     root: Path, *, below: int | None = None, verify_digests: bool = False
 ) -> Path | None:
-    """The valid step with the highest number, or None; warns about what it passes over.
+    """Return the highest valid step, or None; logs a warning for each invalid one.
 
-    A writer may remove every listed step after it wrote newer ones: then the new ones are listed.
+    Lists again if a writer replaced all listed steps by newer ones in the meantime.
     """
     for _ in range(MAX_LISTINGS):
         steps = list(list_steps(root))
@@ -123,7 +126,7 @@ def latest_step(
             problem = find_step_problem(path, verify_digests=verify_digests)
             if problem is None:
                 return path
-            log.warning("checkpoint %s is passed over: %s", path, problem)
+            log.warning("skipping checkpoint %s: %s", path, problem)
         if list(list_steps(root)) == steps:
             break
     return None
@@ -132,10 +135,10 @@ def latest_step(
 def prune_steps(
     root: Path, retention: StepRetention, *, best: int | None = None, newest: int | None = None
 ) -> list[Path]:
-    """Remove the steps nobody wants and the broken ones below the newest good; returns them.
+    """Remove expired steps, and invalid ones below the newest valid step; returns them.
 
-    With `newest`, the step that a run has just written, later ones are left alone and do not
-    count: the run has passed over them or went back behind them.
+    With `newest`, the step that a run has just written, later steps are ignored: the run skipped
+    them or was rewound.
     """
     if retention.keep_last <= 0 or not root.is_dir():
         return []
@@ -144,21 +147,21 @@ def prune_steps(
     broken = {path: find_step_problem(path) for _, path in steps}
     valid = [step for step, path in steps if broken[path] is None]
     pinned = [step for step, path in steps if (path / PIN_FILE).exists()]
-    kept = choose_steps_to_keep(valid, retention, best=best, pinned=pinned)
+    retained = choose_steps_to_keep(valid, retention, best=best, pinned=pinned)
     last = max(valid, default=-1)
     removed = []
     for step, path in steps:
-        if step in pinned or step in kept or step >= last:
+        if step in pinned or step in retained or step >= last:
             continue
         if broken[path] is not None:
-            log.warning("checkpoint %s is removed: %s", path, broken[path])
+            log.warning("removing checkpoint %s: %s", path, broken[path])
         remove_directory(path)
         removed.append(path)
     return removed
 
 
 def archive_later_steps(root: Path, step: int) -> Path | None:
-    """Move the good steps after `step` into a folder, where nobody takes them for the newest."""
+    """Move the valid steps after `step` into a folder, so that none is taken for the newest."""
     later = [path for number, path in list_steps(root) if number > step and is_valid_step(path)]
     if not later:
         return None
@@ -170,19 +173,19 @@ def archive_later_steps(root: Path, step: int) -> Path | None:
     fsync_path(folder)
     fsync_path(root)
     log.warning(
-        "training goes on from step %d, so %d later checkpoints are moved to %s",
+        "training resumes from step %d; %d later checkpoints were moved to %s",
         *(step, len(later), folder),
     )
     return folder
 
 
 def write_latest(root: Path, path: Path) -> None:
-    """Write down which step is the newest, for those who look with other programs."""
+    """Write the name of the newest step, for other programs."""
     write_file_atomic(root / LATEST_FILE, f"{path.name}\n".encode(), mode=0o644)
 
 
 def remove_interrupted_saves(root: Path) -> int:
-    """Remove what a dead writer left behind; only whoever alone writes here may ask for it."""
+    """Remove leftovers of a writer that died; call it only from the single writer."""
     if not root.is_dir():
         return 0
     recover_replaced_steps(root)
@@ -190,9 +193,9 @@ def remove_interrupted_saves(root: Path) -> int:
 
 
 def recover_replaced_steps(root: Path) -> None:
-    """Put back a step whose writer died while it replaced it, and drop what was replaced.
+    """Restore a step whose replacement was interrupted, and remove old versions.
 
-    Only whoever alone writes here may ask for it.
+    Call it only from the single writer.
     """
     for old in root.glob(f"{REPLACED_PREFIX}step_*"):
         final = root / old.name.removeprefix(REPLACED_PREFIX)

@@ -1,4 +1,4 @@
-"""JSON that gives back exactly what was written, or refuses to write it."""
+"""Files of a step checkpoint: write them atomically and read them back exactly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _JSON_HINT = "Save numbers, text, true, false, null, lists, and dictionaries who
 
 
 def encode_lossless_json(value: dict[str, Any], label: str) -> bytes:
-    """A dictionary as JSON; InvalidInput names the first value that reading would change."""
+    """Encode a dictionary; raises InvalidInput for a value that JSON cannot represent exactly."""
     try:
         _check_json_value(value, label)
         text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -72,38 +72,36 @@ def _check_json_value(value: Any, location: str) -> None:
 
 
 def to_readable_json(value: Any) -> Any:
-    """A value for people to read: what JSON does not know becomes text."""
+    """Convert a value to JSON for display; unsupported types become text."""
     return json.loads(json.dumps(value, default=str), parse_constant=str)
 
 
 FORMAT_VERSION = 1
-#: What a save needs beside its tensors, in bytes.
+#: Bytes that a save needs in addition to its tensors.
 _MARGIN_BYTES = 1 << 20
-_FREE_SPACE_HINT = (
-    "Free some space, or give another --ckpt_dir; the checkpoints before it are whole."
-)
+_FREE_SPACE_HINT = "Free some space or choose another --ckpt_dir; earlier checkpoints are intact."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContent:
-    """All that a step checkpoint holds."""
+    """Content of a step checkpoint."""
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Any]
     """`optimizer` and `scaler`."""
     state: Mapping[str, Any]
     rng: list[Any] = field(default_factory=list)
-    """One entry per rank; empty in checkpoints of the older kind."""
+    """RNG state per rank; empty in the older format."""
     config: Mapping[str, Any] | None = None
-    """What must not change; None in checkpoints of the older kind."""
+    """Settings that must not change on resume; None in the older format."""
 
 
 def write_step(
     root: Path, step: int, content: StepContent, *, rewound_to: int | None = None
 ) -> Path:
-    """Write a step's directory, atomically; the same step's older version stays until then.
+    """Write a step directory atomically; an existing version is replaced only at the end.
 
-    A run that went back to a step leaves those after it, once it has one of its own to put there.
+    If the run was rewound, the steps after `rewound_to` are archived just before.
     """
     final = root / step_name(step)
     texts = _encode_json_files(content)
@@ -114,7 +112,7 @@ def write_step(
         with new_directory(final) as scratch:
             _write_files(scratch, content, texts)
             write_manifest(scratch)
-            # Slow, so it comes first: while the old version is aside, the step has no name.
+            # Slow, so sync first: while the old version is moved aside, the step does not exist.
             fsync_tree(scratch)
             if rewound_to is not None:
                 archive_later_steps(root, rewound_to)
@@ -133,10 +131,10 @@ def write_step(
 
 
 def _encode_json_files(content: StepContent) -> dict[str, bytes]:
-    """The JSON files of a step; InvalidInput about a value that JSON does not give back."""
+    """Encode the JSON files of a step; raises InvalidInput for unsupported values."""
     state = dict(content.state)
     if "args" in state:
-        # For people: a program's options may hold devices, paths and functions.
+        # For display only: options may contain devices, paths and functions.
         state["args"] = to_readable_json(state["args"])
     texts = {STATE_FILE: encode_lossless_json(state, "state")}
     if content.config is not None:
@@ -156,7 +154,7 @@ def _write_files(directory: Path, content: StepContent, texts: Mapping[str, byte
 
 @cache
 def _versions() -> dict[str, object]:
-    """What made the checkpoint, for people who look for it later; a resume does not compare it."""
+    """Return the software versions, for information only."""
     return {
         "format": FORMAT_VERSION,
         "tinkex": package_version(),
@@ -166,23 +164,23 @@ def _versions() -> dict[str, object]:
 
 
 def _git_revision() -> str | None:
-    """The commit that the run was started in, with a word if files were changed; None elsewhere."""
+    """Return the git commit of the working directory, with `-dirty` if changed, or None."""
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    # To look must not be in the way of a commit.
+    # Without the optional lock, this does not interfere with a concurrent commit.
     variables = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=10, check=False, env=variables
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 def save_tensors(path: Path, value: Any) -> None:
-    """Write a file as torch.save does; a write that fails is the OSError of the system.
+    """Write a file with torch.save; a failed write raises the original OSError.
 
-    The zip writer of torch replaces an error of the file below it by one of its own.
+    The zip writer of torch would replace it by a RuntimeError.
     """
     with path.open("wb") as file:
         target = _ErrorRecordingFile(file)
@@ -196,14 +194,14 @@ def save_tensors(path: Path, value: Any) -> None:
 
 
 class _ErrorRecordingFile:
-    """What torch.save writes to; keeps the first error of the file."""
+    """File wrapper that records the first write error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.error: OSError | None = None
 
     def write(self, content: Any) -> int:
-        """Write, as a file does."""
+        """Write to the file."""
         try:
             return self._file.write(content)
         except OSError as error:
@@ -211,7 +209,7 @@ class _ErrorRecordingFile:
             raise
 
     def flush(self) -> None:
-        """Flush, as a file does."""
+        """Flush the file."""
         try:
             self._file.flush()
         except OSError as error:
@@ -234,18 +232,18 @@ def _restore_aside(aside: Path, final: Path) -> None:
 def check_disk_space(
     root: Path, needed: int, free_bytes: Callable[[Path], int] | None = None
 ) -> None:
-    """Refuse a save for which the disk is too small, before anything is written."""
+    """Raise CheckpointError if the disk has too little free space for a save."""
     free = free_bytes(root) if free_bytes is not None else shutil.disk_usage(root).free
     if free < needed + _MARGIN_BYTES:
         raise CheckpointError(
-            f"{root} has {format_bytes(free)} free, and a checkpoint needs "
+            f"{root} has {format_bytes(free)} free, but a checkpoint needs "
             f"{format_bytes(needed + _MARGIN_BYTES)}",
             hint=_FREE_SPACE_HINT,
         )
 
 
 def count_tensor_bytes(value: Any) -> int:
-    """How many bytes the tensors in a tree have; tied ones count once."""
+    """Count the bytes of all tensors in a structure; shared tensors count once."""
     seen: dict[int, int] = {}
     _add_tensor_bytes(value, seen)
     return sum(seen.values())
@@ -264,7 +262,7 @@ def _add_tensor_bytes(value: Any, seen: dict[int, int]) -> None:
 
 
 def read_step(path: Path, device: str | torch.device = "cpu") -> StepContent:
-    """Read a step's files; CheckpointError says which of them cannot be read."""
+    """Read the files of a step; raises CheckpointError with the name of an unreadable file."""
     has_rng, has_config = (path / RNG_FILE).exists(), (path / CONFIG_FILE).exists()
     return StepContent(
         weights=_check_mapping(path / MODEL_FILE, _load_tensors(path / MODEL_FILE, device)),
@@ -286,7 +284,7 @@ def _load_tensors(path: Path, device: str | torch.device) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one of the JSON files of a step."""
+    """Read a JSON file of a step."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -296,5 +294,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _check_mapping(path: Path, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"{path} holds {type(value).__name__}, expected names and values")
+        raise CheckpointError(f"{path} contains {type(value).__name__}, expected a mapping")
     return value

@@ -1,4 +1,4 @@
-"""A trainer by the name of its stage: `python -m tinkex.pipeline.run.trainer pretrain --help`."""
+"""Run a trainer by stage name: `python -m tinkex.pipeline.run.trainer pretrain --help`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tinkex.pipeline.trainer_arguments import STAGE_DESCRIPTIONS
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in STAGE_DESCRIPTIONS:
-        sys.exit(f"the first word must be a stage: {', '.join(STAGE_DESCRIPTIONS)}")
+        sys.exit(f"the first argument must be a stage: {', '.join(STAGE_DESCRIPTIONS)}")
     sys.exit(main(sys.argv.pop(1)))

@@ -1,1 +1,1 @@
-"""The four stages: what each learns from, its loss, and how it is judged."""
+"""The training stages: data, loss and evaluation of each."""

@@ -1,4 +1,4 @@
-"""What all stages share: a model with its parts, its identity, and what it leaves behind."""
+"""Base class of the stages: model, configuration and exports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IGNORED_CONFIG_KEYS = frozenset({"transformers_version", "_name_or_path", "dtyp
 
 @dataclass(frozen=True, slots=True)
 class DataSplit:
-    """Some rows of a token file."""
+    """A subset of the rows of a token file."""
 
     file: TokenFile
     rows: Indices
@@ -31,7 +31,7 @@ class DataSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInputs:
-    """What a stage is made from."""
+    """Everything a stage is built from."""
 
     args: TrainerArguments
     model: PreTrainedModel
@@ -41,11 +41,11 @@ class StageInputs:
     device: torch.device
     dtype: torch.dtype = torch.float32
     parent: str = ""
-    """The digest of the weights that the model started from."""
+    """Digest of the initial weights."""
 
 
 class BaseStage:
-    """A model that is trained, whatever on."""
+    """Model handling common to all stages."""
 
     name = ""
 
@@ -56,8 +56,7 @@ class BaseStage:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What must be the same when training goes on."""
-        known = self.inputs.args
+        """Settings that must not change on resume."""
         model = self.model.config.to_dict()
         return {
             "model": {name: model[name] for name in model if name not in _IGNORED_CONFIG_KEYS},
@@ -65,24 +64,24 @@ class BaseStage:
             "data": self.inputs.train.file.digest,
             "num_rows": len(self.inputs.train.rows),
             "parent": self.inputs.parent,
-            "max_seq_len": known.max_seq_len,
+            "max_seq_len": self.inputs.args.max_seq_len,
             "computes_with": str(self.inputs.dtype).removeprefix("torch."),
             **self.loss_config(),
         }
 
     def loss_config(self) -> Mapping[str, Any]:
-        """Settings of this stage's loss."""
+        """Return the settings of this stage's loss."""
         return {}
 
     def write_legacy(self, weights: Mapping[str, Tensor], directory: Path) -> None:
-        """Write the one-file weights."""
+        """Write the single-file weights."""
         write_legacy(weights, directory / legacy_name(self.name, self.model.config))
 
     def export(self, directory: Path) -> None:
-        """Write the model folder."""
+        """Write the Hugging Face folder."""
         export_folder(self.model, self.inputs.tokenizer, directory)
 
 
 def add_router_aux_loss(total: Tensor, hidden: HiddenStates, weight: float) -> Tensor:
-    """A sum, and what the uneven use of experts adds to it."""
+    """Add the load-balancing loss of the experts, if there is one."""
     return total if hidden.router_aux_loss is None else total + hidden.router_aux_loss * weight

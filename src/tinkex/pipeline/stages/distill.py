@@ -1,6 +1,6 @@
-"""Reasoning distillation: thoughts and answers are learned, their tags most of all.
+"""Reasoning distillation: SFT with a higher weight on tag tokens and an optional teacher.
 
-A teacher's probabilities may be learned beside the text:
+The loss with a teacher is
 alpha * cross-entropy + (1 - alpha) * T^2 * KL(teacher || student).
 """
 
@@ -24,7 +24,7 @@ from tinkex.pipeline.train.evaluation import eval_prompts, exact_match, perplexi
 
 
 class DistillStage(SftStage):
-    """Learns as SFT does, with a weight on the tags and perhaps a teacher."""
+    """SFT with weighted tag tokens and an optional teacher."""
 
     name = "r1"
 
@@ -32,64 +32,69 @@ class DistillStage(SftStage):
         self, inputs: StageInputs, teacher: PreTrainedModel | None, digest: str = ""
     ) -> None:
         super().__init__(inputs)
-        known, tokenizer = inputs.args, inputs.tokenizer
+        args, tokenizer = inputs.args, inputs.tokenizer
         self._teacher_digest = digest
         self.teacher = None if teacher is None else _teacher_forward(teacher, inputs)
-        # A weight by token: 1, and more for each tag. It multiplies the mask, never replaces it.
-        tags = [tokenizer.token_id(tag) for tag in known.r1_tokens]
+        # Loss weight per token id: 1, or the tag weight. It multiplies the loss mask.
+        tags = [tokenizer.token_id(tag) for tag in args.r1_tokens]
         self._weight_V = torch.ones(inputs.model.config.vocab_size, device=inputs.device)
-        self._weight_V[tags] = known.r1_token_weight
-        part = inputs.held_out
-        self._eval_prompts = eval_prompts(part.file, part.rows, tokenizer, known.max_seq_len)
+        self._weight_V[tags] = args.r1_token_weight
+        split = inputs.held_out
+        self._eval_prompts = eval_prompts(split.file, split.rows, tokenizer, args.max_seq_len)
 
     def loss_config(self) -> Mapping[str, Any]:
-        """The tags' weight and the teacher."""
-        known = self.inputs.args
-        told: dict[str, Any] = {
-            "r1_tokens": list(known.r1_tokens),
-            "r1_token_weight": known.r1_token_weight,
+        """Return the tag weights and the teacher settings."""
+        args = self.inputs.args
+        settings: dict[str, Any] = {
+            "r1_tokens": list(args.r1_tokens),
+            "r1_token_weight": args.r1_token_weight,
         }
         if self.teacher is not None:
-            told["teacher"] = self._teacher_digest
-            told["distill_alpha"] = known.distill_alpha
-            told["distill_temperature"] = known.distill_temperature
-        return told
+            settings["teacher"] = self._teacher_digest
+            settings["distill_alpha"] = args.distill_alpha
+            settings["distill_temperature"] = args.distill_temperature
+        return settings
 
     def loss(self, batch: TokenBatch) -> StageLoss:
-        """Weighted cross-entropy, divided by how many tokens count and not by their weights."""
+        """Weighted cross-entropy, normalized by the number of targets, not by their weights."""
         device = self.inputs.device
-        counted_T = batch.loss_mask_T.to(device)
+        target_mask_T = batch.loss_mask_T.to(device)
         hidden = self.forward(batch.tokens_T.to(device), batch.lengths)
-        states_PD, targets_P = hidden.states_TD[counted_T], batch.targets_T.to(device)[counted_T]
+        states_PD, targets_P = (
+            hidden.states_TD[target_mask_T],
+            batch.targets_T.to(device)[target_mask_T],
+        )
         total = weighted_cross_entropy(
             states_PD, self.forward.head_VD, targets_P, self._weight_V[targets_P]
         )
         weight = float(len(targets_P))
         metrics = {"text_loss": float(total.detach())}
         if self.teacher is not None:
-            known = self.inputs.args
-            apart = self._distillation_loss(batch, states_PD, counted_T)
-            share = (1.0 - known.distill_alpha) * known.distill_temperature**2
-            total = known.distill_alpha * total + share * apart
-            metrics["teacher_kl"] = float(apart.detach())
+            args = self.inputs.args
+            kl = self._distillation_loss(batch, states_PD, target_mask_T)
+            kl_weight = (1.0 - args.distill_alpha) * args.distill_temperature**2
+            total = args.distill_alpha * total + kl_weight * kl
+            metrics["teacher_kl"] = float(kl.detach())
         return StageLoss(
             total=add_router_aux_loss(total, hidden, weight), weight=weight, metrics=metrics
         )
 
-    def _distillation_loss(self, batch: TokenBatch, states_PD: Tensor, counted_T: Tensor) -> Tensor:
+    def _distillation_loss(
+        self, batch: TokenBatch, states_PD: Tensor, target_mask_T: Tensor
+    ) -> Tensor:
         assert self.teacher is not None
         with torch.no_grad():
             hidden = self.teacher(batch.tokens_T.to(self.inputs.device), batch.lengths)
-            known = TeacherStates(
-                hidden.states_TD[counted_T], self.teacher.head_VD.to(states_PD.dtype)
+            teacher_states = TeacherStates(
+                hidden.states_TD[target_mask_T], self.teacher.head_VD.to(states_PD.dtype)
             )
         temperature = self.inputs.args.distill_temperature
-        return teacher_kl(states_PD, self.forward.head_VD, known, temperature)
+        return teacher_kl(states_PD, self.forward.head_VD, teacher_states, temperature)
 
     def evaluate(self) -> Mapping[str, float]:
-        """The share of held-out answers that are exactly right, and the loss."""
-        right = exact_match(self.model, self.inputs.tokenizer, self._eval_prompts)
-        return {"exact_match": right, **perplexity(self.forward, self.held_out, self.inputs.device)}
+        """Compute the exact-match rate and the loss on the eval split."""
+        match = exact_match(self.model, self.inputs.tokenizer, self._eval_prompts)
+        return {"exact_match": match, **perplexity(self.forward, self.held_out, self.inputs.device)}
 
 
 def _teacher_forward(teacher: PreTrainedModel, inputs: StageInputs) -> PackedForward:
@@ -97,6 +102,6 @@ def _teacher_forward(teacher: PreTrainedModel, inputs: StageInputs) -> PackedFor
     if own != other:
         raise ConfigError(
             f"the teacher has {other} tokens and the student {own}; they must share a tokenizer",
-            hint="Use a teacher that was made with the student's tokenizer, or none.",
+            hint="Use a teacher that was trained with the student's tokenizer, or none.",
         )
     return PackedForward(teacher.requires_grad_(False).eval(), inputs.dtype)

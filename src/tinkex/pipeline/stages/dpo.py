@@ -1,4 +1,4 @@
-"""Direct preference optimization: the better answer becomes likelier, measured by a reference."""
+"""Direct preference optimization (DPO) against a frozen reference model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinkex.pipeline.train.evaluation import pair_logprobs, preference_metrics
 
 
 class DpoStage(BaseStage):
-    """Learns from pairs; the reference never changes."""
+    """DPO on preference pairs."""
 
     name = "dpo"
 
@@ -25,7 +25,7 @@ class DpoStage(BaseStage):
         self, inputs: StageInputs, reference: PreTrainedModel | None, digest: str = ""
     ) -> None:
         super().__init__(inputs)
-        # The start weights, as they are before any checkpoint is put over them.
+        # Copy the initial weights before a checkpoint is loaded over them.
         frozen = copy.deepcopy(inputs.model) if reference is None else reference
         self.reference = PackedForward(frozen.requires_grad_(False).eval(), inputs.dtype)
         self._reference_digest = digest or inputs.parent
@@ -33,37 +33,37 @@ class DpoStage(BaseStage):
         self.held_out = self._pair_source(inputs.held_out)
 
     def loss_config(self) -> Mapping[str, Any]:
-        """The reference and how firmly it holds."""
+        """Return beta and the digest of the reference."""
         return {"beta": self.inputs.args.beta, "reference": self._reference_digest}
 
     def _pair_source(self, split: DataSplit) -> PairSource:
-        known = self.inputs.args
+        args = self.inputs.args
         return PairSource(
             split.file,
             split.rows,
-            max_length=known.max_seq_len,
-            batch_size=known.batch_size,
-            seed=known.seed,
+            max_length=args.max_seq_len,
+            batch_size=args.batch_size,
+            seed=args.seed,
         )
 
     def loss(self, batch: PairBatch) -> StageLoss:
-        """-log sigmoid(beta * how much more the better answer gained than the other one)."""
+        """-log sigmoid(beta * (log-ratio of chosen - log-ratio of rejected))."""
         device = self.inputs.device
         with torch.no_grad():
-            known_N2 = pair_logprobs(self.reference, batch, device)
-        gain_N2 = pair_logprobs(self.forward, batch, device) - known_N2
-        margin_N = self.inputs.args.beta * (gain_N2[:, 0] - gain_N2[:, 1])
-        # softplus(-x) is -log sigmoid(x), and does not overflow.
+            reference_N2 = pair_logprobs(self.reference, batch, device)
+        log_ratio_N2 = pair_logprobs(self.forward, batch, device) - reference_N2
+        margin_N = self.inputs.args.beta * (log_ratio_N2[:, 0] - log_ratio_N2[:, 1])
+        # softplus(-x) is -log sigmoid(x) without overflow.
         total = torch.nn.functional.softplus(-margin_N).sum()
-        told_N = margin_N.detach()
+        detached_N = margin_N.detach()
         metrics = {
-            "accuracy": float((told_N.sign() + 1.0).sum()) / 2.0,
-            "margin": float(told_N.sum()),
+            "accuracy": float((detached_N.sign() + 1.0).sum()) / 2.0,
+            "margin": float(detached_N.sum()),
         }
         return StageLoss(total=total, weight=float(len(margin_N)), metrics=metrics)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Preference accuracy on held-out pairs, and what it comes from."""
+        """Compute preference accuracy and margins on the eval split."""
         return preference_metrics(
             self.forward, self.reference, self.held_out, self.inputs.args.beta
         )

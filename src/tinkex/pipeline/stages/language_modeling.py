@@ -1,4 +1,4 @@
-"""Pretraining: every token of plain text is predicted from those before it."""
+"""Next-token prediction: pretraining on text, and SFT on conversations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinkex.pipeline.train.evaluation import perplexity
 
 
 class PretrainStage(BaseStage):
-    """Learns all tokens of documents; long ones go on in the next sequence."""
+    """Pretraining: all tokens are targets; long documents continue in the next sequence."""
 
     name = "pretrain"
     split_long = True
@@ -25,39 +25,39 @@ class PretrainStage(BaseStage):
         self.held_out = self.packed_source(inputs.held_out)
 
     def packed_source(self, split: DataSplit) -> PackedSource:
-        """Rows as packed sequences."""
-        known = self.inputs.args
+        """Pack rows into sequences."""
+        args = self.inputs.args
         return PackedSource(
             split.file,
             split.rows,
-            max_length=known.max_seq_len,
-            batch_size=known.batch_size,
-            seed=known.seed,
+            max_length=args.max_seq_len,
+            batch_size=args.batch_size,
+            seed=args.seed,
             split_long=self.split_long,
         )
 
     def loss(self, batch: TokenBatch) -> StageLoss:
-        """Cross-entropy of the counted tokens; the others cost no logits."""
+        """Cross-entropy of the targets; logits are computed only where they are needed."""
         device = self.inputs.device
-        counted_T = batch.loss_mask_T.to(device)
+        target_mask_T = batch.loss_mask_T.to(device)
         hidden = self.forward(batch.tokens_T.to(device), batch.lengths)
-        targets_P = batch.targets_T.to(device)[counted_T]
+        targets_P = batch.targets_T.to(device)[target_mask_T]
         ones_P = torch.ones(len(targets_P), device=device)
         total = weighted_cross_entropy(
-            hidden.states_TD[counted_T], self.forward.head_VD, targets_P, ones_P
+            hidden.states_TD[target_mask_T], self.forward.head_VD, targets_P, ones_P
         )
         weight = float(len(targets_P))
         return StageLoss(total=add_router_aux_loss(total, hidden, weight), weight=weight)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Loss and perplexity on held-out rows."""
+        """Compute loss and perplexity on the eval split."""
         return perplexity(self.forward, self.held_out, self.inputs.device)
 
 
 class SftStage(PretrainStage):
-    """Learns the assistant's tokens, the end of each turn included.
+    """SFT: the assistant's tokens and end-of-turn tokens are targets.
 
-    A conversation that is too long loses its end: an answer without its question teaches nothing.
+    Long conversations are truncated: an answer without its question is useless for training.
     """
 
     name = "sft"

@@ -1,4 +1,4 @@
-"""Figures on held-out data: perplexity, preferences, and answers that are exactly right."""
+"""Metrics on the eval split: perplexity, preference accuracy and exact match."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from tinkex.pipeline.tokenizer import TextTokenizer
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_ANSWER_TOKENS = 512
 _EVAL_BATCH_SIZE = 32
-_LARGEST_EXPONENT = 700.0
+_MAX_EXPONENT = 700.0
 
 
 @torch.no_grad()
 def perplexity(
     forward: PackedForward, source: PackedSource, device: torch.device
 ) -> dict[str, float]:
-    """Mean negative log-probability of counted tokens, and its exponential."""
-    total, num_counted = 0.0, 0
+    """Compute the mean cross-entropy of the targets and its exponential."""
+    total, num_targets = 0.0, 0
     for index in range(source.num_batches(0)):
-        found_P = target_token_logprobs(forward, source.batch(0, index), device)
-        total -= float(found_P.double().sum())
-        num_counted += len(found_P)
-    loss = total / num_counted
-    return {"loss": loss, "perplexity": math.exp(min(loss, _LARGEST_EXPONENT))}
+        logprobs_P = target_token_logprobs(forward, source.batch(0, index), device)
+        total -= float(logprobs_P.double().sum())
+        num_targets += len(logprobs_P)
+    loss = total / num_targets
+    return {"loss": loss, "perplexity": math.exp(min(loss, _MAX_EXPONENT))}
 
 
 @torch.no_grad()
 def preference_metrics(
     policy: PackedForward, reference: PackedForward, source: PairSource, beta: float
 ) -> dict[str, float]:
-    """How often the better answer is the one that became likelier against the reference.
+    """Compute the preference accuracy relative to the reference, margin and DPO loss.
 
-    A pair that did not move counts half, so a model that is its own reference has 0.5.
-    `likelier` is the share of pairs whose better answer is the likelier one as such.
+    Ties count half, so a model that equals its reference has 0.5. `likelier` is the fraction of
+    pairs whose chosen answer has the higher log-probability.
     """
     device = policy.head_VD.device
     wins, likelier, margins, losses, num_pairs = 0.0, 0.0, 0.0, 0.0, 0
     for index in range(source.num_batches(0)):
         batch = source.batch(0, index)
-        own_N2 = pair_logprobs(policy, batch, device).double()
-        margin_N2 = own_N2 - pair_logprobs(reference, batch, device).double()
-        margin_N = beta * (margin_N2[:, 0] - margin_N2[:, 1])
+        policy_N2 = pair_logprobs(policy, batch, device).double()
+        log_ratio_N2 = policy_N2 - pair_logprobs(reference, batch, device).double()
+        margin_N = beta * (log_ratio_N2[:, 0] - log_ratio_N2[:, 1])
         wins += float((margin_N.sign() + 1.0).sum()) / 2.0
-        likelier += float((own_N2[:, 0] > own_N2[:, 1]).sum())
+        likelier += float((policy_N2[:, 0] > policy_N2[:, 1]).sum())
         margins += float(margin_N.sum())
         losses += float(torch.nn.functional.softplus(-margin_N).sum())
         num_pairs += len(margin_N)
@@ -68,22 +68,22 @@ def preference_metrics(
 def target_token_logprobs(
     forward: PackedForward, batch: TokenBatch, device: torch.device
 ) -> Tensor:
-    """The log-probability of each counted target, in the order of the batch."""
-    counted_T = batch.loss_mask_T.to(device)
+    """Return the log-probability of each target, in the order of the batch."""
+    target_mask_T = batch.loss_mask_T.to(device)
     hidden = forward(batch.tokens_T.to(device), batch.lengths)
-    targets_P = batch.targets_T.to(device)[counted_T]
-    return target_logprobs(hidden.states_TD[counted_T], forward.head_VD, targets_P)
+    targets_P = batch.targets_T.to(device)[target_mask_T]
+    return target_logprobs(hidden.states_TD[target_mask_T], forward.head_VD, targets_P)
 
 
 def pair_logprobs(forward: PackedForward, batch: PairBatch, device: torch.device) -> Tensor:
-    """The log-probability of each whole answer, (pairs, 2): a sum, not a mean."""
-    both = batch.token_batch
-    found_P = target_token_logprobs(forward, both, device)
+    """Return the summed log-probability of each answer, (pairs, 2)."""
+    tokens = batch.token_batch
+    logprobs_P = target_token_logprobs(forward, tokens, device)
     owner_T = torch.repeat_interleave(
-        torch.arange(len(both.lengths)), torch.tensor(both.lengths)
+        torch.arange(len(tokens.lengths)), torch.tensor(tokens.lengths)
     ).to(device)
-    owner_P = owner_T[both.loss_mask_T.to(device)]
-    sums = found_P.new_zeros(len(both.lengths)).index_add(0, owner_P, found_P)
+    owner_P = owner_T[tokens.loss_mask_T.to(device)]
+    sums = logprobs_P.new_zeros(len(tokens.lengths)).index_add(0, owner_P, logprobs_P)
     return sums.view(-1, 2)
 
 
@@ -92,83 +92,81 @@ def pair_logprobs(forward: PackedForward, batch: PairBatch, device: torch.device
 
 @dataclass(frozen=True, slots=True)
 class EvalPrompt:
-    """A prompt whose answer is known."""
+    """A prompt and its reference answer."""
 
     prompt: tuple[int, ...]
     answer: str
     num_tokens: int
-    """How long the known answer is, with all that is thought before it."""
+    """Number of tokens of the reference answer, including its reasoning."""
 
 
 def eval_prompts(
     file: TokenFile, rows: Indices, tokenizer: TextTokenizer, max_length: int
 ) -> list[EvalPrompt]:
-    """What the assistant says last in each conversation, to be asked for.
+    """Return the last assistant turn of each conversation as a prompt and reference answer.
 
-    What is too long is left out, and so is a conversation in which it says nothing.
+    Conversations that are too long or have no assistant turn are skipped.
     """
-    found = [_eval_prompt(file.document(int(row)), tokenizer) for row in rows]
+    prompts = [_eval_prompt(file.document(int(row)), tokenizer) for row in rows]
     return [
-        case
-        for case in found
-        if case.num_tokens and len(case.prompt) + case.num_tokens <= max_length
+        prompt
+        for prompt in prompts
+        if prompt.num_tokens and len(prompt.prompt) + prompt.num_tokens <= max_length
     ]
 
 
 def _eval_prompt(document: Document, tokenizer: TextTokenizer) -> EvalPrompt:
-    """The last stretch that is learned; it has no tokens if there is none."""
+    """Return the last assistant turn; num_tokens is 0 if there is none."""
     end = len(document.ids)
-    # Somebody else may have had the last word.
+    # The last turn may not be the assistant's.
     while end and not document.learned[end - 1]:
         end -= 1
     start = end
     while start and document.learned[start - 1]:
         start -= 1
-    said = tokenizer.decode(document.ids[start : end - 1])
-    return EvalPrompt(tuple(document.ids[:start]), extract_answer(said), end - start)
+    text = tokenizer.decode(document.ids[start : end - 1])
+    return EvalPrompt(tuple(document.ids[:start]), extract_answer(text), end - start)
 
 
 def extract_answer(text: str) -> str:
-    """What a text gives as its answer: inside of the tags, else all that follows the thought."""
+    """Extract the answer: the content of the last <answer> tag, else the text after </think>."""
     tagged = _ANSWER.findall(text)
-    rest = tagged[-1] if tagged else text.rpartition("</think>")[2]
-    return " ".join(rest.split())
+    answer = tagged[-1] if tagged else text.rpartition("</think>")[2]
+    return " ".join(answer.split())
 
 
 def exact_match(
     model: PreTrainedModel, tokenizer: TextTokenizer, prompts: Sequence[EvalPrompt]
 ) -> float:
-    """The share of cases whose answer is the known one to the letter, each written greedily.
-
-    Without a case it is no number: nothing was asked.
-    """
+    """Return the fraction of greedy answers that equal the reference; NaN without prompts."""
     if not prompts:
         return math.nan
-    num_right = 0
-    # Those of similar length together, so that little is filled up.
-    ordered = sorted(prompts, key=lambda case: len(case.prompt))
+    num_correct = 0
+    # Sort by length to minimize padding.
+    ordered = sorted(prompts, key=lambda prompt: len(prompt.prompt))
     with _eval_mode(model):
         for start in range(0, len(ordered), _EVAL_BATCH_SIZE):
-            some = ordered[start : start + _EVAL_BATCH_SIZE]
-            written = _generate(model, tokenizer, some)
-            num_right += sum(
-                extract_answer(text) == case.answer
-                for text, case in zip(written, some, strict=True)
+            batch = ordered[start : start + _EVAL_BATCH_SIZE]
+            texts = _generate(model, tokenizer, batch)
+            num_correct += sum(
+                extract_answer(text) == prompt.answer
+                for text, prompt in zip(texts, batch, strict=True)
             )
-    return num_right / len(prompts)
+    return num_correct / len(prompts)
 
 
 def _generate(model: Any, tokenizer: TextTokenizer, prompts: Sequence[EvalPrompt]) -> list[str]:
-    longest = max(len(case.prompt) for case in prompts)
+    longest = max(len(prompt.prompt) for prompt in prompts)
     pad, ends = tokenizer.end_of_text, (tokenizer.end_of_turn, tokenizer.end_of_text)
-    ids = [[pad] * (longest - len(case.prompt)) + list(case.prompt) for case in prompts]
-    seen = [[0] * (longest - len(case.prompt)) + [1] * len(case.prompt) for case in prompts]
-    # An answer may be longer than the known one and still be right.
-    wanted = max(case.num_tokens for case in prompts) * 3 // 2 + 8
+    num_pads = [longest - len(prompt.prompt) for prompt in prompts]
+    ids = [[pad] * num + list(prompt.prompt) for num, prompt in zip(num_pads, prompts, strict=True)]
+    mask = [[0] * num + [1] * (longest - num) for num in num_pads]
+    # A correct answer may be longer than the reference.
+    max_tokens = max(prompt.num_tokens for prompt in prompts) * 3 // 2 + 8
     out = model.generate(
         torch.tensor(ids, device=model.device),
-        attention_mask=torch.tensor(seen, device=model.device),
-        max_new_tokens=min(wanted, _MAX_ANSWER_TOKENS),
+        attention_mask=torch.tensor(mask, device=model.device),
+        max_new_tokens=min(max_tokens, _MAX_ANSWER_TOKENS),
         do_sample=False,
         eos_token_id=list(ends),
         pad_token_id=pad,
@@ -177,7 +175,7 @@ def _generate(model: Any, tokenizer: TextTokenizer, prompts: Sequence[EvalPrompt
 
 
 def _truncate_at_end(ids: list[int], ends: Sequence[int]) -> list[int]:
-    stop = next((at for at, token in enumerate(ids) if token in ends), len(ids))
+    stop = next((index for index, token in enumerate(ids) if token in ends), len(ids))
     return ids[:stop]
 
 

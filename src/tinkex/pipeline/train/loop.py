@@ -1,4 +1,4 @@
-"""The training loop of every stage: updates, figures, saves, and a stop that loses nothing."""
+"""The training loop of all stages: updates, evaluation, checkpoints and graceful stop."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from tinkex.pipeline.train.update import (
 from tinkex.pipeline.train_state import TrainState, capture_rng, restore_rng, seed_everything
 from tinkex.pipeline.weights import named_weights
 
-#: Where the Hugging Face folder of a stage is, below out_dir.
+#: Subdirectory of out_dir for the exported Hugging Face folder.
 EXPORT_NAME = "hf"
 
 
 def train(
     stage: Stage, plan: TrainPlan, *, sink: MetricSink, resume: Path | str | None = None
 ) -> TrainResult:
-    """Train a stage to its end or until a signal; `resume` is a step's directory or `auto`.
+    """Train a stage until its end or a signal; `resume` is a step directory or `auto`.
 
-    Every save is whole, and a run that goes on from one computes the same bits as one that was
-    never stopped. An error is raised after the last finished update was saved.
+    Checkpoints are atomic, and a resumed run is bit-identical to an uninterrupted one. Before an
+    error is raised, the last finished update is saved.
     """
     with init_distributed() as ranks, catch_signals(StopRequest()) as stop:
         run = _TrainingRun(stage, plan, sink if ranks.is_rank_zero else _NullSink(), ranks, stop)
@@ -60,17 +60,17 @@ class _NullSink:
     """The sink of ranks that do not report."""
 
     def start(self, step: int, total_steps: int) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class _TrainingRun:
-    """One process's run of a stage."""
+    """The run of a stage in one process."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class _TrainingRun:
         self._metric_names: list[str] | None = None
         self._stopped_by: int | None = None
         self._tokens_since, self._seconds_since = 0, 0.0
-        # What the generators were after the last update; half an update may have moved them on.
+        # RNG state after the last update; an unfinished update may have advanced the generators.
         self._rng: Any = None
         self._is_mid_step = False
-        # True when a failure was told to all ranks, so that they stop at the same place.
+        # True if all ranks know about a failure, so that they stop at the same step.
         self._is_failure_shared = False
 
     def setup(self, resume: Path | str | None) -> None:
-        """Put everything in place: as a checkpoint has it, or as a new run begins."""
+        """Initialize a new run, or restore one from a checkpoint."""
         plan, ranks = self._plan, self._ranks
         if not self._stage.source.num_batches(0):
             raise InvalidInput(f"stage {self._stage.name} has no data to train on")
@@ -141,23 +141,23 @@ class _TrainingRun:
         return path
 
     def train(self) -> None:
-        """Update after update, until all is trained or somebody asks for a stop."""
+        """Run updates until training is complete or a stop is requested."""
         try:
             while self._stopped_by is None and not self._is_finished:
                 self._update()
         except CheckpointError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever failed, finished updates are saved first
             if self._can_rescue(error):
                 self._saver.save_on_error(self._state, self._optimizer, self._rng)
             raise
 
     def _can_rescue(self, error: Exception) -> bool:
-        """Whether there are whole updates to save, and all ranks are here to do it together."""
-        # Whether a gradient is finite is known from sums, which are the same on every rank.
-        is_together = self._is_failure_shared or isinstance(error, NonFiniteGradient)
-        is_whole = not self._is_mid_step and self._state.global_step > 0
-        return is_whole and (self._ranks.is_single_process or is_together)
+        """Return True if there are finished updates and all ranks can save them together."""
+        # All ranks see the same sums, so all of them raise NonFiniteGradient.
+        is_collective = self._is_failure_shared or isinstance(error, NonFiniteGradient)
+        has_progress = not self._is_mid_step and self._state.global_step > 0
+        return has_progress and (self._ranks.is_single_process or is_collective)
 
     @property
     def _is_finished(self) -> bool:
@@ -167,12 +167,12 @@ class _TrainingRun:
         state, started = self._state, time.monotonic()
         num_batches = self._stage.source.num_batches(state.epoch)
         window = next_window(state.position, num_batches, self._batches_per_update)
-        gathered = self._accumulate(window)
-        if gathered is None:
+        local_sums = self._accumulate(window)
+        if local_sums is None:
             self._optimizer.zero_grad()
             self._stopped_by = self._stop.signal
             return
-        total, is_overdue = self._sum_over_ranks(gathered)
+        total, is_overdue = self._sum_over_ranks(local_sums)
         norm = self._step(total)
         state.epoch, state.step_in_epoch = window.after.epoch, window.after.index
         self._count(total, time.monotonic() - started)
@@ -183,23 +183,23 @@ class _TrainingRun:
     def _accumulate(self, window: UpdateWindow) -> UpdateSums | None:
         try:
             return accumulate(self._stage, window, self._ranks, self._stop.is_requested)
-        except Exception:
+        except Exception:  # whatever failed, the other ranks must learn of it
             if not self._ranks.is_single_process:
-                # The others would wait for the sums of this rank for ever.
+                # The other ranks would wait forever for the sums of this rank.
                 self._sum_over_ranks(UpdateSums(), is_failing=True)
             raise
 
     def _sum_over_ranks(
         self, sums: UpdateSums, is_failing: bool = False
     ) -> tuple[UpdateSums, bool]:
-        """The sums of all ranks; also agrees on a stop, a save and a failure."""
+        """Sum over all ranks, and agree on a stop, a save and a failure."""
         if self._metric_names is None:
-            told = self._ranks.all_gather(list(sums.metrics))
-            self._metric_names = next((names for names in told if names), [])
-        asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
+            all_names = self._ranks.all_gather(list(sums.metrics))
+            self._metric_names = next((names for names in all_names if names), [])
+        stop_flags = [float(self._stop.signal == number) for number in STOP_SIGNALS]
         saving = [float(self._saver.is_overdue), float(self._saver.has_failed)]
-        flags = [*asked, *saving, float(is_failing)]
-        total, (*asked, is_overdue, has_failed, num_failing) = sum_over_ranks(
+        flags = [*stop_flags, *saving, float(is_failing)]
+        total, (*stop_flags, is_overdue, has_failed, num_failing) = sum_over_ranks(
             sums, self._metric_names, flags, self._ranks
         )
         if has_failed:
@@ -207,11 +207,11 @@ class _TrainingRun:
         self._is_failure_shared = bool(num_failing)
         if num_failing and not is_failing:
             raise RankFailed
-        self._record_stop(asked)
+        self._record_stop(stop_flags)
         return total, bool(is_overdue)
 
-    def _record_stop(self, asked: list[float]) -> None:
-        for number, count in zip(STOP_SIGNALS, asked, strict=True):
+    def _record_stop(self, counts: list[float]) -> None:
+        for number, count in zip(STOP_SIGNALS, counts, strict=True):
             if count and self._stopped_by is None:
                 self._stopped_by = number
 
@@ -258,7 +258,7 @@ class _TrainingRun:
         self._sink.log(state.global_step, values)
 
     def _evaluate_if_due(self) -> bool:
-        """Look at held-out data if it is time; True when the weights are the best so far."""
+        """Evaluate if due; returns True if the weights are the best so far."""
         state = self._state
         is_due = self._plan.is_evaluation_due(state.global_step)
         if not is_due or state.evaluated_step == state.global_step:
@@ -269,11 +269,11 @@ class _TrainingRun:
         try:
             values = self._ranks.run_on_rank_zero(self._run_evaluation)
         except Exception as error:
-            # All know that the first failed, so they can save together.
+            # All ranks know that rank 0 failed, so they can save together.
             self._is_failure_shared = self._ranks.is_rank_zero or isinstance(error, RankFailed)
             raise
-        asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
-        self._record_stop(self._ranks.all_reduce_values(asked))
+        stop_flags = [float(self._stop.signal == number) for number in STOP_SIGNALS]
+        self._record_stop(self._ranks.all_reduce_values(stop_flags))
         if values is None:
             return False
         self._sink.log(
@@ -282,7 +282,7 @@ class _TrainingRun:
         return self._state.record_evaluation(values)
 
     def _run_evaluation(self) -> dict[str, float] | None:
-        """The stage's figures; None when a signal came. Training's generators do not notice."""
+        """Evaluate without changing the RNG state; returns None if a signal arrived."""
         rng = capture_rng()
         values = self._stop.run_interruptible(self._stage.evaluate)
         restore_rng(rng)
@@ -290,7 +290,7 @@ class _TrainingRun:
         return None if values is None else dict(values)
 
     def finish(self) -> TrainResult:
-        """Save what is not saved; when all is trained, look at held-out data and export."""
+        """Save, and if training is complete, evaluate and export."""
         if self._state.global_step:
             self._saver.save(self._state, self._optimizer, self._rng)
         if self._stopped_by is None:
@@ -314,7 +314,7 @@ class _TrainingRun:
         if state.evaluated_step != state.global_step:
             self._evaluate()
             if self._stopped_by is None and state.global_step:
-                # With its figures, so that nobody has to look at held-out data a second time.
+                # Save again with the metrics, so that a resumed run need not evaluate again.
                 self._saver.save(state, self._optimizer, self._rng, overwrite=True)
         if self._stopped_by is None:
             self._ranks.run_on_rank_zero(self._export)
@@ -324,7 +324,7 @@ class _TrainingRun:
         self._stage.export(self._plan.out_dir / EXPORT_NAME)
 
     def close(self) -> None:
-        """Wait for the writer, whatever happened."""
+        """Close the sink and wait for the checkpoint writer."""
         try:
             self._sink.close()
         finally:

@@ -1,4 +1,4 @@
-"""Where the figures of a run go: a line for people, JSON for programs, curves for TensorBoard."""
+"""Metric sinks: console, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -25,81 +25,81 @@ log = get_logger(__name__)
 
 
 class MetricSink(Protocol):
-    """Takes the figures of a run."""
+    """Receives the metrics of a run."""
 
     def start(self, step: int, total_steps: int) -> None:
-        """Begin, or go on, after `step` updates; what was told of later ones no longer holds."""
+        """Start or resume after `step` updates; metrics of later updates are discarded."""
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the figures of one update; those on held-out data begin with `eval_`."""
+        """Log the metrics of one update; names of eval metrics start with `eval_`."""
         ...
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Flush and close."""
         ...
 
 
 class MultiSink:
-    """Gives every figure to several sinks."""
+    """Forwards all metrics to several sinks."""
 
     def __init__(self, sinks: Sequence[MetricSink]) -> None:
         self._sinks = list(sinks)
 
     def start(self, step: int, total_steps: int) -> None:
-        """Begin all."""
-        for part in self._sinks:
-            part.start(step, total_steps)
+        """Start all sinks."""
+        for sink in self._sinks:
+            sink.start(step, total_steps)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Tell all."""
-        for part in self._sinks:
-            part.log(step, values)
+        """Log to all sinks."""
+        for sink in self._sinks:
+            sink.log(step, values)
 
     def close(self) -> None:
-        """Close all, even if one of them fails."""
+        """Close all sinks, even if one fails."""
         with ExitStack() as stack:
-            for part in self._sinks:
-                stack.callback(part.close)
+            for sink in self._sinks:
+                stack.callback(sink.close)
 
 
 class JsonlSink:
-    """One JSON object per line; a resumed run drops the lines it is going to write again."""
+    """Writes one JSON object per line; a resumed run drops the lines it will repeat."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: TextIO | None = None
 
     def start(self, step: int, total_steps: int) -> None:
-        """Keep the lines up to a step, and go on after them."""
+        """Keep the lines up to a step and append after them."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-            kept = "".join(f"{line}\n" for line in filter_lines_until(lines, step))
-            write_file_atomic(self._path, kept.encode(), mode=0o644)
+            text = "".join(f"{line}\n" for line in filter_lines_until(lines, step))
+            write_file_atomic(self._path, text.encode(), mode=0o644)
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one line; what JSON has no number for becomes null."""
+        """Write one line; values that are not finite become null."""
         if self._file is None:
             return
-        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **known}) + "\n")
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            # Every line was written when it was told; one that could not be has been complained of.
+            # Every line was flushed when it was logged, so a write error was already raised.
             with suppress(OSError):
                 self._file.close()
             self._file = None
 
 
 def filter_lines_until(lines: Iterable[str], step: int) -> list[str]:
-    """The lines of updates up to `step`; a run that starts anew (0) keeps none.
+    """Return the lines of updates up to `step`; none for a new run (step 0).
 
-    A line that was cut off by a crash is dropped.
+    Lines that a crash truncated are dropped.
     """
     if step == 0:
         return []
@@ -111,15 +111,14 @@ def _is_at_or_before(line: str, step: int) -> bool:
         record = json.loads(line)
     except ValueError:
         return False
-    found = record.get("step") if isinstance(record, dict) else None
-    return isinstance(found, int) and found <= step
+    logged_step = record.get("step") if isinstance(record, dict) else None
+    return isinstance(logged_step, int) and logged_step <= step
 
 
 class ConsoleSink:
-    """A bar on a terminal, a line now and then elsewhere.
+    """Shows a progress bar on a terminal, and prints lines elsewhere.
 
-    A stream that is gone, such as a closed pipe, is not written to again: nobody reads it, and
-    training goes on.
+    After a write error, such as a closed pipe, nothing more is written and training continues.
     """
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
@@ -133,14 +132,14 @@ class ConsoleSink:
         self._is_closed = False
 
     def start(self, step: int, total_steps: int) -> None:
-        """Begin to measure the time that is left."""
+        """Start the estimate of the remaining time."""
         self._first_step, self._total_steps = step, total_steps
         self._started = time.monotonic()
         if step:
             self.write_line(f"[resume] {self._label} step={step}/{total_steps}")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Show where the run is, or what an evaluation came to."""
+        """Show progress or eval metrics."""
         held_out = {name: value for name, value in values.items() if name.startswith("eval_")}
         if held_out:
             self.write_line(f"{self._label} step={step} {format_metrics(held_out)}")
@@ -155,7 +154,7 @@ class ConsoleSink:
         self.write_line(format_progress(self._label, step, self._total_steps, values, left))
 
     def write_line(self, line: str) -> None:
-        """Write a line of its own."""
+        """Print a separate line."""
         self.close()
         self._write(lambda: self._print(f"{line}\n"))
 
@@ -175,7 +174,7 @@ class ConsoleSink:
             self._bar = make_step_progress(console, label=self._label, auto_refresh=False)
             self._bar.add_task("", total=self._total_steps, completed=step)
             self._bar.start()
-            # A trainer that is killed cannot bring a hidden cursor back.
+            # A killed trainer cannot restore a hidden cursor.
             console.show_cursor(True)
         task = self._bar.task_ids[0]
         self._bar.update(task, completed=step, description="  ".join(format_step_metrics(values)))
@@ -186,7 +185,7 @@ class ConsoleSink:
             return
         try:
             action()
-        # The second is what a stream says that was closed on this side.
+        # ValueError: the stream was closed in this process.
         except (OSError, ValueError):
             self._is_closed = True
 
@@ -194,13 +193,13 @@ class ConsoleSink:
 def format_progress(
     label: str, step: int, total_steps: int, values: Mapping[str, float], seconds_left: float
 ) -> str:
-    """One line: step, loss, learning rate, speed and the time that is left."""
+    """Format step, loss, learning rate, throughput and remaining time as one line."""
     head, left = f"{label} step {step}/{total_steps}", f"{format_duration(seconds_left)} left"
     return "  ".join([head, *format_step_metrics(values), left])
 
 
 def format_step_metrics(values: Mapping[str, float]) -> list[str]:
-    """The metrics of a step that a person follows."""
+    """Format the metrics of a step for display."""
     parts = [f"loss {values['loss']:.4f}"]
     if "learning_rate" in values:
         parts.append(f"lr {values['learning_rate']:.2e}")
@@ -210,19 +209,19 @@ def format_step_metrics(values: Mapping[str, float]) -> list[str]:
 
 
 def format_metrics(values: Mapping[str, float]) -> str:
-    """Figures as `name=value`."""
+    """Format metrics as `name=value`."""
     return " ".join(f"{name}={value:.4f}" for name, value in values.items())
 
 
 def format_duration(seconds: float) -> str:
-    """A time as h:mm:ss or m:ss."""
+    """Format a duration as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class TensorBoardSink:
-    """Curves that go on after a resume without a point told twice."""
+    """Writes TensorBoard scalars; a resumed run replaces the points it repeats."""
 
     def __init__(self, directory: Path, writer_type: Any) -> None:
         self._directory = directory
@@ -230,40 +229,43 @@ class TensorBoardSink:
         self._writer: Any = None
 
     def start(self, step: int, total_steps: int) -> None:
-        """Open the curves, and take back what was told of later updates."""
+        """Open the event file and purge the points of later updates."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        # What is known of the step itself stays; a run that begins anew has nothing to keep.
+        # Points of the resumed step stay; a new run purges everything.
         first = step + 1 if step else 0
         self._writer = self._writer_type(str(self._directory), purge_step=first)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point to each curve."""
+        """Add a point to each scalar."""
         for name, value in values.items():
             group = "eval" if name.startswith("eval_") else "train"
             self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
 
     def close(self) -> None:
-        """Write the last points."""
+        """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 def make_sink(label: str, plan: TrainPlan, metrics_file: Path | None = None) -> MultiSink:
-    """The sinks of a plan: metrics.jsonl, TensorBoard if a directory is given, and the console."""
+    """Create the sinks of a plan: metrics.jsonl, TensorBoard (optional) and the console."""
     path = metrics_file if metrics_file is not None else plan.out_dir / "metrics.jsonl"
-    # What is kept is told first, whatever happens to the one that is only looked at.
-    parts: list[MetricSink] = [JsonlSink(path)]
+    # The file comes first, so that it is written even if another sink fails.
+    sinks: list[MetricSink] = [JsonlSink(path)]
     if plan.tensorboard_dir is not None:
         writer_type = load_summary_writer()
         if writer_type is None:
-            log.warning("no curves are written: tensorboard is missing (tinkex[pipeline] has it)")
+            log.warning(
+                "TensorBoard logging is disabled: the tensorboard package is missing; "
+                "install tinkex[pipeline]"
+            )
         else:
-            parts.append(TensorBoardSink(plan.tensorboard_dir, writer_type))
-    return MultiSink([*parts, ConsoleSink(label)])
+            sinks.append(TensorBoardSink(plan.tensorboard_dir, writer_type))
+    return MultiSink([*sinks, ConsoleSink(label)])
 
 
 def load_summary_writer() -> Any:
-    """The class that writes TensorBoard's files, or None where the package is missing."""
+    """Return TensorBoard's SummaryWriter, or None if the package is missing."""
     try:
         return importlib.import_module("torch.utils.tensorboard").SummaryWriter
     except ImportError:

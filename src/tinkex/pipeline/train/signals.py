@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted at once, obeyed where everything can be saved."""
+"""Stop signals: recorded at once, handled where the run can save everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from tinkex.logs import get_logger
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: One press of Ctrl-C may arrive twice, from the terminal and from whoever started us.
+#: One Ctrl-C may arrive twice, from the terminal and from the parent process.
 _SAME_PRESS_SECONDS = 1.0
 
 Result = TypeVar("Result")
@@ -22,23 +22,23 @@ log = get_logger(__name__)
 
 
 class StopImmediately(BaseException):
-    """A signal came where nothing would be lost by stopping at once."""
+    """A signal arrived while the run could stop without losing work."""
 
 
 class StopRequest:
-    """Whether somebody asked the run to stop, and how."""
+    """The first stop signal, if one arrived."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The first signal that asked, or None."""
+        """The first stop signal, or None."""
         self._requested_at = 0.0
         self._may_raise = False
 
     def request(self, number: int, now: float) -> None:
-        """Note a signal; a second Ctrl-C waits for nothing but the write under way."""
+        """Record a signal; a second Ctrl-C interrupts at once."""
         if self.signal is None:
             self.signal, self._requested_at = number, now
-            # It may have come in the middle of a write to the same stream, which refuses another.
+            # A signal during a write to the same stream makes logging raise RuntimeError.
             with suppress(RuntimeError):
                 log.warning("%s: saving, then stopping", signal.Signals(number).name)
             if self._may_raise:
@@ -47,11 +47,11 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def is_requested(self) -> bool:
-        """True when the run is to stop."""
+        """Return True if a stop was requested."""
         return self.signal is not None
 
     def run_interruptible(self, work: Callable[[], Result]) -> Result | None:
-        """Do work that changes nothing; leave it as soon as a signal comes, with None."""
+        """Run work without side effects; returns None as soon as a signal arrives."""
         try:
             self._may_raise = True
             result = work() if self.signal is None else None
@@ -64,23 +64,23 @@ class StopRequest:
 
 @contextmanager
 def catch_signals(request: StopRequest) -> Iterator[StopRequest]:
-    """Let signals ask for a stop while the block runs.
+    """Record stop signals in `request` while the block runs.
 
-    A closed terminal asks as SIGTERM does, unless it was to be ignored (nohup). Only the main
-    thread may do so; in others the request is never asked.
+    SIGHUP counts as SIGTERM unless it is ignored (nohup). Outside the main thread signals cannot
+    be handled, and the block runs without them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        asked = signal.SIGTERM if number == signal.SIGHUP else number
-        request.request(asked, time.monotonic())
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop_signal = signal.SIGTERM if number == signal.SIGHUP else number
+        request.request(stop_signal, time.monotonic())
 
     numbers = [*STOP_SIGNALS]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield request
     finally:

@@ -1,4 +1,4 @@
-"""A TensorBoard server for a run: started, found again, watched until it answers, stopped."""
+"""Start, find and stop the TensorBoard server of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tinkex.system.processes import is_alive
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 6006
-#: Beside the curves: who serves them, and what the server printed.
+#: Files in the log directory: the running server, and its output.
 RECORD_FILE = ".tensorboard.json"
 LOG_FILE = ".tensorboard.log"
 _BUSY = "already in use"
@@ -38,22 +38,22 @@ log = get_logger(__name__)
 
 
 class TensorBoardError(TinkexError):
-    """TensorBoard did not come up."""
+    """TensorBoard failed to start."""
 
 
 @dataclass(slots=True)
 class TensorBoard:
-    """A server that answers."""
+    """A running TensorBoard server."""
 
     url: str
     pid: int
     logdir: Path
     is_reused: bool = False
-    """True when another run started it, and stops it."""
+    """True if another run started the server and will stop it."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def stop(self) -> None:
-        """Stop the server, unless it belongs to another run; twice is no error."""
+        """Stop the server unless it belongs to another run; may be called twice."""
         if self.is_reused or not self.pid:
             return
         _stop_process(self.pid, self._process)
@@ -62,11 +62,11 @@ class TensorBoard:
 
     @property
     def log_file(self) -> Path:
-        """What the server printed."""
+        """Output of the server."""
         return self.logdir / LOG_FILE
 
     def wait(self) -> None:
-        """Block until the server ends by itself."""
+        """Block until the server exits."""
         while self._process.poll() is None if self._process is not None else is_alive(self.pid):
             time.sleep(_PAUSE_SECONDS)
 
@@ -89,33 +89,35 @@ def start_tensorboard(
     port: int = DEFAULT_PORT,
     wait_seconds: float = 60.0,
 ) -> TensorBoard | None:
-    """Serve a directory of curves, or find who does; None, with a hint, without the package.
+    """Start a server for a log directory, or reuse a running one; None without the package.
 
-    A port that is taken is replaced by a free one, which the server itself chooses.
+    If the port is in use, the server chooses a free one.
     """
     if importlib.util.find_spec("tensorboard") is None:
-        log.warning("TensorBoard is not installed: %s adds it", install_command("pipeline"))
+        log.warning(
+            "TensorBoard is not installed; install it with: %s", install_command("pipeline")
+        )
         return None
     logdir.mkdir(parents=True, exist_ok=True)
     logdir = logdir.resolve()
-    found = find_running(logdir)
-    if found is not None:
-        return found
+    running = find_running(logdir)
+    if running is not None:
+        return running
     try:
         return _launch(logdir, host, port, wait_seconds)
     except _PortInUse:
-        log.warning("port %d is taken, so TensorBoard chooses another", port)
+        log.warning("port %d is in use, so TensorBoard chooses another", port)
         return _launch(logdir, host, 0, wait_seconds)
 
 
 class _PortInUse(Exception):
-    """Somebody else listens there."""
+    """Another process listens on the port."""
 
 
 def find_running(logdir: Path) -> TensorBoard | None:
-    """The server that a run started for this directory, if it still answers.
+    """Return the running server of this directory, or None.
 
-    One whose run has died without stopping it belongs to whoever finds it.
+    If the run that started it has died, this process takes it over.
     """
     try:
         record = json.loads((logdir / RECORD_FILE).read_text(encoding="utf-8"))
@@ -135,7 +137,7 @@ def _launch(logdir: Path, host: str, port: int, wait_seconds: float) -> TensorBo
     command += ["--host", host, "--port", str(port)]
     log_path = logdir / LOG_FILE
     with log_path.open("wb") as output:
-        # A group of its own: Ctrl-C is for the run, which stops the server when it has saved.
+        # A separate process group: Ctrl-C goes to the run, which stops the server after saving.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -145,7 +147,7 @@ def _launch(logdir: Path, host: str, port: int, wait_seconds: float) -> TensorBo
         )
     try:
         url = _wait_until_ready(process, logdir, wait_seconds)
-    except BaseException:
+    except BaseException:  # also on Ctrl-C, no server may be left behind
         _stop_process(process.pid, process)
         raise
     _write_record(logdir, url, process.pid)
@@ -155,14 +157,14 @@ def _launch(logdir: Path, host: str, port: int, wait_seconds: float) -> TensorBo
 def _wait_until_ready(process: subprocess.Popen[bytes], logdir: Path, wait_seconds: float) -> str:
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
-        is_over = process.poll() is not None
+        has_exited = process.poll() is not None
         output = (logdir / LOG_FILE).read_text(encoding="utf-8", errors="replace")
-        if is_over and _BUSY in output:
+        if has_exited and _BUSY in output:
             raise _PortInUse
-        if is_over:
+        if has_exited:
             raise TensorBoardError(
-                f"TensorBoard ended with code {process.returncode}: {_last_line(output)}",
-                hint=f"See {logdir / LOG_FILE}, or set TB_AUTO=0 to do without it.",
+                f"TensorBoard exited with code {process.returncode}: {_last_line(output)}",
+                hint=f"See {logdir / LOG_FILE}, or disable it with TB_AUTO=0.",
             )
         address = _ADDRESS.search(output)
         if address and _served_directory(address[0]) == str(logdir):
@@ -170,24 +172,24 @@ def _wait_until_ready(process: subprocess.Popen[bytes], logdir: Path, wait_secon
         time.sleep(_PAUSE_SECONDS)
     raise TensorBoardError(
         f"TensorBoard did not answer within {wait_seconds:.0f} seconds",
-        hint=f"See {logdir / LOG_FILE}, or set TB_AUTO=0 to do without it.",
+        hint=f"See {logdir / LOG_FILE}, or disable it with TB_AUTO=0.",
     )
 
 
 def _last_line(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"
+    return lines[-1] if lines else "no output"
 
 
 def _served_directory(url: str) -> str | None:
-    """What the server at an address serves, or None when nobody answers as TensorBoard."""
+    """Return the log directory of the TensorBoard server at a URL, or None."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{url}data/environment", timeout=5.0) as reply:
-            answer: Any = json.load(reply)
+        with opener.open(f"{url}data/environment", timeout=5.0) as response:
+            environment: Any = json.load(response)
     except (OSError, ValueError, urllib.error.URLError):
         return None
-    location = answer.get("data_location") if isinstance(answer, dict) else None
+    location = environment.get("data_location") if isinstance(environment, dict) else None
     return str(location) if location else None
 
 
@@ -197,13 +199,13 @@ def _write_record(logdir: Path, url: str, pid: int) -> None:
 
 
 def _stop_process(pid: int, process: subprocess.Popen[bytes] | None) -> None:
-    """Ask a server and its children to stop, and make them after a while."""
+    """Terminate a server and its children; kill them after a timeout."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while time.monotonic() < deadline:
-        is_over = process.poll() is not None if process is not None else not is_alive(pid)
-        if is_over:
+        has_exited = process.poll() is not None if process is not None else not is_alive(pid)
+        if has_exited:
             return
         time.sleep(_PAUSE_SECONDS)
     with suppress(ProcessLookupError, PermissionError):

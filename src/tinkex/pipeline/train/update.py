@@ -1,4 +1,4 @@
-"""One update of the weights: the loss of its micro-batches, summed over ranks, and one step."""
+"""One optimizer update: accumulation, reduction over ranks and gradient scaling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLIP_EPS = 1e-6
 
 @dataclass(slots=True, kw_only=True)
 class UpdateSums:
-    """What the micro-batches of an update came to; sums, of one rank or of all."""
+    """Sums over the micro-batches of an update, of one rank or of all ranks."""
 
     loss: float = 0.0
     weight: float = 0.0
@@ -28,7 +28,7 @@ class UpdateSums:
 
     @property
     def means(self) -> Mapping[str, float]:
-        """Loss and metrics, divided by what was counted; NaN where nothing was."""
+        """Loss and metrics divided by the weight; NaN if it is 0."""
         weight = self.weight or math.nan
         sums = {"loss": self.loss, **self.metrics}
         return {name: value / weight for name, value in sums.items()}
@@ -37,22 +37,22 @@ class UpdateSums:
 def accumulate(
     stage: Stage, window: UpdateWindow, ranks: DistributedContext, is_stopping: Callable[[], bool]
 ) -> UpdateSums | None:
-    """Add up loss and gradients of this rank's micro-batches; None when asked to stop amid them."""
-    gathered = UpdateSums()
+    """Accumulate loss and gradients of this rank's micro-batches; None if a stop is requested."""
+    sums = UpdateSums()
     losses: list[Tensor] = []
     for index in window.indexes:
         if index % ranks.world_size != ranks.rank:
             continue
-        # Alone, a run may leave half an update: the weights have not changed yet.
+        # A single process can abandon an update: the weights have not changed yet.
         if ranks.is_single_process and is_stopping():
             return None
         batch = stage.source.batch(window.epoch, index)
         loss = stage.loss(batch)
         losses.append(_backward(loss))
-        _add_counts(gathered, loss, batch.num_tokens, batch.num_samples)
-    # Reading a number waits for the device, so all are read together.
-    gathered.loss = math.fsum(float(value) for value in losses)
-    return gathered
+        _add_counts(sums, loss, batch.num_tokens, batch.num_samples)
+    # Reading a value synchronizes with the device, so read all values together.
+    sums.loss = math.fsum(float(value) for value in losses)
+    return sums
 
 
 def _backward(loss: StageLoss) -> Tensor:
@@ -72,31 +72,31 @@ def _add_counts(sums: UpdateSums, loss: StageLoss, tokens: int, samples: int) ->
 def sum_over_ranks(
     local_sums: UpdateSums, names: Sequence[str], flags: Sequence[float], ranks: DistributedContext
 ) -> tuple[UpdateSums, list[float]]:
-    """The sums of all ranks, and of what else each has to say.
+    """Sum over all ranks; also returns the sums of `flags`.
 
-    `names` are those of the metrics: a rank without a micro-batch has none of its own.
+    `names` are the metric names: a rank without a micro-batch does not know them.
     """
-    own = [local_sums.loss, local_sums.weight, local_sums.tokens, local_sums.samples]
-    own += [local_sums.metrics.get(name, 0.0) for name in names]
-    sums = ranks.all_reduce_values([*own, *flags])
+    values = [local_sums.loss, local_sums.weight, local_sums.tokens, local_sums.samples]
+    values += [local_sums.metrics.get(name, 0.0) for name in names]
+    sums = ranks.all_reduce_values([*values, *flags])
     metrics = dict(zip(names, sums[4:], strict=False))
     total = UpdateSums(
         loss=sums[0], weight=sums[1], tokens=sums[2], samples=sums[3], metrics=metrics
     )
-    return total, sums[len(own) :]
+    return total, sums[len(values) :]
 
 
 class NonFiniteUpdate(NonFiniteGradient):
-    """An update came to no number, so it was not taken."""
+    """An update was rejected because its loss or gradient is not finite."""
 
     hint = (
-        "Lower --learning_rate, keep --grad_clip above 0, or look for odd rows in the data; "
-        "--resume auto goes on from the last step."
+        "Lower --learning_rate, keep --grad_clip above 0, or check the data for unusual rows; "
+        "--resume auto continues from the last step."
     )
 
 
 def check_loss(loss: float, step: int) -> None:
-    """Refuse an update whose loss is no number, before it does any harm."""
+    """Raise NonFiniteUpdate if the loss is not finite."""
     if not math.isfinite(loss):
         raise NonFiniteUpdate(
             f"the loss of update {step + 1} is {loss}, so training stops at step {step}"
@@ -105,14 +105,14 @@ def check_loss(loss: float, step: int) -> None:
 
 @torch.no_grad()
 def scale_gradients(params: Sequence[Tensor], weight: float, clip: float) -> float:
-    """Divide the gradients by a weight and clip their norm, in one pass; returns that norm."""
+    """Divide the gradients by a weight and clip their norm in one pass; returns the norm."""
     gradients = [param.grad for param in params if param.grad is not None]
     if not gradients:
         return 0.0
     norms = torch.stack([gradient.norm().to("cpu") for gradient in gradients])
     norm = float(norms.norm()) / weight
     if not math.isfinite(norm):
-        raise NonFiniteUpdate("the gradient has NaN or infinity, so the update was not taken")
+        raise NonFiniteUpdate("the gradient has NaN or infinity, so the update was rejected")
     factor = 1.0 / weight
     if clip and norm > clip:
         factor *= clip / (norm + _CLIP_EPS)
