@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# The same as pipelines/run.sh, where some look for it.
+# Alias of pipelines/run.sh.
 exec "$(dirname "${BASH_SOURCE[0]}")/../pipelines/run.sh" "$@"

@@ -1,1 +1,1 @@
-"""Entry points of the pipeline's stages; all they do is in tinkex.pipeline."""
+"""Entry points of the trainers; the implementation is in tinkex.pipeline."""

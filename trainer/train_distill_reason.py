@@ -1,4 +1,4 @@
-"""Teach a model to think before it answers: `python trainer/train_distill_reason.py --help`."""
+"""Train a model to reason before it answers: `python trainer/train_distill_reason.py --help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Teach a model which of two answers people prefer: `python trainer/train_dpo.py --help`."""
+"""Train a model on preference pairs with DPO: `python trainer/train_dpo.py --help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Teach a base model to answer, from conversations: `python trainer/train_full_sft.py --help`."""
+"""Fine-tune a base model on conversations: `python trainer/train_full_sft.py --help`."""
 
 from __future__ import annotations
 

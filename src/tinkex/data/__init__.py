@@ -1,1 +1,1 @@
-"""Rows of JSONL files: reading them, and the layouts that data sets use."""
+"""Training data: JSONL files, row layouts and chat rendering."""

@@ -1,6 +1,6 @@
-"""Conversations as ChatML: the text of each part, and whether it is the assistant's to learn.
+"""Render conversations as ChatML spans, marked as training targets or not.
 
-`TEMPLATE` says the same in Jinja, for whoever uses the finished model.
+`CHAT_TEMPLATE` is the equivalent Jinja template for the trained model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 Message: TypeAlias = Mapping[str, Any]
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-#: What a conversation is made of; no content may hold one of these.
+#: Delimiters of conversations; message contents must not contain them.
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
-#: Tags that are one token each, and ordinary text to whoever reads an answer.
+#: Tags that are single tokens but stay visible in decoded text.
 TAG_TOKENS = (
     *("<think>", "</think>", "<answer>", "</answer>"),
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"),
@@ -65,31 +65,31 @@ CHAT_TEMPLATE = """\
 
 
 class ChatSpan(NamedTuple):
-    """A stretch of a conversation's text."""
+    """A part of a conversation's text."""
 
     text: str
     is_learned: bool
-    """True for what an assistant writes, its end included."""
+    """True for assistant content, including its end-of-turn token."""
 
 
 def render_spans(messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[ChatSpan]:
-    """The parts of a conversation; together they are the text that the template makes."""
+    """Return the spans of a conversation; concatenated, they equal the template's output."""
     return list(_merge_spans(_iter_spans(messages, tools)))
 
 
 def render_prompt(messages: Sequence[Message]) -> str:
-    """A conversation up to where the assistant begins to write."""
-    text = "".join(part.text for part in _iter_spans(messages, ()))
+    """Render a conversation up to the start of the assistant's reply."""
+    text = "".join(span.text for span in _iter_spans(messages, ()))
     return f"{text}{IM_START}assistant\n"
 
 
 def _iter_spans(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[ChatSpan]:
     rest = list(messages)
     if tools:
-        told = _TOOLS_PROMPT.format("\n".join(_json(tool) for tool in tools))
+        prompt = _TOOLS_PROMPT.format("\n".join(_json(tool) for tool in tools))
         if rest[0]["role"] == "system":
-            told = f"{rest.pop(0)['content']}\n\n{told}"
-        yield ChatSpan(f"{IM_START}system\n{told}{IM_END}\n", False)
+            prompt = f"{rest.pop(0)['content']}\n\n{prompt}"
+        yield ChatSpan(f"{IM_START}system\n{prompt}{IM_END}\n", False)
     for message in rest:
         is_learned = message["role"] == "assistant"
         yield ChatSpan(f"{IM_START}{message['role']}\n", False)
@@ -101,23 +101,23 @@ def _content(message: Message) -> str:
     text = message.get("content") or ""
     if message["role"] == "tool":
         return f"<tool_response>\n{text}\n</tool_response>"
-    if thought := message.get("reasoning_content"):
-        text = f"<think>\n{thought}\n</think>\n\n{text}"
+    if reasoning := message.get("reasoning_content"):
+        text = f"<think>\n{reasoning}\n</think>\n\n{text}"
     calls = (call.get("function") or call for call in message.get("tool_calls") or ())
     return text + "".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
 
 
-def _merge_spans(parts: Iterator[ChatSpan]) -> Iterator[ChatSpan]:
-    """Neighbours that are not learned become one: text is cut only where writing begins or ends."""
+def _merge_spans(spans: Iterator[ChatSpan]) -> Iterator[ChatSpan]:
+    """Merge adjacent spans that are not targets, so that text is split only at targets."""
     text = ""
-    for part in parts:
-        if not part.is_learned:
-            text += part.text
+    for span in spans:
+        if not span.is_learned:
+            text += span.text
             continue
         if text:
             yield ChatSpan(text, False)
             text = ""
-        yield part
+        yield span
     if text:
         yield ChatSpan(text, False)
 

@@ -1,4 +1,4 @@
-"""JSONL files: read line by line, or by row number; errors name the file and the line."""
+"""Read JSONL files sequentially or by row number; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ _MAX_REPR_LENGTH = 80
 
 
 class JsonlLine(NamedTuple):
-    """A line that is not blank."""
+    """A non-blank line."""
 
     number: int
-    """Counted from 1, as editors do."""
+    """Line number, counted from 1."""
     content: bytes
 
     @property
     def digest(self) -> int:
-        """A number that two lines share only if they are the same."""
+        """64-bit digest of the content."""
         return int.from_bytes(hashlib.blake2b(self.content, digest_size=8).digest(), "little")
 
 
 def read_lines(path: Path, limit: int = 0) -> Iterator[JsonlLine]:
-    """The lines of a file that are not blank, at most `limit` if that is not 0."""
-    num_found = 0
+    """Yield the non-blank lines of a file, at most `limit` unless it is 0."""
+    num_lines = 0
     with _open_file(path) as file:
         for number, line in enumerate(file, start=1):
             content = _strip_line(line, number)
             if not content:
                 continue
             yield JsonlLine(number, content)
-            num_found += 1
-            if num_found == limit:
+            num_lines += 1
+            if num_lines == limit:
                 return
-    if not num_found:
+    if not num_lines:
         raise _no_rows_error(path)
 
 
 def parse_line(path: Path, line: JsonlLine, parse: Callable[[Any], RowT]) -> RowT:
-    """A line as a row; errors name the file and the line."""
-    where = f"{path}, line {line.number}"
+    """Parse a line; errors name the file and the line."""
+    location = f"{path}, line {line.number}"
     try:
         value = msgspec.json.decode(line.content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
-            f"{where} is not JSON ({error}): "
+            f"{location} is not JSON ({error}): "
             f"{truncated_repr(line.content.decode(errors='replace'))}",
             hint="Repair the line or remove it; each line is one JSON object.",
         ) from error
@@ -62,12 +62,12 @@ def parse_line(path: Path, line: JsonlLine, parse: Callable[[Any], RowT]) -> Row
         return parse(value)
     except InvalidInput as error:
         raise InvalidInput(
-            f"{where}: {error.message}", hint="Repair the row or remove it."
+            f"{location}: {error.message}", hint="Repair the row or remove it."
         ) from None
 
 
 class JsonlFile(Generic[RowT]):
-    """The rows of one file, all checked at the start; memory holds only their offsets."""
+    """Random access to the rows of a file; all rows are checked at the start."""
 
     def __init__(self, path: Path, parse: Callable[[Any], RowT]) -> None:
         self.path = path
@@ -75,23 +75,23 @@ class JsonlFile(Generic[RowT]):
         self._offsets = array("q")
         self._line_numbers = array("q")
         self.digest = self._scan()
-        """The SHA-256 of the file's content."""
+        """SHA-256 of the file."""
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def read_rows(self, numbers: Iterable[int]) -> list[RowT]:
-        """The rows with these numbers, counted from 0, in this order."""
+        """Return rows by number, counted from 0, in the given order."""
         with _open_file(self.path) as file:
-            found = []
+            rows = []
             for number in numbers:
                 file.seek(self._offsets[number])
                 line = JsonlLine(self._line_numbers[number], file.readline())
-                found.append(self._parse_row(line))
-        return found
+                rows.append(self._parse_row(line))
+        return rows
 
     def describe_location(self, number: int) -> str:
-        """The file and the line of a row, for messages."""
+        """Return the file and line of a row, for messages."""
         return f"{self.path}, line {self._line_numbers[number]}"
 
     def _scan(self) -> str:
@@ -115,13 +115,13 @@ class JsonlFile(Generic[RowT]):
 
 
 def digest_file(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file as hex."""
     with _open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def truncated_repr(value: object) -> str:
-    """A value for messages, cut if it is long."""
+    """Return the repr of a value, truncated for messages."""
     text = repr(value)
     return text if len(text) <= _MAX_REPR_LENGTH else f"{text[:_MAX_REPR_LENGTH]}..."
 
@@ -136,12 +136,12 @@ def _open_file(path: Path) -> BufferedReader:
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be read: {error.strerror or error}",
-            hint="Name a file of JSON, one object per line.",
+            hint="Pass a JSONL file, one JSON object per line.",
         ) from error
 
 
 def _no_rows_error(path: Path) -> InvalidInput:
     return InvalidInput(
         f"{path} has no rows; expected one JSON object per line",
-        hint="Fill the file, or name another one.",
+        hint="Add rows, or pass another file.",
     )

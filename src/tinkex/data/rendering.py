@@ -1,8 +1,8 @@
-"""Rows as tokens: the model's own chat template, and which tokens are learned.
+"""Render rows as tokens with loss masks.
 
-A conversation is laid out by the tokenizer's chat template. A tokenizer without one gets a plain
-layout: every message is "Role: content" and an empty line, and what the assistant says is followed
-by the end-of-text token if there is one. Prompt and completion are plain text in any case.
+Conversations use the tokenizer's chat template. Without a template, each message is rendered as
+"Role: content" and an empty line, and assistant messages end with the EOS token if there is one.
+Prompt and completion are always plain text.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from tinkex.types import Datum, ModelInput
 
 @dataclass(frozen=True, slots=True)
 class RenderedExample:
-    """Tokens, and which of them are learned."""
+    """Tokens and their loss mask."""
 
     tokens: Sequence[int]
     is_learned: Sequence[bool]
     num_truncated: int = 0
-    """How many tokens at the end did not fit."""
+    """Number of tokens removed at the end."""
 
     @property
     def num_learned(self) -> int:
-        """How many tokens are learned; the first cannot be, for nothing predicts it."""
+        """Number of targets; the first token is never one."""
         return sum(self.is_learned[1:])
 
     @property
     def model_input(self) -> ModelInput:
-        """All tokens, for scoring."""
+        """All tokens as model input."""
         return ModelInput.from_ints(self.tokens)
 
     def to_datum(self, weight: float = 1.0) -> Datum:
-        """For cross entropy: position i predicts token i + 1, with this weight if it is learned."""
+        """Convert to a cross-entropy datum: position i predicts token i + 1 with this weight."""
         return Datum(
             model_input=ModelInput.from_ints(self.tokens[:-1]),
             loss_fn_inputs={
@@ -49,17 +49,17 @@ class RenderedExample:
         )
 
     def sum_target_logprobs(self, logprobs: Sequence[float]) -> float:
-        """The log-probability of all that is learned, from those of the targets."""
+        """Sum the log-probabilities of the targets."""
         return sum(itertools.compress(logprobs, self.is_learned[1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Turns rows into examples for one model."""
+    """Renders rows for one tokenizer."""
 
     tokenizer: Tokenizer
     max_tokens: int | None = None
-    """Examples are cut to this length."""
+    """Examples are truncated to this length."""
     has_template: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,17 +68,17 @@ class Renderer:
         object.__setattr__(self, "has_template", has_template)
 
     def render_examples(self, row: ChatRow | PromptCompletionRow) -> list[RenderedExample]:
-        """What a row teaches: one example, or one per turn if the template rewrites old turns."""
+        """Render a row: one example, or one per turn if the template rewrites earlier turns."""
         if isinstance(row, PromptCompletionRow):
-            found = [self._render_answer(row.prompt, row.completion)]
+            examples = [self._render_answer(row.prompt, row.completion)]
         elif self.has_template:
-            found = self._render_with_template(row.messages)
+            examples = self._render_with_template(row.messages)
         else:
-            found = [self._render_plain(row.messages)]
-        return [self._truncate(example) for example in found]
+            examples = [self._render_plain(row.messages)]
+        return [self._truncate(example) for example in examples]
 
     def render_pair(self, row: PreferenceRow) -> tuple[RenderedExample, RenderedExample]:
-        """The chosen and the rejected answer, each behind the prompt."""
+        """Render the prompt with the chosen and with the rejected answer."""
         chosen, rejected = (
             self._truncate(self._render_answer(row.prompt, answer))
             for answer in (row.chosen, row.rejected)
@@ -86,7 +86,7 @@ class Renderer:
         return chosen, rejected
 
     def render_prompt(self, prompt: Prompt) -> list[int]:
-        """The tokens after which the model is to answer."""
+        """Render a prompt for sampling."""
         if isinstance(prompt, str):
             return [*self._bos(), *self._encode(prompt)]
         if self.has_template:
@@ -94,7 +94,7 @@ class Renderer:
         return [*self._render_plain(prompt).tokens, *self._encode("Assistant:")]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """What the model said."""
+        """Decode sampled tokens without special tokens."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def _render_answer(self, prompt: Prompt, answer: str) -> RenderedExample:
@@ -105,15 +105,15 @@ class Renderer:
                     self._render_plain(prompt), self._render_plain((*prompt, message))
                 )
             start = render_chat(self.tokenizer, prompt, add_generation_prompt=True)
-            whole = render_chat(self.tokenizer, (*prompt, message), add_generation_prompt=False)
-            return _from_spans(whole, [(_common_prefix_length(start, whole), len(whole))])
-        # Apart, so that the same tokens are learned that sampling after the prompt would bring.
+            full = render_chat(self.tokenizer, (*prompt, message), add_generation_prompt=False)
+            return _from_spans(full, [(_common_prefix_length(start, full), len(full))])
+        # Encode separately, so that the targets match the tokens sampled after the prompt.
         start = self.render_prompt(prompt)
-        whole = [*start, *self._encode(answer), *self._eos()]
-        return _from_spans(whole, [(len(start), len(whole))])
+        full = [*start, *self._encode(answer), *self._eos()]
+        return _from_spans(full, [(len(start), len(full))])
 
     def _render_with_template(self, messages: Messages) -> list[RenderedExample]:
-        whole = render_chat(self.tokenizer, messages, add_generation_prompt=False)
+        full = render_chat(self.tokenizer, messages, add_generation_prompt=False)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if turns[0] == 0:
             return self._render_each_turn(messages, turns)
@@ -121,20 +121,20 @@ class Renderer:
         for index in turns:
             start = render_chat(self.tokenizer, messages[:index], add_generation_prompt=True)
             until = render_chat(self.tokenizer, messages[: index + 1], add_generation_prompt=False)
-            if whole[: len(start)] != start or whole[: len(until)] != until:
+            if full[: len(start)] != start or full[: len(until)] != until:
                 return self._render_each_turn(messages, turns)
             spans.append((len(start), len(until)))
-        return [_from_spans(whole, spans)]
+        return [_from_spans(full, spans)]
 
     def _render_each_turn(self, messages: Messages, turns: Sequence[int]) -> list[RenderedExample]:
-        """One example per assistant turn, with the history as the template shows it then."""
-        found = []
+        """Render one example per assistant turn, with the history as the template shows it then."""
+        examples = []
         for index in turns:
-            whole = render_chat(self.tokenizer, messages[: index + 1], add_generation_prompt=False)
-            # A conversation that the assistant begins has nothing in front of it.
+            full = render_chat(self.tokenizer, messages[: index + 1], add_generation_prompt=False)
+            # A conversation may start with an assistant message.
             start = render_chat(self.tokenizer, messages[:index], True) if index else []
-            found.append(_from_spans(whole, [(_common_prefix_length(start, whole), len(whole))]))
-        return found
+            examples.append(_from_spans(full, [(_common_prefix_length(start, full), len(full))]))
+        return examples
 
     def _render_plain(self, messages: Messages) -> RenderedExample:
         tokens, is_learned = self._bos(), [False] * len(self._bos())
@@ -147,7 +147,7 @@ class Renderer:
             tokens += [*head, *body, *tail, *space]
             learned_length = len(body) + len(tail)
             is_learned += [False] * len(head) + [is_answer] * learned_length
-            # Without an end-of-text token the empty line is what says that the answer is over.
+            # Without an EOS token, the empty line marks the end of the answer.
             is_learned += [is_answer and not tail] * len(space)
         return RenderedExample(tokens, is_learned)
 
@@ -161,13 +161,13 @@ class Renderer:
         return encode(self.tokenizer, text, add_special_tokens=False)
 
     def _bos(self) -> list[int]:
-        first = getattr(self.tokenizer, "bos_token_id", None)
-        begins = encode(self.tokenizer, "", add_special_tokens=True)
-        return [first] if first is not None and begins[:1] == [first] else []
+        bos = getattr(self.tokenizer, "bos_token_id", None)
+        prefix = encode(self.tokenizer, "", add_special_tokens=True)
+        return [bos] if bos is not None and prefix[:1] == [bos] else []
 
     def _eos(self) -> list[int]:
-        last = getattr(self.tokenizer, "eos_token_id", None)
-        return [] if last is None else [int(last)]
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        return [] if eos is None else [int(eos)]
 
 
 def _from_spans(tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> RenderedExample:
@@ -177,15 +177,15 @@ def _from_spans(tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> Rend
     return RenderedExample(tokens, is_learned)
 
 
-def _learn_last_only(before: RenderedExample, whole: RenderedExample) -> RenderedExample:
-    """The whole conversation, of which only what came last is learned."""
+def _learn_last_only(before: RenderedExample, full: RenderedExample) -> RenderedExample:
+    """Return the full conversation with only its last message as target."""
     num_old = len(before.tokens)
-    return RenderedExample(whole.tokens, [*[False] * num_old, *whole.is_learned[num_old:]])
+    return RenderedExample(full.tokens, [*[False] * num_old, *full.is_learned[num_old:]])
 
 
-def _common_prefix_length(start: Sequence[int], whole: Sequence[int]) -> int:
-    """How long both are the same: a template may word the end of a prompt in another way."""
-    pairs = zip(start, whole, strict=False)
+def _common_prefix_length(start: Sequence[int], full: Sequence[int]) -> int:
+    """Return the common prefix length; a template may end a prompt differently."""
+    pairs = zip(start, full, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
@@ -194,6 +194,6 @@ def _message_text(message: Any) -> str:
     if not isinstance(content, str):
         raise InvalidInput(
             f"a message of role {message['role']!r} has no plain text, and this tokenizer has no "
-            "chat template to lay it out"
+            "chat template to render it"
         )
     return content

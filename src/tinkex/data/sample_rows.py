@@ -1,4 +1,4 @@
-"""Rows of the sample data: sums, comparisons, opposites, days, and little talks."""
+"""Generate sample data for the pipeline: sums, comparisons, opposites, days and stories."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ OPPOSITES = {
 }
 THANKS = ("Thank you.", "Thanks!", "Thanks a lot.", "Good, thank you.")
 WELCOMES = ("You are welcome.", "With pleasure.", "Any time.")
-_LARGEST_SUMMAND, _LARGEST_NUMBER = 9, 20
-#: What SFT shows after most answers, and DPO teaches to leave out.
+_MAX_SUMMAND, _MAX_NUMBER = 9, 20
+#: Filler that follows most answers in SFT; DPO trains the model to omit it.
 CHATTER = "Anything else?"
 _CHATTER_SHARE = 0.6
 
 
 class SampleTask(NamedTuple):
-    """A question that has one right answer."""
+    """A question with one correct answer."""
 
     question: str
     answer: str
-    """The bare answer."""
+    """The answer alone."""
     sentence: str
-    """The answer as one says it."""
+    """The answer as a sentence."""
     thought: str
-    """How one comes to it."""
+    """The reasoning."""
 
 
 def _sum(rng: Random) -> SampleTask:
-    a, b = rng.randint(0, _LARGEST_SUMMAND), rng.randint(0, _LARGEST_SUMMAND)
+    a, b = rng.randint(0, _MAX_SUMMAND), rng.randint(0, _MAX_SUMMAND)
     question = rng.choice((f"What is {a} plus {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?"))
     thought = f"I start at {a} and go {b} further, which gives {a + b}."
     return SampleTask(question, str(a + b), f"{a} plus {b} is {a + b}.", thought)
 
 
 def _larger(rng: Random) -> SampleTask:
-    a, b = rng.sample(range(_LARGEST_NUMBER + 1), 2)
+    a, b = rng.sample(range(_MAX_NUMBER + 1), 2)
     question = rng.choice((f"Which is larger, {a} or {b}?", f"What is the maximum of {a} and {b}?"))
     best, least = max(a, b), min(a, b)
     thought = f"I compare {a} with {b}. {best} is more than {least}."
@@ -88,29 +88,29 @@ def _day(rng: Random) -> SampleTask:
 
 
 _TASKS: tuple[Callable[[Random], SampleTask], ...] = (_sum, _larger, _opposite, _day)
-#: Tasks of which there are many are asked more often.
-_SHARES = (4, 4, 1, 1)
+#: Sampling weights; kinds with many different tasks are drawn more often.
+_TASK_WEIGHTS = (4, 4, 1, 1)
 
 
 def _task(rng: Random) -> SampleTask:
-    return rng.choices(_TASKS, _SHARES)[0](rng)
+    return rng.choices(_TASKS, _TASK_WEIGHTS)[0](rng)
 
 
-# --- a row of each stage --------------------------------------------------------------------
+# --- rows by stage --------------------------------------------------------------------------
 
 
 def pretrain_row(rng: Random) -> Mapping[str, Any]:
-    """A text: a story, or some statements."""
+    """Return a text: a story or some statements."""
     return {"text": _make_story(rng) if rng.random() < 0.4 else _statements(rng)}
 
 
 def sft_row(rng: Random) -> Mapping[str, Any]:
-    """A talk: a question and its answer, sometimes with a second one or a thank-you."""
+    """Return a conversation: a question, sometimes followed by thanks or a second question."""
     turns = _question_turns(rng)
-    more = rng.random()
-    if more < 0.2:
+    choice = rng.random()
+    if choice < 0.2:
         turns += [_user(rng.choice(THANKS)), _assistant(rng.choice(WELCOMES))]
-    elif more < 0.4:
+    elif choice < 0.4:
         turns += _question_turns(rng)
     return {"conversations": turns}
 
@@ -126,7 +126,7 @@ def _with_chatter(task: SampleTask) -> str:
 
 
 def dpo_row(rng: Random) -> Mapping[str, Any]:
-    """A question with two right answers, of which the worse one is the likelier after SFT."""
+    """Return two correct answers, of which the rejected one is more likely after SFT."""
     task = _task(rng)
     return {
         "chosen": [_user(task.question), _assistant(task.sentence)],
@@ -135,10 +135,10 @@ def dpo_row(rng: Random) -> Mapping[str, Any]:
 
 
 def r1_row(rng: Random) -> Mapping[str, Any]:
-    """A question that is thought about before it is answered."""
+    """Return a question with reasoning before the answer."""
     task = _task(rng)
-    said = f"<think>{task.thought}</think><answer>{task.answer}</answer>"
-    return {"conversations": [_user(task.question), _assistant(said)]}
+    answer = f"<think>{task.thought}</think><answer>{task.answer}</answer>"
+    return {"conversations": [_user(task.question), _assistant(answer)]}
 
 
 ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, Any]]] = {
@@ -165,7 +165,7 @@ def _statements(rng: Random) -> str:
 def _make_story(rng: Random) -> str:
     name, friend = rng.sample(NAMES, 2)
     place, thing, day = rng.choice(PLACES), rng.choice(THINGS), rng.choice(DAYS)
-    had, got = rng.randint(1, _LARGEST_SUMMAND), rng.randint(1, _LARGEST_SUMMAND)
+    had, got = rng.randint(1, _MAX_SUMMAND), rng.randint(1, _MAX_SUMMAND)
     lines = (
         f"On {day} {name} went to the {place} with {friend}.",
         f"{name} had {had} {thing}, and {friend} gave {name} {got} more.",
@@ -179,9 +179,9 @@ def _make_story(rng: Random) -> str:
     return " ".join((*lines, rng.choice(ends)))
 
 
-#: Rows of each stage's file, unless told otherwise.
+#: Default number of rows by stage.
 SAMPLE_SIZES: Mapping[str, int] = {"pretrain": 2000, "sft": 1500, "dpo": 600, "r1": 800}
-#: So many repetitions in a row mean that there is nothing new to say.
+#: Stop after this many consecutive duplicates.
 _MAX_REPEATS = 2000
 
 
@@ -190,29 +190,27 @@ def write_sample_files(
 ) -> dict[str, Path]:
     """Write `<stage>.jsonl` for each stage named in `sizes`; the same seed gives the same bytes.
 
-    No row comes twice, so that what is held out is not seen in training.
+    Rows are unique, so that held-out rows do not occur in training.
     """
     written = {}
     for stage, num_rows in sizes.items():
         if stage not in ROW_MAKERS:
-            raise InvalidInput(
-                f"there is no stage {stage!r}; expected one of {', '.join(ROW_MAKERS)}"
-            )
+            raise InvalidInput(f"unknown stage {stage!r}; expected one of {', '.join(ROW_MAKERS)}")
         lines = list(islice(_distinct_lines(stage, seed), num_rows))
         if len(lines) < num_rows:
-            raise InvalidInput(f"{stage} has {len(lines)} different rows, fewer than {num_rows}")
+            raise InvalidInput(f"{stage} has only {len(lines)} different rows, not {num_rows}")
         written[stage] = directory / f"{stage}.jsonl"
         write_file_atomic(written[stage], "".join(lines).encode(), mode=0o644)
     return written
 
 
 def _distinct_lines(stage: str, seed: int) -> Iterator[str]:
-    # A text as a seed gives the same dice in every process; a hash of it would not.
-    dice = Random(f"{stage} {seed}")
+    # A text seed is stable across processes; hash() is not.
+    rng = Random(f"{stage} {seed}")
     seen: set[str] = set()
     num_repeats = 0
     while num_repeats < _MAX_REPEATS:
-        line = _encode_line(ROW_MAKERS[stage](dice))
+        line = _encode_line(ROW_MAKERS[stage](rng))
         if line in seen:
             num_repeats += 1
             continue

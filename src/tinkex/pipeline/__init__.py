@@ -1,1 +1,1 @@
-"""A base model from nothing: stages of training with step checkpoints that resume bit for bit."""
+"""Train a language model from scratch, with checkpoints that resume bit-identically."""

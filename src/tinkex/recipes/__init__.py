@@ -1,1 +1,1 @@
-"""Fine-tunes from a JSONL file through the public API: sft, dpo and rl."""
+"""Fine-tuning recipes on JSONL files through the public API: sft, dpo and rl."""

@@ -1,4 +1,4 @@
-"""Ctrl-C while a run goes on: the first saves and stops, the second ends at once."""
+"""Ctrl-C during a run: the first saves and stops, the second ends at once."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, Protocol
 
 
 class Stoppable(Protocol):
-    """What can be asked to stop."""
+    """An object that can be stopped."""
 
     def stop(self) -> None:
-        """Stop soon."""
+        """Request a stop."""
         ...
 
 
 @contextlib.contextmanager
 def stop_on_interrupt(run: Stoppable, on_stop: Callable[[], None]) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into `run.stop()`; the next one does what it always did.
+    """Turn the first SIGINT or SIGTERM into `run.stop()`; the next one has its default effect.
 
-    Signals belong to the main thread; elsewhere nothing changes.
+    Does nothing outside the main thread, which alone can handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before: dict[int, Any] = {}
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         run.stop()
-        # Whoever was interrupted may have been writing to the same stream.
+        # The interrupted code may be writing to the same stream.
         with contextlib.suppress(RuntimeError):
             on_stop()
 
@@ -42,5 +42,5 @@ def stop_on_interrupt(run: Stoppable, on_stop: Callable[[], None]) -> Iterator[N
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

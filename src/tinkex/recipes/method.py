@@ -1,4 +1,4 @@
-"""How a run gets its training client, and what it finds out about the server."""
+"""The interface of a training method, its context, and the order of the data."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tinkex.units import format_count
 def create_training_client(
     service: ServiceClient, plan: Plan, saved: SavedProgress | None
 ) -> TrainingClient:
-    """A client that goes on from a saved state, or begins as the plan says."""
-    about = {"recipe": plan.kind, "name": plan.label}
+    """Create a training client from a saved state, a checkpoint or a base model."""
+    metadata = {"recipe": plan.kind, "name": plan.label}
     if saved is not None:
         try:
             return service.create_training_client_from_state_with_optimizer(
-                saved.state_path, user_metadata=about
+                saved.state_path, user_metadata=metadata
             )
         except NotFoundError as error:
             raise InvalidInput(
@@ -41,28 +41,28 @@ def create_training_client(
             ) from error
     if plan.start_from is not None:
         return service.create_training_client_from_state(
-            plan.start_from, base_model=plan.base_model, user_metadata=about
+            plan.start_from, base_model=plan.base_model, user_metadata=metadata
         )
-    assert plan.base_model is not None  # the plan made sure of it
+    assert plan.base_model is not None  # checked by the plan
     return service.create_lora_training_client(
-        plan.base_model, rank=plan.rank, seed=plan.seed, user_metadata=about
+        plan.base_model, rank=plan.rank, seed=plan.seed, user_metadata=metadata
     )
 
 
 def find_max_tokens(
     service: ServiceClient, training: TrainingClient, plan: Plan, tell: Callable[[str], None]
 ) -> int | None:
-    """The longest example: what the plan says, and no more than the model reads."""
+    """Return the maximum example length: that of the plan, at most the model's context."""
     limit = _max_context_length(
         service, training.get_info().model_data.model_name or plan.base_model
     )
     if limit is not None and plan.kind == "dpo":
-        # The starting weights are asked what they think of a text by sampling one token after it.
+        # Reference log-probabilities are computed by sampling one token after the text.
         limit -= 1
     if limit is None or plan.max_tokens is None:
         return plan.max_tokens or limit
     if plan.max_tokens > limit:
-        tell(f"The model reads at most {limit} tokens, so examples are cut to {limit}")
+        tell(f"The model's context is {limit} tokens, so examples are truncated to {limit}")
     return min(plan.max_tokens, limit)
 
 
@@ -74,33 +74,33 @@ def _max_context_length(service: ServiceClient, model_name: str | None) -> int |
 
 
 def server_identity(config: Config) -> str:
-    """What names the server for good: the port of this machine's own may change."""
+    """Return a stable name of the server; the port of a local server may change."""
     is_local = config.local_home is not None and config.base_url != HOSTED_BASE_URL
     return f"local {config.local_home}" if is_local else config.base_url
 
 
 PlanT = TypeVar("PlanT", bound=Plan)
 RowT = TypeVar("RowT")
-#: Takes a sentence for the person who waits.
+#: Shows a message to the user.
 NoticeFn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedStep:
-    """A step that is on its way to the server."""
+    """A step that was sent to the server."""
 
     epoch: int
     num_tokens: int = 0
     output_future: APIFuture[ForwardBackwardOutput] | None = None
     optim_future: APIFuture[OptimStepResponse] | None = None
     loss: float | None = None
-    """The mean loss if it is known here; otherwise the server's."""
+    """The mean loss if it is computed locally; otherwise the server computes it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     compute_metrics: Callable[[ForwardBackwardOutput], Mapping[str, float]] | None = None
-    """Computes more metrics from the result of the passes."""
+    """Computes further metrics from the result."""
 
     def wait(self) -> tuple[float | None, Mapping[str, float]]:
-        """Wait until the step is done; returns its loss and its metrics."""
+        """Wait for the step; returns its loss and metrics."""
         output = None if self.output_future is None else self.output_future.result()
         if self.optim_future is not None:
             self.optim_future.result()
@@ -113,27 +113,27 @@ class SubmittedStep:
 
 @dataclass(slots=True)
 class NoticeLog:
-    """Tells the first time that something is left out, and counts the rest."""
+    """Shows the first notice of each kind, and counts the rest."""
 
     tell: NoticeFn
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: str, sentence: str) -> None:
-        """Something of a kind happened; the sentence is told if it is the first."""
+        """Count a notice; it is shown if it is the first of its kind."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if self.counts[kind] == 1:
             self.tell(sentence)
 
     def log_totals(self) -> None:
-        """Tell how often it happened, where the first time was not all."""
+        """Show the count of each kind that occurred more than once."""
         for kind, count in self.counts.items():
             if count > 1:
-                self.tell(f"{kind}: {format_count(count, 'time')} in all")
+                self.tell(f"{kind}: {format_count(count, 'time')} in total")
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeContext(Generic[PlanT]):
-    """What a method works with."""
+    """Everything a method needs."""
 
     plan: PlanT
     service: ServiceClient
@@ -143,24 +143,25 @@ class RecipeContext(Generic[PlanT]):
     num_steps: int
 
     def has_targets(self, place: str, *examples: RenderedExample) -> bool:
-        """Whether something is left to learn in each; tells about what had to be cut."""
+        """Return True if every example has targets; shows notices about truncation."""
         for example in examples:
             if example.num_truncated:
-                kept, size = len(example.tokens), len(example.tokens) + example.num_truncated
+                length = len(example.tokens) + example.num_truncated
                 self.notices.add(
-                    "rows cut to fit",
-                    f"{place} has {format_count(size, 'token')} and was cut to {kept}",
+                    "truncated rows",
+                    f"{place} has {format_count(length, 'token')} and was truncated to "
+                    f"{len(example.tokens)}",
                 )
         if all(example.num_learned for example in examples):
             return True
-        self.notices.add("rows left out", f"{place} is left out: no token to learn fits")
+        self.notices.add("skipped rows", f"{place} is skipped: it has no targets after truncation")
         return False
 
 
 class RecipeMethod(ABC, Generic[PlanT, RowT]):
-    """One recipe at work on one file."""
+    """A training method on one data file."""
 
-    #: Whether loss and metrics of a step are computed here, so that the server cannot know them.
+    #: True if loss and metrics are computed locally and must be reported to the server.
     computes_metrics_locally: ClassVar[bool] = True
 
     def __init__(
@@ -172,21 +173,21 @@ class RecipeMethod(ABC, Generic[PlanT, RowT]):
         self.context = context
         self.rows = rows
         self.reference_path = reference_path
-        """The weights that the run began with, for methods that compare with them."""
+        """Path of the reference weights, for methods that need them."""
 
     @abstractmethod
     def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
-        """Send the passes and the optimizer step of a step counted from 0."""
+        """Send the requests of a step counted from 0."""
 
     @abstractmethod
     def evaluate(self, rows: JsonlFile[RowT]) -> dict[str, float]:
-        """Measure rows with the weights that the last submitted step leads to."""
+        """Compute metrics with the weights after the last submitted step."""
 
     def drain(self) -> None:
-        """Wait for what was sent ahead; called once, when no step follows."""
+        """Wait for prefetched requests; called once, after the last step."""
 
     def batch(self, step: int) -> RowBatch:
-        """The rows of a step."""
+        """Return the rows of a step."""
         plan = self.context.plan
         return batch_at(step, len(self.rows), plan.batch_size, plan.seed)
 
@@ -229,6 +230,6 @@ def derive_seed(seed: int, *parts: object) -> int:
 
 
 def iter_batches(num_rows: int, batch_size: int) -> Iterator[Sequence[int]]:
-    """All row numbers in order, a batch at a time."""
+    """Yield all row numbers in batches, in order."""
     for start in range(0, num_rows, batch_size):
         yield range(start, min(num_rows, start + batch_size))

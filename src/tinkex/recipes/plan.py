@@ -1,4 +1,4 @@
-"""What a fine-tune is to do: every setting, checked when it is made."""
+"""Settings of the recipes, validated on construction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinkex.types.optimizers import check_range
 
 RlLoss = Literal["importance_sampling", "ppo", "cispo"]
 RL_LOSSES = ("importance_sampling", "ppo", "cispo")
-#: Settings that change what is told or kept and not what is learned.
+#: Settings that do not affect the weights.
 _NON_TRAINING_SETTINGS = frozenset(
     {"save_every", "eval_data", "eval_every", "samples", "sample_tokens", "data", "reward"}
 )
@@ -26,54 +26,54 @@ _NON_TRAINING_SETTINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The settings that all recipes share."""
+    """Settings common to all recipes."""
 
     kind: ClassVar[str] = ""
 
     data: Path
-    """The JSONL file to learn from."""
+    """JSONL file with the training data."""
     base_model: str | None = None
-    """The model to adapt; may be left out when `start_from` names a checkpoint."""
+    """Base model; optional if `start_from` is set."""
     start_from: str | None = None
-    """A tinker:// path of training weights to start from, with a fresh optimizer."""
+    """tinker:// path of training weights to start from, with a new optimizer."""
     name: str | None = None
-    """The name that checkpoints begin with; by default the recipe and the data file's name."""
+    """Prefix of checkpoint names; default: recipe and name of the data file."""
     rank: int = 32
-    """The inner dimension of the adapter."""
+    """LoRA rank."""
     epochs: int = 1
-    """How often every row is seen."""
+    """Number of passes over the data."""
     steps: int | None = None
-    """How many steps to take, whatever `epochs` says."""
+    """Number of steps; takes precedence over `epochs`."""
     batch_size: int = 16
-    """How many rows go into one step."""
+    """Rows per step."""
     learning_rate: float = 1e-4
-    """The largest learning rate."""
+    """Peak learning rate."""
     schedule: ScheduleKind = "linear"
-    """What follows the warm-up."""
+    """Learning-rate schedule after the warmup."""
     warmup: float = 0.0
-    """Below 1 a share of all steps, otherwise a number of steps."""
+    """Number of warmup steps, or a fraction of all steps if below 1."""
     grad_clip_norm: float = 1.0
-    """The largest gradient norm; 0 clips nothing."""
+    """Maximum gradient norm; 0 means no clipping."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     max_tokens: int | None = None
-    """Longer examples are cut; by default to what the model can read."""
+    """Maximum example length; default: the model's context."""
     seed: int = 0
-    """Makes order, first weights and samples repeatable."""
+    """Seed of data order, initial weights and samples."""
     save_every: int = 50
-    """A checkpoint after so many steps; 0 saves at the end only."""
+    """Steps between checkpoints; 0 saves only at the end."""
     eval_data: Path | None = None
-    """A file of the same kind that is measured and not learned."""
+    """JSONL file with evaluation data."""
     eval_every: int = 50
-    """Measure after so many steps, and at the end; 0 measures at the end only."""
+    """Steps between evaluations; 0 evaluates only at the end."""
     samples: tuple[str, ...] = ()
-    """Prompts to answer at the end; by default the first of the data."""
+    """Prompts to sample at the end; default: the first of the data."""
     sample_tokens: int = 64
-    """How long these answers may be."""
+    """Maximum tokens of these samples."""
 
     def __post_init__(self) -> None:
         if self.base_model is None and self.start_from is None:
-            raise InvalidInput("a fine-tune needs a base model, or a checkpoint to start from")
+            raise InvalidInput("base_model or start_from is required")
         if self.start_from is not None:
             parse_tinker_path(self.start_from)
         if self.name is not None:
@@ -94,19 +94,19 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """What checkpoints are called."""
+        """Prefix of checkpoint names."""
         if self.name is not None:
             return self.name
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.data.stem).strip("-.")[:64]
         return f"{self.kind}-{stem}" if stem else self.kind
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as JSON has them."""
+        """Return all settings as plain JSON."""
         settings = {"recipe": self.kind, **asdict(self)}
         return {name: _to_plain_json(value) for name, value in settings.items()}
 
     def training_settings(self) -> dict[str, Any]:
-        """The settings that change what is learned."""
+        """Return the settings that affect the weights."""
         return {
             name: value
             for name, value in self.to_dict().items()
@@ -116,45 +116,45 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftPlan(Plan):
-    """Learn to say what the data says."""
+    """Settings of supervised fine-tuning."""
 
     kind: ClassVar[str] = "sft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpoPlan(Plan):
-    """Learn to prefer the chosen answers, by direct preference optimization."""
+    """Settings of direct preference optimization."""
 
     kind: ClassVar[str] = "dpo"
 
     learning_rate: float = 1e-5
     beta: float = 0.1
-    """How far the model may move from where it started: less moves further."""
+    """Strength of the penalty for leaving the reference."""
 
     def __post_init__(self) -> None:
-        # A dataclass with slots is made anew, which super() without arguments does not know.
+        # super() without arguments does not work in a dataclass with slots.
         Plan.__post_init__(self)
         check_range("beta", self.beta, above=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlPlan(Plan):
-    """Learn to answer so that a function of your own gives higher rewards."""
+    """Settings of reinforcement learning with a reward function."""
 
     kind: ClassVar[str] = "rl"
 
     learning_rate: float = 1e-5
     schedule: ScheduleKind = "constant"
     reward: str
-    """The reward function: FILE.py:FUNCTION."""
+    """Reward function as FILE.py:FUNCTION."""
     group_size: int = 8
-    """How many answers are drawn for a prompt and compared with each other."""
+    """Answers per prompt, compared with each other."""
     answer_tokens: int = 128
-    """How long an answer may be."""
+    """Maximum tokens of an answer."""
     temperature: float = 1.0
-    """How the answers are drawn."""
+    """Sampling temperature."""
     loss: RlLoss = "importance_sampling"
-    """The objective."""
+    """Loss function."""
 
     def __post_init__(self) -> None:
         Plan.__post_init__(self)
@@ -167,13 +167,13 @@ class RlPlan(Plan):
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
-    """The same short text for the same settings."""
+    """Return a short digest of settings."""
     content = msgspec.json.encode(settings, order="sorted")
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs, in words; a setting that one side does not know counts as None."""
+    """Describe the settings that differ; missing ones count as None."""
     names = sorted(old.keys() | new.keys())
     return [
         f"{name} was {old.get(name)!r} and is {new.get(name)!r}"

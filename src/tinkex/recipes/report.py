@@ -1,4 +1,4 @@
-"""What a fine-tune tells: a report per step, and its result."""
+"""Step reports, results, final samples and metric reporting of a run."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from tinkex.units import format_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One step that is done."""
+    """Report of a finished step."""
 
     step: int
-    """How many steps are done."""
+    """Number of finished steps."""
     total: int
-    """How many there are."""
+    """Total number of steps."""
     epoch: int
     """Counted from 1."""
     loss: float | None
-    """The mean loss; None if nothing could be learned from the step's rows."""
+    """Mean loss; None if the step had no targets."""
     learning_rate: float
     num_tokens: int
-    """How many tokens the model read in this step."""
+    """Number of tokens in this step."""
     tokens_per_second: float
-    """The pace of the last few steps."""
+    """Throughput of the last steps."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What else was measured."""
+    """Further metrics."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it, metrics among the rest."""
-        told = asdict(self)
-        metrics = told.pop("metrics")
-        return {**told, **metrics}
+        """Return the report as flat JSON, including the metrics."""
+        record = asdict(self)
+        metrics = record.pop("metrics")
+        return {**record, **metrics}
 
 
 class Throughput:
-    """Tokens per second over the last steps: they arrive in bursts, so one alone says nothing."""
+    """Tokens per second over the last steps; single steps are too noisy."""
 
     def __init__(self, started_at: float, num_steps: int = 10) -> None:
         self._history: deque[tuple[float, int]] = deque([(started_at, 0)], maxlen=num_steps + 1)
 
     def update(self, now: float, num_tokens: int) -> float:
-        """The pace after a step that was done now."""
+        """Return the throughput after a step that finished at `now`."""
         self._history.append((now, num_tokens))
         total = sum(tokens for _, tokens in list(self._history)[1:])
         return total / max(now - self._history[0][0], 1e-9)
@@ -63,7 +63,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class SampledAnswer:
-    """A prompt, and what the trained model answers."""
+    """A prompt and the answer of the trained model."""
 
     prompt: str
     text: str
@@ -71,25 +71,25 @@ class SampledAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeResult:
-    """Where a run got to, and what it left behind."""
+    """Result of a run."""
 
     is_complete: bool
-    """False if it was stopped; the same command goes on."""
+    """False if the run was stopped; the same command resumes it."""
     step: int
     total: int
     run_dir: Path
     state_path: str | None = None
-    """The tinker:// path of weights and optimizer."""
+    """tinker:// path of weights and optimizer state."""
     sampler_path: str | None = None
-    """The tinker:// path of weights to sample from; set when the run is complete."""
+    """tinker:// path of the sampler weights; set when the run is complete."""
     loss: float | None = None
-    """The loss of the last step that had one."""
+    """Loss of the last step that had one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was measured at the end."""
+    """Final metrics."""
     samples: tuple[SampledAnswer, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON has it."""
+        """Return the result as plain JSON."""
         return {**asdict(self), "run_dir": str(self.run_dir)}
 
 
@@ -97,7 +97,7 @@ _TEMPERATURE = 0.7
 
 
 def choose_prompts(given: Sequence[str], first_row: Any) -> list[Prompt]:
-    """The given prompts in the form the data has, or the prompt of its first row."""
+    """Return the given prompts in the format of the data, or the prompt of the first row."""
     example = first_prompt(first_row)
     if not given:
         return [example]
@@ -107,12 +107,12 @@ def choose_prompts(given: Sequence[str], first_row: Any) -> list[Prompt]:
 
 
 def first_prompt(row: Any) -> Prompt:
-    """What stands in front of the first answer of a row."""
+    """Return the prompt of the first answer of a row."""
     if not isinstance(row, ChatRow):
         prompt: Prompt = row.prompt
         return prompt
     roles = [message["role"] for message in row.messages]
-    # A conversation that the assistant begins still needs something to answer to.
+    # If the assistant starts the conversation, its first message is the prompt.
     return row.messages[: roles.index("assistant")] or row.messages[:1]
 
 
@@ -124,62 +124,62 @@ def generate_samples(
     *,
     tell: Callable[[str], None],
 ) -> tuple[SampledAnswer, ...]:
-    """An answer to each prompt that has one; all are asked for at once."""
+    """Sample an answer to each prompt; prompts that are too long are skipped."""
     params = SamplingParams(max_tokens=plan.sample_tokens, temperature=_TEMPERATURE, seed=plan.seed)
-    asked = []
+    submitted = []
     for prompt in prompts:
         tokens = renderer.render_prompt(prompt)
         if not tokens or (
             renderer.max_tokens and len(tokens) + plan.sample_tokens > renderer.max_tokens
         ):
             tell(
-                f"No sample: a prompt of {format_count(len(tokens), 'token')} leaves no room for "
+                f"No sample: a prompt of {format_count(len(tokens), 'token')} is too long for "
                 "an answer"
             )
         else:
-            asked.append((prompt, sampler.sample(ModelInput.from_ints(tokens), 1, params)))
-    found = []
-    for prompt, future in asked:
+            submitted.append((prompt, sampler.sample(ModelInput.from_ints(tokens), 1, params)))
+    answers = []
+    for prompt, future in submitted:
         try:
-            found.append(
+            answers.append(
                 SampledAnswer(
                     prompt_text(prompt), renderer.decode(future.result().sequences[0].tokens)
                 )
             )
         except TinkexError as error:
             tell(f"No sample: {error.message}")
-    return tuple(found)
+    return tuple(answers)
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """A prompt as a person reads it: plain text, or the last message."""
+    """Return the text of a prompt, or the content of its last message."""
     return prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
 
 
 logger = get_logger(__name__)
-#: Reports that may be on their way at once.
+#: Maximum number of reports in flight.
 MAX_PENDING = 16
 _DRAIN_SECONDS = 10.0
 
 
 class MetricsReporter:
-    """Reports metrics in the background until the server refuses them."""
+    """Reports metrics in the background until the server rejects them."""
 
     def __init__(self, service: ServiceClient) -> None:
         self._service = service
         self._pending: deque[APIFuture[Any]] = deque()
-        self._is_refused = False
+        self._is_rejected = False
 
     def report(self, run_id: str, seq_id: int, metrics: Mapping[str, float]) -> None:
-        """Report the metrics of one optimizer step; servers other than tinkex refuse the first."""
+        """Report the metrics of one optimizer step; servers other than tinkex reject the first."""
         while self._pending and (self._pending[0].done() or len(self._pending) >= MAX_PENDING):
             self._finish(self._pending.popleft())
-        if not self._is_refused:
+        if not self._is_rejected:
             client = self._service.rest_client()
             self._pending.append(client.report_run_metrics(run_id, seq_id, metrics))
 
     def drain(self) -> None:
-        """Wait for the reports that are on their way."""
+        """Wait for the reports in flight."""
         while self._pending:
             self._finish(self._pending.popleft())
 
@@ -187,5 +187,5 @@ class MetricsReporter:
         try:
             future.result(_DRAIN_SECONDS)
         except (TinkexError, concurrent.futures.TimeoutError, TimeoutError) as error:
-            self._is_refused = True
-            logger.info("The server does not take metrics of this run: %s", error)
+            self._is_rejected = True
+            logger.info("The server does not accept metrics of this run: %s", error)

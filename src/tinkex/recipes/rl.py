@@ -1,4 +1,4 @@
-"""A reward function of the user's own, loaded from a Python file."""
+"""Reinforcement learning with a user-defined reward function and group advantages."""
 
 from __future__ import annotations
 
@@ -44,42 +44,42 @@ from tinkex.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """Judges an answer; more is better."""
+    """A reward function; higher is better."""
 
     name: str
-    """FILE.py:FUNCTION, as it was given."""
+    """FILE.py:FUNCTION, as given."""
     digest: str
-    """The SHA-256 of the file."""
+    """SHA-256 of the file."""
     function: Callable[[dict[str, Any], str], float] = field(repr=False)
 
     def __call__(self, row: Mapping[str, Any], text: str) -> float:
-        """The reward of an answer to the prompt of a row."""
+        """Compute the reward of an answer to the prompt of a row."""
         try:
-            # A copy: what a function does to its row must not reach the next answer.
-            given = self.function(dict(row), text)
-        except Exception as error:
+            # A copy, so that the function cannot change the row for the next answer.
+            result = self.function(dict(row), text)
+        except Exception as error:  # user code may raise anything
             raise InvalidInput(
                 f"the reward {self.name} failed on {text[:80]!r}: {type(error).__name__}: {error}"
             ) from error
         try:
-            value = float(given)
+            value = float(result)
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
             raise InvalidInput(
-                f"the reward {self.name} returned {given!r:.80} for {text[:80]!r}; "
+                f"the reward {self.name} returned {result!r:.80} for {text[:80]!r}; "
                 "expected a finite number"
             )
         return value
 
 
 def load_reward(text: str) -> RewardFunction:
-    """The function that FILE.py:FUNCTION names; the file is run once."""
+    """Load the function FILE.py:FUNCTION; the file is executed once."""
     file, colon, function_name = text.rpartition(":")
     if not colon or not file.endswith(".py") or not function_name.isidentifier():
         raise InvalidInput(
             f"the reward is {text!r}; expected FILE.py:FUNCTION",
-            hint="The function takes (row, text) and returns a number; more is better.",
+            hint="The function takes (row, text) and returns a number; higher is better.",
         )
     path = Path(file)
     try:
@@ -98,21 +98,19 @@ def _load_module(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
-    # Classes look their module up, and a file may import those beside it.
+    # Dataclasses look up their module, and the file may import its neighbours.
     sys.modules[spec.name] = module
     sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # user code may raise anything
         del sys.modules[spec.name]
-        raise InvalidInput(
-            f"{path} fails when it is run: {type(error).__name__}: {error}"
-        ) from error
+        raise InvalidInput(f"{path} failed: {type(error).__name__}: {error}") from error
     return module
 
 
 class RlData(RecipeData[PromptRow]):
-    """The rows of a plan, and its reward function."""
+    """The data of a plan and its reward function."""
 
     def __init__(self, plan: RlPlan) -> None:
         self.reward = load_reward(plan.reward)
@@ -120,7 +118,7 @@ class RlData(RecipeData[PromptRow]):
 
 
 def open_data(plan: RlPlan) -> RlData:
-    """The rows of a plan, all checked, and its reward function; it needs no server."""
+    """Open and check the data and the reward function of a plan without a server."""
     return RlData(plan)
 
 
@@ -131,7 +129,7 @@ def run(
     tell: NoticeFn = log_notice,
     data: RlData | None = None,
 ) -> Run[RlPlan, PromptRow]:
-    """A fine-tune; iterate over it for a report per step, then look at its `result`."""
+    """Create a fine-tuning run; iterate over it for a report per step, then read `result`."""
     data = data or open_data(plan)
     function = data.reward.name.rpartition(":")[2]
     return Run(
@@ -141,32 +139,32 @@ def run(
         data,
         options=options,
         tell=tell,
-        # Another function would make it another run, wherever its file lies.
+        # A changed reward function makes a different run; the path of its file does not matter.
         inputs={"reward_function": function, "reward_digest": data.reward.digest},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerGroup:
-    """The answers to one prompt."""
+    """The answers to one prompt and their rewards."""
 
     prompt: Sequence[int]
     answers: Sequence[SampledSequence]
     rewards: Sequence[float]
 
     def advantages(self) -> list[float]:
-        """How much better than the group's mean each answer is."""
+        """Return each reward minus the mean of the group."""
         mean = fmean(self.rewards)
         return [reward - mean for reward in self.rewards]
 
     @property
     def has_signal(self) -> bool:
-        """Whether one answer is better than another."""
+        """True if the rewards differ."""
         return len(set(self.rewards)) > 1
 
 
 class RlMethod(RecipeMethod[RlPlan, PromptRow]):
-    """Groups of answers, compared with each other."""
+    """Policy gradient with group-relative advantages."""
 
     def __init__(
         self,
@@ -180,16 +178,16 @@ class RlMethod(RecipeMethod[RlPlan, PromptRow]):
         self._reward = reward
 
     def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
-        """Draw answers with the weights of the last step, reward them and learn from them."""
+        """Sample answers with the current weights, compute rewards and submit the update."""
         plan, training = self.context.plan, self.context.training
         batch = self.batch(step)
         groups = self._sample_groups(self.rows, batch.rows, plan.group_size, step)
         useful = [group for group in groups if group.has_signal]
-        num_silent = len(groups) - len(useful)
-        metrics = {**_mean_metrics(groups), "groups_without_signal": float(num_silent)}
+        num_without_signal = len(groups) - len(useful)
+        metrics = {**_mean_metrics(groups), "groups_without_signal": float(num_without_signal)}
         if not useful:
-            told = f"step {step + 1} teaches nothing: in every group all answers are worth the same"
-            self.context.notices.add("steps that taught nothing", told)
+            notice = f"step {step + 1} has no signal: the rewards of every group are equal"
+            self.context.notices.add("steps without signal", notice)
             return SubmittedStep(batch.epoch, metrics=metrics)
         num_learned = sum(len(answer.tokens) for group in useful for answer in group.answers)
         data = [datum for group in useful for datum in group_data(group, 1.0 / num_learned)]
@@ -203,7 +201,7 @@ class RlMethod(RecipeMethod[RlPlan, PromptRow]):
         )
 
     def evaluate(self, rows: JsonlFile[PromptRow]) -> dict[str, float]:
-        """The mean reward of one answer per prompt."""
+        """Compute the mean reward of one answer per prompt."""
         groups: list[AnswerGroup] = []
         for numbers in iter_batches(len(rows), self.context.plan.batch_size):
             groups += self._sample_groups(rows, numbers, 1, "eval")
@@ -212,18 +210,18 @@ class RlMethod(RecipeMethod[RlPlan, PromptRow]):
     def _sample_groups(
         self, rows: JsonlFile[PromptRow], numbers: Sequence[int], num_answers: int, when: object
     ) -> list[AnswerGroup]:
-        """Ask for all answers at once, then reward them as they come."""
+        """Submit all samples at once, then compute rewards in order."""
         sampler = self.context.training.save_weights_and_get_sampling_client()
-        drawn = []
+        submitted = []
         for number, row in zip(numbers, rows.read_rows(numbers), strict=True):
             prompt = self.context.renderer.render_prompt(row.prompt)
             if self._fits(rows.describe_location(number), prompt):
                 seed = derive_seed(self.context.plan.seed, when, number)
-                drawn.append(
+                submitted.append(
                     (row, prompt, self._sample_answers(sampler, prompt, num_answers, seed))
                 )
         return [
-            self._compute_rewards(row, prompt, future.result()) for row, prompt, future in drawn
+            self._compute_rewards(row, prompt, future.result()) for row, prompt, future in submitted
         ]
 
     def _sample_answers(
@@ -247,15 +245,15 @@ class RlMethod(RecipeMethod[RlPlan, PromptRow]):
         if limit is None or len(prompt) + self.context.plan.answer_tokens <= limit:
             return True
         self.context.notices.add(
-            "prompts left out",
-            f"{place} is left out: {format_count(len(prompt), 'token')} and an answer of "
+            "skipped prompts",
+            f"{place} is skipped: {format_count(len(prompt), 'token')} and an answer of "
             f"{self.context.plan.answer_tokens} do not fit into {limit}",
         )
         return False
 
 
 def group_data(group: AnswerGroup, scale: float) -> list[Datum]:
-    """The answers of a group as examples; an answer as good as the mean teaches nothing."""
+    """Convert a group to training data; answers with zero advantage are omitted."""
     return [
         _datum(group.prompt, answer, advantage * scale)
         for answer, advantage in zip(group.answers, group.advantages(), strict=True)
@@ -264,25 +262,25 @@ def group_data(group: AnswerGroup, scale: float) -> list[Datum]:
 
 
 def _datum(prompt: Sequence[int], answer: SampledSequence, advantage: float) -> Datum:
-    """Position i predicts token i + 1; the prompt's own positions carry no advantage."""
+    """Build a datum: position i predicts token i + 1; prompt positions have zero advantage."""
     if answer.logprobs is None:
         raise APIResponseValidationError(None, None, "The samples have no log-probabilities")
     tokens = [*prompt, *answer.tokens]
-    silent = [0.0] * (len(prompt) - 1)
+    zeros = [0.0] * (len(prompt) - 1)
     return Datum(
         model_input=ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
             "target_tokens": tokens[1:],
-            "logprobs": [*silent, *answer.logprobs],
-            "advantages": [*silent, *([advantage] * len(answer.tokens))],
+            "logprobs": [*zeros, *answer.logprobs],
+            "advantages": [*zeros, *([advantage] * len(answer.tokens))],
         },
     )
 
 
 def measure_kl(data: Sequence[Datum], output: ForwardBackwardOutput) -> dict[str, float]:
-    """How far the trained policy is from the one that sampled: mean of (log p - log q)^2 / 2.
+    """Estimate the KL divergence from the sampling policy: mean of (log p - log q)^2 / 2.
 
-    This estimate of the KL divergence is close to 0 as long as a step is on-policy.
+    It is close to 0 as long as a step is on-policy.
     """
     gaps = [
         trained - sampled

@@ -1,4 +1,4 @@
-"""The loop that all recipes share: send steps ahead, save, go on after an interruption."""
+"""The training loop of all recipes: pipelined steps, checkpoints and resume."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ MakeMethod = Callable[
 ]
 
 logger = get_logger(__name__)
-#: How many steps are sent before the oldest is waited for.
+#: Steps in flight before the loop waits for the oldest.
 MAX_STEPS_IN_FLIGHT = 2
 DEFAULT_RUNS_DIR = Path("runs")
 
 
 def log_notice(sentence: str) -> None:
-    """Tell through the log."""
+    """Write a notice to the log."""
     logger.info("%s", sentence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a run treats what an earlier one left."""
+    """Where a run is stored, and how it treats an existing one."""
 
     run_dir: Path | None = None
-    """Where the run is kept; by default below `runs`, named by its settings and data."""
+    """Run directory; default: below `runs`, named by settings and data."""
     restart: bool = False
-    """Begin anew, whatever is there."""
+    """Discard any existing run and start over."""
     accept_changes: bool = False
-    """Go on although settings or data are not what they were."""
+    """Resume even if settings or data have changed."""
 
 
 class RecipeData(Generic[RowT]):
-    """The files of a plan, opened and checked; it needs no server."""
+    """The data files of a plan, parsed and checked without a server."""
 
     def __init__(self, plan: Plan, parse: Callable[[Any], RowT]) -> None:
         self.rows = JsonlFile(plan.data, parse)
@@ -79,7 +79,7 @@ class RecipeData(Generic[RowT]):
 
 
 class _PendingStep(NamedTuple):
-    """A step on its way, counted from 0, and the checkpoint behind it."""
+    """A submitted step, counted from 0, and the checkpoint after it."""
 
     step: int
     rate: float
@@ -89,9 +89,9 @@ class _PendingStep(NamedTuple):
 
 
 class Run(Generic[PlanT, RowT]):
-    """A fine-tune: iterate over it for a report per step; afterwards `result` says what it made.
+    """A fine-tuning run: iterate over it for a report per step, then read `result`.
 
-    The directory remembers how far it got, so that the same run made again goes on there.
+    Progress is stored in the run directory, so that the same run resumes after an interruption.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Run(Generic[PlanT, RowT]):
         self._reporter = MetricsReporter(service)
 
     def stop(self) -> None:
-        """End after the steps that were sent, and save; safe in a signal handler."""
+        """Stop after the submitted steps and save; safe in a signal handler."""
         self._is_stopping = True
 
     def __iter__(self) -> Iterator[StepReport]:
@@ -152,7 +152,7 @@ class Run(Generic[PlanT, RowT]):
         self.run_directory.write_plan(plan, self._settings)
         saved = self.run_directory.read_progress()
         if saved is not None and saved.step < self.total and saved.result is not None:
-            # More steps were asked for and accepted: the run is not over after all.
+            # The number of steps was raised, so the run is not complete.
             saved = SavedProgress(
                 step=saved.step, state_path=saved.state_path, reference_path=saved.reference_path
             )
@@ -160,49 +160,49 @@ class Run(Generic[PlanT, RowT]):
 
     def _check_changes(self, changes: str) -> None:
         if self._options.accept_changes:
-            self._tell(f"Going on with other settings: {changes}")
+            self._tell(f"Resuming with changed settings: {changes}")
             return
         raise InvalidInput(
-            f"the run in {self.run_directory.directory} was begun with other settings: {changes}",
-            hint="Undo the change, start over with --restart, or go on with --accept-changes.",
+            f"the settings of the run in {self.run_directory.directory} have changed: {changes}",
+            hint="Undo the change, start over with --restart, or resume with --accept-changes.",
         )
 
     def _create_method(self) -> RecipeMethod[PlanT, RowT]:
         saved = self._saved
         self._num_done = 0 if saved is None else saved.step
         self.run_directory.truncate_metrics(self._num_done)
-        known = [
+        losses = [
             row["loss"] for row in self.run_directory.read_metrics() if row.get("loss") is not None
         ]
-        self._loss = known[-1] if known else None
+        self._loss = losses[-1] if losses else None
         if saved is None:
             self._tell(
                 f"Creating the adapter on {self.plan.start_from or self.plan.base_model} ..."
             )
         else:
-            self._tell(f"Going on after step {saved.step} of {self.total}, from {saved.state_path}")
+            self._tell(f"Resuming after step {saved.step} of {self.total} from {saved.state_path}")
         training = create_training_client(self._service, self.plan, saved)
         self._tell("Loading the tokenizer ...")
         limit = find_max_tokens(self._service, training, self.plan, self._tell)
         renderer = Renderer(training.get_tokenizer(), limit)
-        setting = RecipeContext(
+        context = RecipeContext(
             self.plan, self._service, training, renderer, NoticeLog(self._tell), self.total
         )
-        return self._make_method(setting, self.rows, saved.reference_path if saved else None)
+        return self._make_method(context, self.rows, saved.reference_path if saved else None)
 
     # --- steps ------------------------------------------------------------------------------
 
     def _train(self, method: RecipeMethod[PlanT, RowT]) -> Iterator[StepReport]:
         self._throughput = Throughput(time.monotonic())
-        waiting: deque[_PendingStep] = deque()
+        pending: deque[_PendingStep] = deque()
         for step in range(self._num_done, self.total):
             if self._is_stopping:
                 break
-            waiting.append(self._send(method, step))
-            if len(waiting) == MAX_STEPS_IN_FLIGHT:
-                yield self._collect(method, waiting.popleft())
-        while waiting:
-            yield self._collect(method, waiting.popleft())
+            pending.append(self._send(method, step))
+            if len(pending) == MAX_STEPS_IN_FLIGHT:
+                yield self._collect(method, pending.popleft())
+        while pending:
+            yield self._collect(method, pending.popleft())
         method.drain()
         self._reporter.drain()
 
@@ -219,13 +219,13 @@ class Run(Generic[PlanT, RowT]):
             learning_rate=rate, grad_clip_norm=plan.grad_clip_norm, weight_decay=plan.weight_decay
         )
         submitted = method.submit(step, adam)
-        # Behind the step and before the next: the server keeps the order, nobody has to wait.
+        # The server executes requests in order, so the save needs no waiting.
         is_due = self._is_due(step + 1, plan.save_every)
         saving = self._save(method, step + 1) if is_due else None
-        measured: Mapping[str, float] = {}
+        eval_metrics: Mapping[str, float] = {}
         if self._eval_rows is not None and self._is_due(step + 1, plan.eval_every):
-            measured = method.evaluate(self._eval_rows)
-        return _PendingStep(step, rate, submitted, measured, saving)
+            eval_metrics = method.evaluate(self._eval_rows)
+        return _PendingStep(step, rate, submitted, eval_metrics, saving)
 
     def _is_due(self, done: int, every: int) -> bool:
         return done == self.total or (every > 0 and done % every == 0)
@@ -258,16 +258,16 @@ class Run(Generic[PlanT, RowT]):
     def _report(
         self, method: RecipeMethod[PlanT, RowT], sent: _PendingStep, report: StepReport
     ) -> None:
-        """Tell the server what it cannot know: what was computed here, and evaluations."""
-        stepped = sent.submitted.optim_future
-        told = (
+        """Report metrics to the server that it cannot compute itself."""
+        optim_future = sent.submitted.optim_future
+        metrics = (
             {"loss": report.loss, **report.metrics}
             if method.computes_metrics_locally
             else sent.eval_metrics
         )
-        known = {name: value for name, value in told.items() if value is not None}
-        if stepped is not None and stepped.seq_id is not None and known:
-            self._reporter.report(method.context.training.model_id, stepped.seq_id, known)
+        reported = {name: value for name, value in metrics.items() if value is not None}
+        if optim_future is not None and optim_future.seq_id is not None and reported:
+            self._reporter.report(method.context.training.model_id, optim_future.seq_id, reported)
 
     def _save_progress(
         self, method: RecipeMethod[PlanT, RowT], saving: APIFuture[SaveWeightsResponse]
@@ -288,7 +288,7 @@ class Run(Generic[PlanT, RowT]):
             return self._result()
         name = f"{self.plan.label}-final"
         saved = method.context.training.save_weights_for_sampler(name).result()
-        # Complete from here on: whatever becomes of the samples, all is trained and saved.
+        # Record completion before sampling, which may fail.
         self._complete(self._result(saved.path))
         sampler = method.context.training.create_sampling_client(saved.path)
         prompts = choose_prompts(self.plan.samples, self.rows.read_rows([0])[0])

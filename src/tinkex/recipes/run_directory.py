@@ -1,7 +1,7 @@
-"""The directory of a run: what was planned, how far it got, and what was measured.
+"""The directory of a run: plan, progress and metrics.
 
-`plan.json` holds all settings and the digest of the data, `progress.json` the last saved state,
-`metrics.jsonl` a line per step. A run that was killed at any moment goes on from these.
+`plan.json` contains all settings and the digest of the data, `progress.json` the last saved state,
+`metrics.jsonl` a line per step. A run that is killed at any moment can resume from them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _MODE = 0o644
 
 
 class SavedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The last saved state; everything after it is done again."""
+    """The last saved state; later steps are repeated on resume."""
 
     step: int
-    """How many steps the state has seen: with the seed it says which rows come next."""
+    """Number of finished steps; together with the seed it determines the next rows."""
     state_path: str
-    """The tinker:// path of weights and optimizer."""
+    """tinker:// path of weights and optimizer state."""
     reference_path: str | None = None
-    """The weights that the run began with, where the recipe compares with them."""
+    """Path of the reference weights, if the recipe needs them."""
     result: dict[str, Any] | None = None
-    """Set when the run is over."""
+    """The result, once the run is complete."""
 
 
 class RunDirectory:
@@ -48,11 +48,11 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the directory and keep other processes from training in it.
+        """Create and lock the directory.
 
-        A directory that is made here is removed again if the run fails before its first step.
+        A directory created here is removed again if the run fails before its first step.
         """
-        made = _missing_directories(self.directory)
+        created = _missing_directories(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, _MODE)
@@ -63,35 +63,35 @@ class RunDirectory:
             if not lock_descriptor(descriptor):
                 raise InvalidInput(
                     f"another process is training in {self.directory}",
-                    hint="Wait for it, or name another directory with --run-dir.",
+                    hint="Wait for it, or choose another directory with --run-dir.",
                 )
             remove_scratch(self.directory)
             yield
-        except BaseException:
-            if made and not self.metrics_file.exists() and not self.progress_file.exists():
-                _remove_created(made)
+        except BaseException:  # also on Ctrl-C
+            if created and not self.metrics_file.exists() and not self.progress_file.exists():
+                _remove_created(created)
             raise
         finally:
             os.close(descriptor)
 
     def find_changes(self, settings: Mapping[str, Any]) -> list[str]:
-        """What differs from the plan that was begun, in words; nothing if nothing was saved."""
-        begun = self._read_settings()
-        if begun is None or self.read_progress() is None:
+        """Describe changes to the recorded settings; empty if nothing was saved yet."""
+        recorded = self._read_settings()
+        if recorded is None or self.read_progress() is None:
             return []
-        return describe_changes(begun, settings)
+        return describe_changes(recorded, settings)
 
     def write_plan(self, plan: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        """Write down the plan, in place of an older one."""
+        """Write plan.json, replacing an older one."""
         _write_json(self.plan_file, {"plan": plan, "essence": settings})
 
     def clear_progress(self) -> None:
-        """Forget how far the run got; checkpoints on the server stay."""
+        """Delete progress and metrics; checkpoints on the server stay."""
         self.progress_file.unlink(missing_ok=True)
         self.metrics_file.unlink(missing_ok=True)
 
     def read_progress(self) -> SavedProgress | None:
-        """The last saved state, or None."""
+        """Return the last saved state, or None."""
         try:
             return msgspec.json.decode(self.progress_file.read_bytes(), type=SavedProgress)
         except FileNotFoundError:
@@ -103,21 +103,21 @@ class RunDirectory:
             ) from error
 
     def write_progress(self, progress: SavedProgress) -> None:
-        """Write down a saved state; seen whole or not at all."""
+        """Write progress.json atomically."""
         _write_json(self.progress_file, progress)
 
     def _read_settings(self) -> dict[str, Any] | None:
         try:
-            found = msgspec.json.decode(self.plan_file.read_bytes())
+            content = msgspec.json.decode(self.plan_file.read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
             return None
-        essence = found.get("essence") if isinstance(found, dict) else None
-        return essence if isinstance(essence, dict) else None
+        settings = content.get("essence") if isinstance(content, dict) else None
+        return settings if isinstance(settings, dict) else None
 
     # --- metrics ----------------------------------------------------------------------------
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """What was measured so far; a line that a dying process left half is not there."""
+        """Return the logged metrics; a truncated last line is dropped."""
         try:
             lines = self.metrics_file.read_bytes().splitlines()
         except FileNotFoundError:
@@ -125,29 +125,29 @@ class RunDirectory:
         return [row for row in map(_read_row, lines) if row is not None]
 
     def truncate_metrics(self, step: int) -> None:
-        """Forget what was measured after a step: it will be done again."""
+        """Drop the metrics after a step, which will be repeated."""
         by_step = {row["step"]: row for row in self.read_metrics() if row["step"] <= step}
         if by_step or self.metrics_file.exists():
-            kept = [by_step[number] for number in sorted(by_step)]
-            content = b"".join(msgspec.json.encode(row) + b"\n" for row in kept)
+            rows = [by_step[number] for number in sorted(by_step)]
+            content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
             write_file_atomic(self.metrics_file, content, _MODE)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add the figures of one step."""
+        """Append the metrics of one step."""
         with self.metrics_file.open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
 
 
 def _missing_directories(directory: Path) -> list[Path]:
-    """A directory and its parents that do not exist, innermost first."""
+    """Return a directory and its parents that do not exist, innermost first."""
     return list(takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
 
 
-def _remove_created(made: Sequence[Path]) -> None:
+def _remove_created(created: Sequence[Path]) -> None:
     """Remove a directory with its content, and its parents if they are empty."""
-    shutil.rmtree(made[0], ignore_errors=True)
+    shutil.rmtree(created[0], ignore_errors=True)
     with suppress(OSError):
-        for parent in made[1:]:
+        for parent in created[1:]:
             parent.rmdir()
 
 

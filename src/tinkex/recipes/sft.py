@@ -1,10 +1,10 @@
-"""Supervised fine-tuning: raise the probability of what the data says.
+"""Supervised fine-tuning (SFT).
 
     for step in sft.run(SftPlan(data=Path("chat.jsonl"), base_model="Qwen/Qwen3-8B"), service):
         print(step.step, step.loss)
 
-The loss is the mean over the learned tokens of a batch: weights are 1 / their number, because the
-server sums.
+The loss is the mean over the targets of a batch; the server sums, so each target has the weight
+1 / number of targets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SftRow = ChatRow | PromptCompletionRow
 
 
 def open_data(plan: SftPlan) -> RecipeData[SftRow]:
-    """The rows of a plan, all checked; it needs no server."""
+    """Open and check the data of a plan without a server."""
     return RecipeData(plan, parse_sft)
 
 
@@ -35,17 +35,17 @@ def run(
     tell: NoticeFn = log_notice,
     data: RecipeData[SftRow] | None = None,
 ) -> Run[SftPlan, SftRow]:
-    """A fine-tune; iterate over it for a report per step, then look at its `result`."""
+    """Create a fine-tuning run; iterate over it for a report per step, then read `result`."""
     return Run(plan, service, SftMethod, data or open_data(plan), options=options, tell=tell)
 
 
 class SftMethod(RecipeMethod[SftPlan, SftRow]):
-    """Cross entropy on completions and on what the assistant says."""
+    """Cross-entropy on completions and assistant messages."""
 
     computes_metrics_locally = False
 
     def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
-        """Both calls are sent before either is waited for, so the server never idles."""
+        """Send both requests without waiting, so that the server does not idle."""
         batch = self.batch(step)
         examples = self._examples(self.rows, batch.rows)
         if not examples:
@@ -61,7 +61,7 @@ class SftMethod(RecipeMethod[SftPlan, SftRow]):
         )
 
     def evaluate(self, rows: JsonlFile[SftRow]) -> dict[str, float]:
-        """The mean loss of a learned token."""
+        """Compute the mean loss per target."""
         loss_sum, num_learned = 0.0, 0
         for numbers in iter_batches(len(rows), self.context.plan.batch_size):
             examples = self._examples(rows, numbers)

@@ -158,8 +158,8 @@ def test_interrupted_run_reports_how_to_resume(
     text = process.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert process.returncode == code, text
     assert text.splitlines()[-2:] == [
-        "sft was interrupted; its work is saved at step 3",
-        "Run the same command again, and it goes on from there.",
+        "sft was interrupted; saved at step 3",
+        "Run the same command again to resume.",
     ]
     assert "Error" not in text
     assert "Traceback" not in text

@@ -43,8 +43,8 @@ def test_a_model_that_cannot_be_asked_is_no_failure_of_the_run(
 ) -> None:
     done = project.run("--run-r1", R1_DEMO="1", R1_DEMO_PROMPT="Are you there?")
     assert done.actions["r1"] == "trained"
-    assert "[r1] asked: Are you there?" in done.text
-    assert "the model could not be asked; its training is complete" in done.text
+    assert "[r1] prompt: Are you there?" in done.text
+    assert "the demo failed; training is complete" in done.text
     assert f"Error: cannot generate with {project.out / 'r1' / 'hf'}" in capfd.readouterr().err
 
 
@@ -100,7 +100,7 @@ def test_a_failed_stage_stops_the_run_and_is_resumed(
     assert done.error is not None
     assert done.error.exit_code == 1
     assert "sft failed" in done.error.message
-    assert "goes on from step 2" in str(done.error.hint)
+    assert "resumes from step 2" in str(done.error.hint)
     assert project.record("sft").status is StageStatus.FAILED
     assert not (project.out / "dpo").exists()
     monkeypatch.delenv("FAKE")
@@ -124,7 +124,7 @@ def test_a_signal_reaches_the_trainer_and_its_code_comes_back(
     process.send_signal(number)
     text = process.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert process.returncode == code, text
-    assert "sft was interrupted; its work is saved at step 3" in text
+    assert "sft was interrupted; saved at step 3" in text
     assert project.record("sft").status is StageStatus.INTERRUPTED
     again = project.run()
     assert again.actions["sft"] == "resumed"
@@ -189,7 +189,7 @@ def test_children_of_a_parent_that_was_trained_again_are_refused(
     project.change_result("pretrain", is_recorded=True)
     done = project.run()
     assert done.error is not None
-    assert "parent: pretrain was trained again" in done.error.message
+    assert "parent: pretrain was retrained" in done.error.message
     assert "--restart-from sft" in str(done.error.hint)
 
 
@@ -199,7 +199,7 @@ def test_a_result_that_its_trainer_did_not_leave_is_refused(project: PipelinePro
     done = project.run()
     assert done.error is not None
     assert "pretrain in" in done.error.message
-    assert "result: its files are not those that its trainer left" in done.error.message
+    assert "result: the files differ from those that the trainer wrote" in done.error.message
 
 
 def test_weights_that_are_missing_are_made_again_from_the_last_step(
@@ -261,7 +261,7 @@ def test_old_names_lead_to_the_weights_wherever_the_directory_is(project: Pipeli
 
 
 def test_pretrain_can_be_left_out(project: PipelineProject) -> None:
-    with pytest.raises(ConfigError, match="nothing to start SFT from"):
+    with pytest.raises(ConfigError, match="no weights to start SFT from"):
         project.run("--skip-pretrain")
     project.run()
     assert project.run("--skip-pretrain").actions == {"sft": "skipped", "dpo": "skipped"}
@@ -286,7 +286,7 @@ def test_a_broken_line_is_told_before_anything_is_trained(project: PipelineProje
 
 
 def test_a_file_that_is_named_must_be_there(project: PipelineProject) -> None:
-    with pytest.raises(InvalidInput, match="SFT_JSON names it"):
+    with pytest.raises(InvalidInput, match=r"SFT_JSON: .* is not a file"):
         project.run(SFT_JSON=str(project.root / "nowhere.jsonl"))
     assert not (project.out / "tokenizer").exists()
 
@@ -337,7 +337,7 @@ def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(
     project: PipelineProject,
 ) -> None:
     (project.root / "file").touch()
-    with pytest.raises(ConfigError, match=r"OUT_DIR is .*file.*, where nothing can be written"):
+    with pytest.raises(ConfigError, match=r"OUT_DIR: .*file.* is not writable"):
         project.run(OUT_DIR=str(project.root / "file"))
 
 

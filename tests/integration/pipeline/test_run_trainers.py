@@ -59,8 +59,8 @@ def test_the_documented_command_trains_all_stages_and_then_shows_resume(tmp_path
     for name in ("pretrain_32", "full_sft_32", "rlhf_32", "reason_32"):
         assert (out / f"{name}.pth").stat().st_size > 0
     assert "--resume" not in first
-    assert "[r1] asked: -h, or what?\n" in first
-    assert "could not be asked" not in first
+    assert "[r1] prompt: -h, or what?\n" in first
+    assert "the demo failed" not in first
     second = run(tmp_path)
     assert "[r1] asked" not in second
     for stage in STAGES:

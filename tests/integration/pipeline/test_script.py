@@ -70,7 +70,7 @@ def test_a_failing_stage_ends_the_script_with_a_sentence(project: PipelineProjec
     done = call(project, "pipelines/run.sh", FAKE="fail pretrain 1")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-2:]
-    assert last[0].startswith("Error: pretrain failed: its trainer ended with exit code 1")
+    assert last[0].startswith("Error: pretrain failed: its trainer exited with code 1")
     assert "run the same command again" in last[1]
 
 
@@ -128,7 +128,7 @@ def test_two_processes_save_together_when_they_are_asked_to_end(project: Pipelin
     assert "Traceback" not in text
     (saved,) = project.steps("pretrain")
     assert int(saved.removeprefix("step_")) >= 3
-    assert f"its work is saved at step {int(saved.removeprefix('step_'))}" in text
+    assert f"saved at step {int(saved.removeprefix('step_'))}" in text
 
 
 def test_without_tinkex_the_script_says_what_to_install(project: PipelineProject) -> None:
@@ -147,7 +147,9 @@ def test_data_is_generated_and_said_to_be_when_none_is_given(project: PipelinePr
         del project.environ[name]
     done = project.run()
     place = project.out / "samples"
-    assert f"no data given for pretrain, sft, dpo: small generated files in {place}" in done.text
+    assert (
+        f"no data given for pretrain, sft, dpo: using generated sample data in {place}" in done.text
+    )
     assert "PRETRAIN_JSON" in done.text
     assert sorted(path.name for path in place.iterdir()) == [
         "dpo.jsonl",

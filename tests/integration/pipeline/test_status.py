@@ -49,7 +49,7 @@ def test_a_parent_that_is_no_more_the_same_makes_its_child_stale(project: Pipeli
     project.run()
     project.change_result("pretrain", is_recorded=True)
     views = {view.stage: view.stale for view in list_stage_summaries(project.out)}
-    assert views["sft"] == "pretrain is no more what sft was made from"
+    assert views["sft"] == "pretrain has changed since sft was trained"
     assert views["dpo"] is None
 
 

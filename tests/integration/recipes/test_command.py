@@ -142,7 +142,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(
     assert (
         trainer.train("sft", "--epochs", "200", "--accept-changes", "--steps", "1").exit_code == 0
     )
-    assert "Going on after step" in capsys.readouterr().err
+    assert "Resuming after step" in capsys.readouterr().err
 
 
 def test_a_broken_line_is_one_sentence(

@@ -18,7 +18,7 @@ def plan(**settings: Any) -> SftPlan:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"base_model": None}, "needs a base model"),
+        ({"base_model": None}, "base_model or start_from is required"),
         ({"start_from": "weights"}, "Invalid tinker path"),
         ({"name": "a b"}, "Invalid checkpoint name"),
         ({"schedule": "step"}, "schedule is 'step'; expected one of constant, linear, cosine"),

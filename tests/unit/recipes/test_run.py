@@ -184,7 +184,7 @@ def interrupted(trainer: Trainer) -> StubService:
 
 def test_other_settings_are_refused(trainer: Trainer) -> None:
     service = interrupted(trainer)
-    with pytest.raises(InvalidInput, match="other settings: seed was 0 and is 1") as caught:
+    with pytest.raises(InvalidInput, match="have changed: seed was 0 and is 1") as caught:
         list(trainer.make(service, seed=1))
     assert "--restart" in str(caught.value.hint)
 
@@ -243,9 +243,9 @@ def test_measuring_happens_with_the_weights_of_its_step(trainer: Trainer) -> Non
 
 def test_rows_that_are_cut_or_left_out_are_said(trainer: Trainer) -> None:
     list(trainer.make(StubService(max_context=4), max_tokens=9, steps=3))
-    assert "The model reads at most 4 tokens, so examples are cut to 4" in trainer.told
-    assert any("tokens and was cut to 4" in said for said in trainer.told)
-    assert any(said.startswith("rows cut to fit: ") for said in trainer.told)
+    assert "The model's context is 4 tokens, so examples are truncated to 4" in trainer.told
+    assert any("tokens and was truncated to 4" in said for said in trainer.told)
+    assert any(said.startswith("truncated rows: ") for said in trainer.told)
 
 
 def test_steps_without_anything_to_learn_train_nothing(trainer: Trainer) -> None:
@@ -253,7 +253,7 @@ def test_steps_without_anything_to_learn_train_nothing(trainer: Trainer) -> None
     reports = list(trainer.make(service, max_tokens=2, steps=2))
     assert [report.loss for report in reports] == [None, None]
     assert "pass" not in service.log
-    assert any("left out" in said for said in trainer.told)
+    assert any("is skipped" in said for said in trainer.told)
 
 
 def test_a_report_is_flat_json(trainer: Trainer) -> None:

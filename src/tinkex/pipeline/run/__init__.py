@@ -1,4 +1,4 @@
-"""Running the pipeline: which stage is next, whether it is done, resumed or refused, and a report.
+"""Pipeline orchestration: which stages to skip, start or resume, and a report of the results.
 
-Nothing here computes: every stage is a process of its own, started with a printed command.
+Each stage is a separate process, started with a printed command.
 """

@@ -14,22 +14,22 @@ from tinkex.pipeline.run.report import summary_line, table_rows, write_table
 from tinkex.pipeline.run.run_output import RunOutput
 from tinkex.pipeline.run.runner import run_pipeline
 
-#: The exit codes of a run that Ctrl-C or SIGTERM interrupted, which is not an error.
+#: Exit codes after Ctrl-C and SIGTERM; not reported as errors.
 SIGNALLED = frozenset({130, 143})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the pipeline; the exit code is 0, 130, 143, 2 for a wrong flag, else 1."""
+    """Run the pipeline; returns 0, 1 after an error, 2 for a wrong flag, 130 or 143 (signal)."""
     flags = parse_flags(argv)
-    begun = time.monotonic()
+    started = time.monotonic()
     attach_logger("warning")
-    voice = RunOutput(sys.stdout)
+    output = RunOutput(sys.stdout)
     try:
         for note in list_ignored_variables():
-            voice.write_line(f"note: {note}")
-        outcomes = run_pipeline(read_config(is_smoke=flags.smoke_test), flags, voice)
+            output.write_line(f"note: {note}")
+        outcomes = run_pipeline(read_config(is_smoke=flags.smoke_test), flags, output)
         write_table(table_rows(outcomes), sys.stdout)
-        voice.write_line(summary_line(outcomes, time.monotonic() - begun))
+        output.write_line(summary_line(outcomes, time.monotonic() - started))
     except TinkexError as error:
         sys.stdout.flush()
         code = int(getattr(error, "exit_code", 1))

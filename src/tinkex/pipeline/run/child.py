@@ -1,4 +1,4 @@
-"""A trainer as a process: its command is printed, signals reach it, its exit code comes back."""
+"""Run a trainer as a child process and forward signals to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex.pipeline.run import run_errors
 from tinkex.pipeline.run.lock import RunLock
 from tinkex.pipeline.run.run_output import RunOutput
 
-#: What a person or a machine sends to have a run end; a closed terminal counts as a request.
+#: Stop signals and what the trainer receives; SIGHUP (closed terminal) becomes SIGTERM.
 FORWARDED_SIGNALS = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -23,31 +23,31 @@ FORWARDED_SIGNALS = {
 
 @dataclass(slots=True)
 class SignalForwarder:
-    """Which signal has come, and to whom it goes on."""
+    """Records a stop signal and forwards it to the trainer."""
 
     received: int | None = None
     is_child_running: bool = False
-    """Whether a trainer runs, or is being started; it decides when to end."""
+    """True while a trainer runs or starts; the trainer then decides when to stop."""
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def exit_code(self) -> int | None:
-        """What a process ends with that was stopped; None if nobody asked for it."""
+        """Exit code after a signal, or None if none arrived."""
         return None if self.received is None else 128 + self.received
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on; while no trainer runs, nothing can be lost by ending at once."""
+        """Forward a signal; without a trainer, stop at once."""
         self.received = FORWARDED_SIGNALS[signal.Signals(number)]
         if not self.is_child_running:
             raise run_errors.run_interrupted(self.received)
         if self.child is not None:
-            # Nothing happens if it has ended in the meantime.
+            # Does nothing if the child has already exited.
             self.child.send_signal(self.received)
 
 
 @contextmanager
 def forward_signals() -> Iterator[SignalForwarder]:
-    """Within it, Ctrl-C and its kin go to the trainer, which saves first and then ends."""
+    """Forward stop signals to the trainer, which saves and then exits, while the block runs."""
     signals = SignalForwarder()
     before = {number: signal.signal(number, signals.handle) for number in FORWARDED_SIGNALS}
     try:
@@ -66,11 +66,11 @@ def run_child(
     stage: str,
     on_start: Callable[[int], None] = lambda pid: None,
 ) -> int:
-    """Run a command to its end; 0, its exit code, or 128 and the signal that ended it."""
+    """Run a command; returns its exit code, or 128 + the signal that ended it."""
     signals.is_child_running = True
     try:
         with output.child_output() as (stdout, stderr):
-            # A group of its own: Ctrl-C in a terminal would reach it twice, and twice means "now".
+            # Its own process group: otherwise Ctrl-C would reach it twice, which means "stop now".
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -93,7 +93,7 @@ def _wait(
         on_start(child.pid)
         signals.child = child
         if signals.received is not None:
-            # It came while the trainer was being started.
+            # The signal arrived while the trainer was starting.
             child.send_signal(signals.received)
         code = child.wait()
     finally:

@@ -1,4 +1,4 @@
-"""The data of the stages: the files that are named or found, else small generated ones."""
+"""Choose the data file of each stage; without one, small sample data is generated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex.errors import InvalidInput
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run.stage_specs import StageSpec
 
-#: Below OUT_DIR: what is generated when there is no data file.
+#: Subdirectory of OUT_DIR for generated sample data.
 SAMPLES_DIR = "samples"
 
 
@@ -23,11 +23,11 @@ class StageData:
 
     path: Path
     is_generated: bool = False
-    """Whether it is one of our own small files."""
+    """True for generated sample data."""
 
 
 def choose_data_files(stages: Iterable[StageSpec], config: PipelineConfig) -> dict[str, StageData]:
-    """The data file of each stage that has data, by name; a file that is named must be there."""
+    """Return the data file of each stage; raises InvalidInput if a configured file is missing."""
     return {stage.name: _choose_data_file(stage, config) for stage in stages if stage.default_files}
 
 
@@ -36,8 +36,8 @@ def _choose_data_file(stage: StageSpec, config: PipelineConfig) -> StageData:
     if named is not None:
         if not named.is_file():
             raise InvalidInput(
-                f"{named} is no file; {stage.name.upper()}_JSON names it",
-                hint="Correct the variable, or unset it to train on small generated data.",
+                f"{stage.name.upper()}_JSON: {named} is not a file",
+                hint="Correct the variable, or unset it to train on generated sample data.",
             )
         return StageData(path=named)
     for default in stage.default_files:
@@ -47,11 +47,11 @@ def _choose_data_file(stage: StageSpec, config: PipelineConfig) -> StageData:
 
 
 def write_missing_samples(chosen: Mapping[str, StageData], config: PipelineConfig) -> bool:
-    """Generate the small files if any stage needs one that is not there; True if it did."""
+    """Generate missing sample data; returns True if any was written."""
     missing = {
         stage: sample_rows.SAMPLE_SIZES[stage]
-        for stage, one in chosen.items()
-        if one.is_generated and not one.path.is_file()
+        for stage, data in chosen.items()
+        if data.is_generated and not data.path.is_file()
     }
     if missing:
         sample_rows.write_sample_files(config.out_dir / SAMPLES_DIR, config.seed, missing)
@@ -59,7 +59,7 @@ def write_missing_samples(chosen: Mapping[str, StageData], config: PipelineConfi
 
 
 def check_rows(stage: str, path: Path, limit: int = 0) -> int:
-    """Read every row as the trainer will; the first that is wrong is told by file and line."""
+    """Parse every row like the trainer does; returns the number of rows."""
     return sum(1 for line in read_lines(path, limit) if _check_row(stage, path, line))
 
 

@@ -1,4 +1,4 @@
-"""One run at a time in an output directory: the second is told who holds it."""
+"""Lock that allows one run per output directory and records its holder."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ LOCK_NAME = "run.lock"
 
 
 class RunLockHolder(msgspec.Struct, frozen=True):
-    """Who works in a directory."""
+    """The process that uses an output directory."""
 
     pid: int
     host: str
     since: str
     stage: str | None = None
     trainer_pid: int | None = None
-    """The trainer's process; it keeps the lock should it outlive the run."""
+    """The trainer; it holds the lock if it outlives the run."""
 
 
 class RunLock:
-    """The lock while it is held; says what its holder does."""
+    """A held lock; its file describes the holder."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        """Given to trainers, so that the lock lasts as long as any of them writes."""
+        """Inherited by trainers, so that the lock is held as long as any of them runs."""
         self._holder = RunLockHolder(os.getpid(), socket.gethostname(), clock.utc_now().isoformat())
         self.write_holder(None, None)
 
     def write_holder(self, stage: str | None, trainer_pid: int | None) -> None:
-        """Write down which stage is being trained, and by which process."""
+        """Record the current stage and trainer process."""
         holder = msgspec.structs.replace(self._holder, stage=stage, trainer_pid=trainer_pid)
         content = msgspec.json.encode(holder)
         os.ftruncate(self.descriptor, 0)
@@ -50,7 +50,7 @@ class RunLock:
 
 @contextlib.contextmanager
 def lock_output_dir(out_dir: Path) -> Iterator[RunLock]:
-    """Hold a directory, or say who does."""
+    """Lock an output directory; raises ConfigError with a description of the holder."""
     path = out_dir / LOCK_NAME
     _create_output_dir(out_dir)
     try:
@@ -67,24 +67,24 @@ def _create_output_dir(out_dir: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError(
-            f"OUT_DIR is {out_dir}, where nothing can be written: {error.strerror}",
+            f"OUT_DIR: {out_dir} is not writable: {error.strerror}",
             hint="Set OUT_DIR to another directory.",
         ) from None
 
 
 def _lock_error(out_dir: Path, holder: RunLockHolder | None) -> ConfigError:
-    who = describe_holder(holder) if holder else "another run"
+    owner = describe_holder(holder) if holder else "another run"
     pid = (holder.trainer_pid if holder and not is_alive(holder.pid) else None) or (
         holder.pid if holder else None
     )
     return ConfigError(
-        f"{out_dir} is in use by {who}",
+        f"{out_dir} is in use by {owner}",
         hint=f"Wait for it, stop it{f' (kill {pid})' if pid else ''}, or set another OUT_DIR.",
     )
 
 
 def find_holder(out_dir: Path) -> RunLockHolder | None:
-    """Who works in a directory now; None if nobody does."""
+    """Return the current holder of an output directory, or None."""
     path = out_dir / LOCK_NAME
     try:
         return read_holder(path) if is_locked(path) else None
@@ -93,7 +93,7 @@ def find_holder(out_dir: Path) -> RunLockHolder | None:
 
 
 def read_holder(path: Path) -> RunLockHolder | None:
-    """What the lock file says; None if it says nothing."""
+    """Read the holder from a lock file; None if it is empty or missing."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunLockHolder)
     except (OSError, msgspec.DecodeError):
@@ -101,8 +101,8 @@ def read_holder(path: Path) -> RunLockHolder | None:
 
 
 def describe_holder(holder: RunLockHolder) -> str:
-    """A holder in words."""
-    doing = f", training {holder.stage}" if holder.stage else ""
+    """Describe a holder for messages."""
+    activity = f", training {holder.stage}" if holder.stage else ""
     if holder.trainer_pid is not None and not is_alive(holder.pid):
-        return f"trainer {holder.trainer_pid} of a run that has ended{doing}"
-    return f"process {holder.pid} on {holder.host} since {holder.since[:19]}{doing}"
+        return f"trainer {holder.trainer_pid} of a run that has ended{activity}"
+    return f"process {holder.pid} on {holder.host} since {holder.since[:19]}{activity}"

@@ -1,4 +1,4 @@
-"""The flags of the run script."""
+"""The plan of a run: command-line flags, stages, data files and trainer commands."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ from tinkex.pipeline.run.trainer_commands import (
 )
 
 _DESCRIPTION = """\
-Train a language model from nothing: tokenizer, pretrain, SFT, DPO and, if asked, reasoning (R1).
-Run it again after an interruption, and it goes on where it stopped; a stage that is done is
-skipped. Settings are variables: OUT_DIR, PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL,
-KEEP_LAST, TB_AUTO and more, which docs/run_script_options.md explains."""
+Train a language model from scratch: tokenizer, pretrain, SFT, DPO and optionally reasoning (R1).
+Run it again after an interruption to resume; completed stages are skipped. Settings are
+environment variables such as OUT_DIR, PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL, KEEP_LAST
+and TB_AUTO; see docs/run_script_options.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFlags:
-    """What a run was asked to do."""
+    """Command-line flags of a run."""
 
     smoke_test: bool = False
-    """A small model, few steps, all stages: does everything work?"""
+    """Test all stages with a small model and few steps."""
     skip_pretrain: bool = False
-    """Start SFT from what there is."""
+    """Start SFT from existing weights."""
     run_r1: bool = False
-    """Train the reasoning stage too."""
+    """Also train the reasoning stage."""
     restart_from: str | None = None
-    """Throw away this stage and all later ones, and train them again."""
+    """Delete this stage and all later ones, and train them again."""
 
 
 def parse_flags(argv: Sequence[str] | None = None) -> RunFlags:
-    """Read a command line; ends the process with 2 if it makes no sense."""
-    found = _parser().parse_args(argv)
-    restart = found.restart_from or (PRETRAIN.name if found.force_pretrain else None)
-    if found.skip_pretrain and restart == PRETRAIN.name:
-        _parser().error("--skip-pretrain and training pretrain again contradict each other")
+    """Parse the command line; exits with code 2 if it is invalid."""
+    args = _parser().parse_args(argv)
+    restart = args.restart_from or (PRETRAIN.name if args.force_pretrain else None)
+    if args.skip_pretrain and restart == PRETRAIN.name:
+        _parser().error("--skip-pretrain cannot be combined with retraining pretrain")
     return RunFlags(
-        smoke_test=found.smoke_test,
-        skip_pretrain=found.skip_pretrain,
-        run_r1=found.run_r1,
+        smoke_test=args.smoke_test,
+        skip_pretrain=args.skip_pretrain,
+        run_r1=args.run_r1,
         restart_from=restart,
     )
 
@@ -80,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--smoke-test", action="store_true", help="a small model and few steps")
-    parser.add_argument("--run-r1", action="store_true", help="train the reasoning stage too")
+    parser.add_argument("--run-r1", action="store_true", help="also train the reasoning stage")
     parser.add_argument(
         "--skip-pretrain",
         action="store_true",
-        help="start SFT from PRETRAINED_PATH, or from the pretrain that is in OUT_DIR",
+        help="start SFT from PRETRAINED_PATH, or from the pretrain result in OUT_DIR",
     )
     parser.add_argument(
         "--force-pretrain",
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "--restart-from",
         choices=[stage.name for stage in STAGE_ORDER],
         metavar="STAGE",
-        help="throw away STAGE and all later ones, and train them again: "
+        help="delete STAGE and all later ones, and train them again: "
         + ", ".join(stage.name for stage in STAGE_ORDER),
     )
     return parser
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run does, in which order, with which data."""
+    """The stages of a run, their data and their commands."""
 
     config: PipelineConfig
     flags: RunFlags
@@ -112,41 +112,41 @@ class RunPlan:
 
     @property
     def skips_pretrain(self) -> bool:
-        """Whether SFT starts from weights that this run does not make."""
+        """True if SFT starts from existing weights."""
         return self.flags.skip_pretrain or self.config.pretrained_path is not None
 
     @property
     def tokenizer(self) -> Path:
-        """The folder of the tokenizer."""
+        """Folder of the tokenizer."""
         return find_tokenizer(self.config, skip_pretrain=self.skips_pretrain)
 
     def data_paths(self, stage: StageSpec) -> list[Path]:
-        """The data files of a stage; the tokenizer reads what pretrain and SFT read."""
-        # Not those of DPO and R1: to add one of these later must not change the tokenizer.
+        """Return the data files of a stage; the tokenizer uses those of pretrain and SFT."""
+        # Not those of DPO and R1: adding one of these later must not change the tokenizer.
         names = (PRETRAIN.name, SFT.name) if stage is TOKENIZER else (stage.name,)
         return [self.stage_data[name].path for name in names]
 
     def fingerprint_data(self, stage: StageSpec) -> list[FileFingerprint]:
-        """The data files of a stage with their digests."""
+        """Return the data files of a stage with their digests."""
         record = read_record(stage.directory(self.config.out_dir))
         known = record.data if record is not None else ()
         return [fingerprint_file(path, known) for path in self.data_paths(stage)]
 
     def trainer_options(self, stage: StageSpec, start: StageStart) -> TrainerOptions:
-        """The options of a stage's trainer."""
+        """Return the options of a stage's trainer."""
         data = self.data_paths(stage)[0]
         return trainer_options(stage, self.config, data, self.tokenizer, start.weights)
 
     def result_config(
         self, stage: StageSpec, start: StageStart, data: list[FileFingerprint]
     ) -> dict[str, str]:
-        """What a stage's result follows from, apart from its parent."""
+        """Return the settings that determine a stage's result, apart from its parent."""
         if stage is TOKENIZER:
             return {"data": combine_digests(data), "vocab_size": str(self.config.vocab_size)}
         return result_config(self.trainer_options(stage, start), combine_digests(data))
 
     def command(self, stage: StageSpec, start: StageStart, step_dir: Path | None) -> list[str]:
-        """The command line that trains a stage, from a step checkpoint if there is one."""
+        """Return the command that trains a stage, resuming from `step_dir` if given."""
         if stage is TOKENIZER:
             folder = stage.model_dir(self.config.out_dir)
             return tokenizer_command(self.data_paths(stage), folder, self.config.vocab_size)
@@ -155,20 +155,20 @@ class RunPlan:
 
 
 def make_run_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
-    """The plan of a run; files that are named and options that are given must make sense."""
+    """Build the plan of a run; raises if a data file or a trainer option is invalid."""
     skips = flags.skip_pretrain or config.pretrained_path is not None
     stages = select_stages(run_r1=flags.run_r1, skip_pretrain=skips, skip_tokenizer=skips)
     chosen = data_files.choose_data_files(stages, config)
     plan = RunPlan(config=config, flags=flags, stages=tuple(stages), stage_data=chosen)
     for stage in stages:
         if stage is not TOKENIZER:
-            # Which weights it starts from is not known yet, and what can be said is the same.
+            # The initial weights are not known yet; any path gives the same options.
             start = StageStart(weights=None if stage is PRETRAIN else Path("start"))
             check_options(stage, plan.trainer_options(stage, start), () if skips else TAG_TOKENS)
     return plan
 
 
 def check_data(plan: RunPlan, stage: StageSpec) -> int:
-    """Read every row of a stage's data as its trainer will; returns how many there are."""
+    """Parse all rows of a stage's data; returns their number."""
     limit = plan.config.sizes.get(stage.name, StageSizes()).limit
     return data_files.check_rows(stage.name, plan.stage_data[stage.name].path, limit)

@@ -1,4 +1,4 @@
-"""What came of a run: a table for people, a line of JSON per stage for programs."""
+"""Report the results of a run: a table, and a JSON line per stage."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ HEADINGS = ("Stage", "", "Metric", "Before", "After", "Steps", "Tokens", "Second
 
 
 class StageOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one stage in a run."""
+    """Outcome of one stage in a run."""
 
     stage: str
     action: StageAction
     result: StageResult | None = None
-    """What its trainer told; the tokenizer has none."""
+    """Content of result.json; None for the tokenizer."""
 
 
 def table_rows(outcomes: Sequence[StageOutcome]) -> list[tuple[str, ...]]:
-    """A row per metric; what is about the stage stands in its first."""
+    """Return one row per metric; the first row of a stage also has its totals."""
     rows: list[tuple[str, ...]] = []
     for outcome in outcomes:
         result = outcome.result
         if result is None:
             continue
-        about = (f"{result.steps:,}", f"{result.tokens:,}", f"{result.seconds:,.1f}")
+        totals = (f"{result.steps:,}", f"{result.tokens:,}", f"{result.seconds:,.1f}")
         metrics = list(result.metrics.items()) or [("", MetricChange())]
-        for place, (name, change) in enumerate(metrics):
-            head = (outcome.stage, outcome.action.value) if place == 0 else ("", "")
-            tail = about if place == 0 else ("", "", "")
+        for index, (name, change) in enumerate(metrics):
+            head = (outcome.stage, outcome.action.value) if index == 0 else ("", "")
+            tail = totals if index == 0 else ("", "", "")
             rows.append(
                 (*head, name, _format_number(change.before), _format_number(change.after), *tail)
             )
@@ -45,7 +45,7 @@ def table_rows(outcomes: Sequence[StageOutcome]) -> list[tuple[str, ...]]:
 
 
 def write_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
-    """The rows under their headings, drawn on a terminal and plain elsewhere."""
+    """Write the table: with borders on a terminal, as plain text elsewhere."""
     if not rows:
         return
     if stream.isatty():
@@ -56,27 +56,27 @@ def write_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
 
 
 def plain_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows with their cells below each other; numbers to the right."""
+    """Format rows as aligned columns; numbers are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
-            cell.ljust(width) if place < 3 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column < 3 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip() + "\n")
     return "".join(lines)
 
 
 def summary_line(outcomes: Sequence[StageOutcome], seconds: float) -> str:
-    """The last line of a run."""
+    """Return the last line of a run."""
     if all(outcome.action is StageAction.SKIP for outcome in outcomes):
         return f"Nothing to do: every stage is complete ({seconds:.1f} s)."
     return f"Done in {seconds:.1f} s."
 
 
 def append_results(path: Path, outcomes: Sequence[StageOutcome], out_dir: Path) -> None:
-    """A line of JSON for each stage that was trained in this run."""
+    """Append a JSON line for each stage that was trained in this run."""
     now = clock.utc_now().isoformat(timespec="seconds")
     lines = [
         msgspec.json.encode(
@@ -93,11 +93,11 @@ def append_results(path: Path, outcomes: Sequence[StageOutcome], out_dir: Path) 
 
 
 def _rich_table(rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title="Results on held-out data")
-    for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if place < 3 else "right")
-    for place, row in enumerate(rows):
-        is_last = place + 1 == len(rows) or bool(rows[place + 1][0])
+    table = Table(title="Results on the eval split")
+    for column, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if column < 3 else "right")
+    for index, row in enumerate(rows):
+        is_last = index + 1 == len(rows) or bool(rows[index + 1][0])
         table.add_row(*row, end_section=is_last)
     return table
 

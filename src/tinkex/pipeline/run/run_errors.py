@@ -1,4 +1,4 @@
-"""How a run ends before its last stage is done."""
+"""Errors that end a run before its last stage is complete."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from tinkex.errors import FailureClass, TinkexError
 
-#: A process that a signal ended is said to have this code and the signal's number.
+#: Exit codes of processes that a signal ended are this plus the signal number.
 _SIGNALLED = 128
 
 
 class RunStopped(TinkexError):
-    """A stage did not come to its end."""
+    """A stage did not complete."""
 
     verdict = FailureClass(is_user_error=True, is_retryable=False)
 
@@ -22,59 +22,59 @@ class RunStopped(TinkexError):
 
 
 def inputs_changed(stage: str, out_dir: str, changes: Sequence[str]) -> RunStopped:
-    """Something that a stage was made from has changed."""
+    """Error for a stage whose inputs have changed."""
     listed = "\n".join(f"  {change}" for change in changes)
     return RunStopped(
-        f"{stage} in {out_dir} was made from something else; what changed:\n{listed}",
-        f"Run with --restart-from {stage} to throw it and all later stages away and train them "
-        "again, undo the change, or set another OUT_DIR.",
+        f"the inputs of {stage} in {out_dir} have changed:\n{listed}",
+        f"Run with --restart-from {stage} to delete it and all later stages and train them again, "
+        "undo the change, or set another OUT_DIR.",
     )
 
 
 def stage_interrupted(stage: str, step: int | None, exit_code: int) -> RunStopped:
-    """Somebody stopped the run."""
-    saved = f"its work is saved at step {step}" if step is not None else "nothing was trained yet"
+    """Error for a stage that was interrupted by a signal."""
+    saved = f"saved at step {step}" if step is not None else "nothing was trained yet"
     return RunStopped(
         f"{stage} was interrupted; {saved}",
-        "Run the same command again, and it goes on from there.",
+        "Run the same command again to resume.",
         exit_code,
     )
 
 
 def run_interrupted(number: int) -> RunStopped:
-    """Somebody stopped the run while no trainer was at work."""
+    """Error for a signal while no trainer was running."""
     return RunStopped(
-        "The run was interrupted; nothing is lost",
-        "Run the same command again, and it goes on from there.",
+        "The run was interrupted; no work was lost",
+        "Run the same command again to resume.",
         128 + number,
     )
 
 
 def interrupted_after_training(number: int) -> RunStopped:
-    """Somebody stopped the run when there was nothing left to train."""
+    """Error for a signal after the last stage."""
     return RunStopped(
         "The run was interrupted after its last stage; everything is trained and saved",
-        "Run the same command again for the table of results.",
+        "Run the same command again to show the results.",
         128 + number,
     )
 
 
 def stage_failed(stage: str, step: int | None, exit_code: int, place: str = "above") -> RunStopped:
-    """A trainer gave up; its last lines are in a place."""
-    again = f"goes on from step {step}" if step is not None else "starts it again"
+    """Error for a trainer that failed; `place` says where its output is."""
+    next_run = f"resumes from step {step}" if step is not None else "starts the stage again"
     if name := _signal_name(exit_code):
         return RunStopped(
-            f"{stage} failed: its trainer was ended by {name}",
-            f"If memory ran out, lower BATCH_SIZE. Run the same command again: it {again}.",
+            f"{stage} failed: its trainer was killed by {name}",
+            f"If memory ran out, lower BATCH_SIZE. The same command {next_run}.",
         )
     return RunStopped(
-        f"{stage} failed: its trainer ended with exit code {exit_code}; its last lines are {place}",
-        f"Put right what they say and run the same command again: it {again}.",
+        f"{stage} failed: its trainer exited with code {exit_code}; its output is {place}",
+        f"Fix the problem and run the same command again: it {next_run}.",
     )
 
 
 def _signal_name(exit_code: int) -> str | None:
-    """The signal that an exit code stands for; None for any other code."""
+    """Return the signal name of an exit code, or None."""
     try:
         return signal.Signals(exit_code - _SIGNALLED).name
     except ValueError:
@@ -82,8 +82,8 @@ def _signal_name(exit_code: int) -> str | None:
 
 
 def missing_result(stage: str) -> RunStopped:
-    """A trainer said that all is well, and left nothing."""
+    """Error for a trainer that exited with 0 but left no result."""
     return RunStopped(
-        f"{stage} failed: its trainer ended well and left no result",
+        f"{stage} failed: its trainer exited with code 0 but left no result",
         f"Run with --restart-from {stage} to train it again.",
     )

@@ -1,4 +1,4 @@
-"""What a run tells: lines on a stream, and the same with the time in OUT_DIR's run.log."""
+"""Output of a run: lines on a stream, and with timestamps in run.log."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ _STDERR = 2
 
 
 class RunOutput:
-    """Says what happens, to people now and to whoever reads the log later."""
+    """Writes progress lines to a stream and to the log file."""
 
     def __init__(
         self, stream: TextIO | None, *, log: Path | None = None, reserve_stdout: bool = False
     ) -> None:
-        """Without a stream, only the log is told; trainers may have to leave stdout alone."""
+        """Without a stream, write only to the log.
+
+        With `reserve_stdout`, trainers write to stderr only.
+        """
         self._stream = stream
         self._log = log
         self._reserve_stdout = reserve_stdout
 
     def with_log_file(self, log: Path) -> RunOutput:
-        """The same voice, with a log."""
+        """Return a copy that also writes to a log file."""
         return RunOutput(self._stream, log=log, reserve_stdout=self._reserve_stdout)
 
     def write_line(self, text: str, stage: str | None = None) -> None:
-        """One line, or several, about a stage or the whole run."""
+        """Write one or more lines, with the stage as prefix if given."""
         head = f"[{stage}] " if stage else ""
         lines = [f"{head}{line}" for line in text.split("\n")]
         if self._stream is not None:
             self._stream.write("".join(f"{line}\n" for line in lines))
-            # Trainers write to the same terminal or file; the order must be theirs and ours.
+            # Trainers write to the same terminal or file, so flush to keep the order.
             self._stream.flush()
         if self._log is not None:
             now = clock.utc_now().astimezone().isoformat(timespec="seconds")
@@ -43,7 +46,7 @@ class RunOutput:
 
     @contextmanager
     def child_output(self) -> Iterator[tuple[int | IO[bytes] | None, int | IO[bytes] | None]]:
-        """Where a trainer's stdout and stderr go; None is where ours go."""
+        """Yield stdout and stderr for a trainer; None means inherit."""
         if self._stream is None and self._log is not None:
             with self._log.open("ab") as file:
                 yield file, file
@@ -52,5 +55,5 @@ class RunOutput:
 
     @property
     def location_hint(self) -> str:
-        """Where a trainer's last lines can be read."""
+        """Where to find the output of a trainer."""
         return "above" if self._stream is not None else f"in {self._log}"

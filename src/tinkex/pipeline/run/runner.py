@@ -1,4 +1,4 @@
-"""The last word of a run: the model that has learned to reason is asked something."""
+"""Run the pipeline: check data, train all stages, then demo the R1 model."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ from tinkex.units import format_count
 
 
 def run_demo(outcomes: Sequence[StageOutcome], context: StageContext) -> None:
-    """Ask what R1 has just made; that it cannot be asked is told, and is no failure of the run."""
-    config, voice = context.plan.config, context.output
-    is_new = any(one.stage == R1.name and one.action is not StageAction.SKIP for one in outcomes)
+    """Generate an answer with a newly trained R1 model; a failure does not fail the run."""
+    config, output = context.plan.config, context.output
+    is_new = any(
+        outcome.stage == R1.name and outcome.action is not StageAction.SKIP for outcome in outcomes
+    )
     if not (is_new and config.r1_demo):
         return
-    voice.write_line(f"asked: {config.r1_demo_prompt}", R1.name)
-    code = run_child(_demo_command(config), context.signals, context.lock, voice, stage=R1.name)
+    output.write_line(f"prompt: {config.r1_demo_prompt}", R1.name)
+    code = run_child(_demo_command(config), context.signals, context.lock, output, stage=R1.name)
     if context.signals.received is not None:
         raise run_errors.interrupted_after_training(context.signals.received)
     if code:
-        voice.write_line("the model could not be asked; its training is complete", R1.name)
+        output.write_line("the demo failed; training is complete", R1.name)
 
 
 def _demo_command(config: PipelineConfig) -> list[str]:
-    told = {
+    values = {
         "--prompt": config.r1_demo_prompt,
         "--max_new_tokens": config.r1_demo_max_new_tokens,
         "--temperature": config.r1_demo_temperature,
@@ -47,31 +49,31 @@ def _demo_command(config: PipelineConfig) -> list[str]:
         "--seed": config.r1_demo_seed,
         "--device": config.r1_demo_device or config.device,
     }
-    # One word each: a prompt may begin with a dash.
-    options = [f"{name}={value}" for name, value in told.items()]
+    # name=value, because a prompt may start with a dash.
+    options = [f"{name}={value}" for name, value in values.items()]
     folder = str(R1.model_dir(config.out_dir))
     return [sys.executable, "-m", "tinkex.pipeline.generate", folder, *options]
 
 
 def run_pipeline(config: PipelineConfig, flags: RunFlags, output: RunOutput) -> list[StageOutcome]:
-    """Train every stage that is not done; raises RunEnded if one does not come to its end."""
+    """Train all stages that are not complete; raises RunStopped if one does not complete."""
     _check_installed()
     with lock_output_dir(config.out_dir) as lock, forward_signals() as signals:
         output = output.with_log_file(config.out_dir / LOG_NAME)
         plan = make_run_plan(config, flags)
         _clear_restarted(plan, output)
         _prepare_data(plan, output)
-        around = StageContext(plan=plan, output=output, lock=lock, signals=signals)
+        context = StageContext(plan=plan, output=output, lock=lock, signals=signals)
         with _tensorboard(config, output):
-            outcomes = [_record_outcome(plan, run_stage(stage, around)) for stage in plan.stages]
-            run_demo(outcomes, around)
+            outcomes = [_record_outcome(plan, run_stage(stage, context)) for stage in plan.stages]
+            run_demo(outcomes, context)
     return outcomes
 
 
 def _check_installed() -> None:
     if missing := missing_libraries("torch"):
         raise ConfigError(
-            f"the pipeline needs {', '.join(missing)}, not installed here",
+            f"the pipeline needs {', '.join(missing)}, which is not installed",
             hint=f"Run: {install_command('pipeline')}",
         )
 
@@ -80,19 +82,19 @@ def _clear_restarted(plan: RunPlan, output: RunOutput) -> None:
     if plan.flags.restart_from is None:
         return
     for name in remove_stages(stages_from(plan.flags.restart_from), plan.config.out_dir):
-        output.write_line("thrown away, as --restart-from says", name)
+        output.write_line("deleted because of --restart-from", name)
 
 
 def _prepare_data(plan: RunPlan, output: RunOutput) -> None:
-    """Have all data there and read once, so that a wrong line is told before hours of training."""
-    generated = [name for name, one in plan.stage_data.items() if one.is_generated]
+    """Generate missing data and parse all rows, so that errors appear before training starts."""
+    generated = [name for name, data in plan.stage_data.items() if data.is_generated]
     if data_files.write_missing_samples(plan.stage_data, plan.config) or generated:
-        place = plan.config.out_dir / data_files.SAMPLES_DIR
+        folder = plan.config.out_dir / data_files.SAMPLES_DIR
         names = ", ".join(f"{name.upper()}_JSON" for name in generated)
         output.write_line(
-            f"no data given for {', '.join(generated)}: small generated files in {place}"
+            f"no data given for {', '.join(generated)}: using generated sample data in {folder}"
         )
-        output.write_line(f"(set {names} to train on your own)")
+        output.write_line(f"(set {names} to use your own data)")
     for stage in plan.stages:
         record = read_record(stage.directory(plan.config.out_dir))
         if stage is TOKENIZER or (record is not None and record.status is StageStatus.COMPLETE):
@@ -110,7 +112,7 @@ def _record_outcome(plan: RunPlan, outcome: StageOutcome) -> StageOutcome:
 
 @contextmanager
 def _tensorboard(config: PipelineConfig, output: RunOutput) -> Iterator[None]:
-    """TensorBoard for as long as the run lasts; without it, everything goes on."""
+    """Run TensorBoard during the run; if it fails to start, the run continues."""
     board = _start_tensorboard(config, output) if config.tf_dir and config.tb_auto else None
     try:
         yield
@@ -127,6 +129,6 @@ def _start_tensorboard(config: PipelineConfig, output: RunOutput) -> TensorBoard
         output.write_line(f"TensorBoard: {error.message}. {error.hint or ''}".rstrip())
         return None
     if board is not None:
-        again = ", which was running already" if board.is_reused else ""
-        output.write_line(f"TensorBoard: {board.url} (pid {board.pid}{again})")
+        note = ", already running" if board.is_reused else ""
+        output.write_line(f"TensorBoard: {board.url} (pid {board.pid}{note})")
     return board

@@ -1,4 +1,4 @@
-"""What to do with a stage: skip it, start it, resume it, or stop because something changed."""
+"""Decide what to do with a stage: skip, start, resume, or stop because its inputs changed."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tinkex.pipeline.run.trainer_commands import describe_changes
 
 
 class StageAction(StrEnum):
-    """What happens to a stage in a run."""
+    """Action for a stage in a run."""
 
-    SKIP = "skipped"  #: it is complete, and nothing it was made from has changed
-    START = "trained"  #: there is nothing to go on from
-    RESUME = "resumed"  #: a step checkpoint is there
-    STOP = "refused"  #: what is there was made otherwise; nobody said to throw it away
+    SKIP = "skipped"  #: complete, with unchanged inputs
+    START = "trained"  #: no checkpoint to resume from
+    RESUME = "resumed"  #: a step checkpoint exists
+    STOP = "refused"  #: the inputs changed, and no restart was requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOnDisk:
-    """What is there of a stage."""
+    """State of a stage on disk."""
 
     record: StageRecord | None
     step_dir: Path | None
-    """Its newest step checkpoint that is valid."""
+    """The newest valid step checkpoint."""
     digest: str | None
-    """Of its result, if that is there."""
+    """Digest of the result, if it exists."""
     reported_digest: str | None = None
-    """What its trainer said of the result that it left."""
+    """Digest of the result according to its trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedInputs:
-    """What a stage is to be made from."""
+    """Inputs of a stage as this run requests them."""
 
     config: Mapping[str, str]
     parent: str | None
@@ -44,14 +44,14 @@ class RequestedInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDecision:
-    """What to do, and why."""
+    """The action, and the changes that led to it."""
 
     action: StageAction
     changes: tuple[str, ...] = ()
 
 
 def decide(on_disk: StageOnDisk, requested: RequestedInputs) -> StageDecision:
-    """The only place that decides whether work is kept, continued or refused."""
+    """Decide whether a stage is skipped, started, resumed or refused."""
     if on_disk.step_dir is None and on_disk.digest is None:
         return StageDecision(action=StageAction.START)
     record = on_disk.record
@@ -59,7 +59,7 @@ def decide(on_disk: StageOnDisk, requested: RequestedInputs) -> StageDecision:
     if changes:
         return StageDecision(action=StageAction.STOP, changes=changes)
     is_complete = record is not None and record.status is StageStatus.COMPLETE
-    # Without a result there is still its last step, from which the same result is made again.
+    # Without the result, the last step reproduces it.
     if is_complete and on_disk.digest is not None:
         return StageDecision(action=StageAction.SKIP)
     return StageDecision(
@@ -71,11 +71,13 @@ def _find_changes(
     record: StageRecord, on_disk: StageOnDisk, requested: RequestedInputs
 ) -> tuple[str, ...]:
     changes = describe_changes(record.config, requested.config)
-    # One that was killed may have left a new result beside what is said of the old one.
-    is_told = record.status is StageStatus.COMPLETE and on_disk.digest and on_disk.reported_digest
-    if is_told and on_disk.digest != on_disk.reported_digest:
+    # A killed trainer may have left a new result beside the result.json of an older one.
+    has_digests = (
+        record.status is StageStatus.COMPLETE and on_disk.digest and on_disk.reported_digest
+    )
+    if has_digests and on_disk.digest != on_disk.reported_digest:
         digests = f"{_short_digest(on_disk.reported_digest)} -> {_short_digest(on_disk.digest)}"
-        changes.append(f"result: its files are not those that its trainer left ({digests})")
+        changes.append(f"result: the files differ from those that the trainer wrote ({digests})")
     if record.parent_digest != requested.parent_digest:
         changes.append(_parent_change(record, requested))
     return tuple(changes)
@@ -86,7 +88,7 @@ def _parent_change(record: StageRecord, requested: RequestedInputs) -> str:
     if then != now:
         return f"parent: {then} -> {now}"
     digests = f"{_short_digest(record.parent_digest)} -> {_short_digest(requested.parent_digest)}"
-    return f"parent: {now} was trained again ({digests})"
+    return f"parent: {now} was retrained ({digests})"
 
 
 def _short_digest(digest: str | None) -> str:

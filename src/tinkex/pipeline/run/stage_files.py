@@ -1,4 +1,4 @@
-"""The one-file weights of all stages under their old names in OUT_DIR."""
+"""Files of the stages in OUT_DIR: links to single-file weights, and removal of stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinkex.system.atomic import SCRATCH_PREFIX, remove_directory, remove_scratc
 
 
 def legacy_files(stage: StageSpec, out_dir: Path) -> list[Path]:
-    """The .pth files that a stage has written."""
+    """Return the .pth files of a stage."""
     return (
         sorted(stage.directory(out_dir).glob(f"{stage.legacy_prefix}_*.pth"))
         if stage.legacy_prefix
@@ -23,17 +23,17 @@ def legacy_files(stage: StageSpec, out_dir: Path) -> list[Path]:
 
 
 def link_legacy(stage: StageSpec, out_dir: Path) -> list[Path]:
-    """Make each of them reachable in OUT_DIR itself; returns the names there."""
+    """Link the .pth files of a stage into OUT_DIR; returns the links."""
     return [_link(target, out_dir / target.name) for target in legacy_files(stage, out_dir)]
 
 
 def _link(target: Path, link: Path) -> Path:
-    # Seen from the link's own directory: it then holds wherever OUT_DIR is moved to.
-    inside = os.path.relpath(target, link.parent)
+    # Relative, so that the link stays valid when OUT_DIR is moved.
+    relative = os.path.relpath(target, link.parent)
     scratch = link.with_name(f"{SCRATCH_PREFIX}{new_id()}")
     try:
         try:
-            scratch.symlink_to(inside)
+            scratch.symlink_to(relative)
         except OSError:
             shutil.copyfile(target, scratch)
         scratch.replace(link)
@@ -43,7 +43,7 @@ def _link(target: Path, link: Path) -> Path:
 
 
 def remove_dangling_links(out_dir: Path) -> None:
-    """Take away links whose stage is gone."""
+    """Remove links to stages that no longer exist."""
     for stage in STAGE_ORDER:
         names = out_dir.glob(f"{stage.legacy_prefix}_*.pth") if stage.legacy_prefix else ()
         for link in names:
@@ -52,21 +52,21 @@ def remove_dangling_links(out_dir: Path) -> None:
 
 
 def existing_stages(stages: Iterable[StageSpec], out_dir: Path) -> list[StageSpec]:
-    """Those of the stages that have anything on disk."""
+    """Return the stages that exist on disk."""
     return [stage for stage in stages if stage.directory(out_dir).is_dir()]
 
 
 def remove_stages(stages: Iterable[StageSpec], out_dir: Path) -> list[str]:
-    """Remove all that the stages have made, the last first; returns their names."""
-    gone = []
-    # A child without its parent would be kept as it is; a parent without its child is only early.
+    """Delete the output of stages, the last first; returns their names."""
+    removed = []
+    # Children first: if interrupted, no stage is left without its parent.
     for stage in reversed(list(stages)):
         if stage.directory(out_dir).is_dir():
-            # Not under the hands of a trainer that somebody started by itself.
+            # A trainer that was started separately may be using the directory.
             with lock_directory(stage.directory(out_dir)):
                 remove_directory(stage.directory(out_dir))
-            gone.append(stage.name)
+            removed.append(stage.name)
     remove_dangling_links(out_dir)
-    # What an earlier clearing had put aside when it was stopped.
+    # Leftovers of an interrupted removal.
     remove_scratch(out_dir)
-    return gone[::-1]
+    return removed[::-1]

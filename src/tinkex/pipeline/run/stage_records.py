@@ -1,4 +1,4 @@
-"""`stage.json`: what became of a stage, what it was made from, and of which parent."""
+"""Records of stages: status, inputs and results in stage.json and result.json."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ RESULT_NAME = "result.json"
 
 
 class StageStatus(StrEnum):
-    """Where a stage is in its life."""
+    """Status of a stage."""
 
-    RUNNING = "running"  #: its trainer was started, and nobody has written how it ended
-    COMPLETE = "complete"  #: its result is there
-    FAILED = "failed"  #: its trainer gave up
-    INTERRUPTED = "interrupted"  #: somebody stopped it
+    RUNNING = "running"  #: its trainer was started and has not finished
+    COMPLETE = "complete"  #: its result exists
+    FAILED = "failed"  #: its trainer failed
+    INTERRUPTED = "interrupted"  #: a signal stopped it
 
 
 class FileFingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it was read; size and time tell whether it must be read again."""
+    """A file and its digest; size and time tell whether it must be read again."""
 
     path: str
     size: int
@@ -49,55 +49,55 @@ class FileFingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that is remembered about a stage."""
+    """Content of stage.json."""
 
     stage: str
     status: StageStatus
     config: dict[str, str]
-    """What its result follows from, apart from its parent."""
+    """Settings that determine the result, apart from the parent."""
     config_hash: str
     parent: str | None = None
-    """The stage, folder or file it started from."""
+    """The stage, folder or file the stage started from."""
     parent_digest: str | None = None
     data: list[FileFingerprint] = []
     command: list[str] = []
     pid: int | None = None
-    """The trainer, while it runs."""
+    """Process id of the running trainer."""
     started_at: str | None = None
     finished_at: str | None = None
     exit_code: int | None = None
     result: list[FileFingerprint] = []
-    """The files of its result, as they were when it was complete."""
+    """Files of the result when the stage completed."""
     digest: str | None = None
-    """Of its result."""
+    """Digest of the result."""
 
 
 class MetricChange(msgspec.Struct, frozen=True):
-    """A metric on held-out data."""
+    """A metric on the eval split before and after training."""
 
     before: float | None = None
     after: float | None = None
 
 
 class StageResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`result.json`, which a trainer leaves at its end."""
+    """Content of result.json, which a trainer writes at its end."""
 
     stage: str
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     metrics: dict[str, MetricChange] = {}
-    """By name; the first is the stage's own."""
+    """Metrics by name, the main one first."""
     digest: str
 
 
 def fingerprint_file(path: Path, known: Sequence[FileFingerprint] = ()) -> FileFingerprint:
-    """A file with its digest; one that is known and untouched is not read again."""
+    """Return a file with its digest; unchanged known files are not read again."""
     try:
         stat = path.stat()
         for file in known:
-            same = (file.path, file.size, file.modified_ns)
-            if same == (str(path), stat.st_size, stat.st_mtime_ns):
+            fingerprint = (file.path, file.size, file.modified_ns)
+            if fingerprint == (str(path), stat.st_size, stat.st_mtime_ns):
                 return file
         digest = digest_file(path)
     except OSError as error:
@@ -108,36 +108,36 @@ def fingerprint_file(path: Path, known: Sequence[FileFingerprint] = ()) -> FileF
 
 
 def combine_digests(files: Sequence[FileFingerprint]) -> str:
-    """One digest for several files, in their order."""
+    """Combine the digests of several files in order."""
     if len(files) == 1:
         return files[0].sha256
     return hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
 
 
 def hash_config(config: dict[str, str]) -> str:
-    """One word for a configuration, whatever the order of its fields."""
+    """Return the hash of a configuration, independent of the field order."""
     return hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest()
 
 
 def write_record(directory: Path, record: StageRecord) -> None:
-    """Write a stage's record, whole or not at all."""
+    """Write stage.json atomically."""
     text = msgspec.json.format(msgspec.json.encode(record), indent=2)
     write_file_atomic(directory / RECORD_NAME, text + b"\n", mode=0o644)
 
 
 def read_record(directory: Path) -> StageRecord | None:
-    """A stage's record; None if there is none."""
+    """Read stage.json; None if it does not exist."""
     return _read_json(directory / RECORD_NAME, StageRecord)
 
 
 def read_result(directory: Path) -> StageResult | None:
-    """What a trainer left at its end; None if it has not come so far."""
+    """Read result.json; None if it does not exist."""
     return _read_json(directory / RESULT_NAME, StageResult)
 
 
 def _read_json(path: Path, kind: type[T]) -> T | None:
     try:
-        # Python's own reader: a metric that is no number is told as NaN, which msgspec refuses.
+        # The json module accepts NaN in metrics; msgspec does not.
         return msgspec.convert(json.loads(path.read_bytes()), preload_type(kind))
     except FileNotFoundError:
         return None
@@ -153,17 +153,17 @@ TOKENIZER_FILE = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStart:
-    """Where a stage begins."""
+    """Initial weights of a stage."""
 
     parent: str | None = None
-    """A stage's name, or the path of weights from elsewhere."""
+    """A stage name, or the path of external weights."""
     digest: str | None = None
     weights: Path | None = None
-    """What the trainer loads; None makes new weights."""
+    """Weights for the trainer to load; None means random weights."""
 
 
 def fingerprint_result(stage: StageSpec, out_dir: Path) -> list[FileFingerprint]:
-    """The files of a stage's result as they are now; none if it has no result."""
+    """Return the current result files of a stage; empty if it has no result."""
     record = read_record(stage.directory(out_dir))
     known = record.result if record is not None else ()
     return [fingerprint_file(path, known) for path in _result_files(stage, out_dir)]
@@ -178,14 +178,14 @@ def _result_files(stage: StageSpec, out_dir: Path) -> list[Path]:
 
 
 def result_digest(files: Sequence[FileFingerprint]) -> str | None:
-    """By what a result is known; None if there is none."""
+    """Return the digest of a result, or None if there is none."""
     if not files:
         return None
     return combine_file_digests((Path(file.path).name, file.sha256) for file in files)
 
 
 def reported_digest(stage: StageSpec, out_dir: Path) -> str | None:
-    """By what a result is known according to its trainer: no weights are read for it."""
+    """Return the digest that the trainer recorded, without reading the weights."""
     if stage is TOKENIZER:
         return result_digest(fingerprint_result(stage, out_dir))
     result = read_result(stage.directory(out_dir))
@@ -193,29 +193,29 @@ def reported_digest(stage: StageSpec, out_dir: Path) -> str | None:
 
 
 def resolve_start(stage: StageSpec, config: PipelineConfig, *, skip_pretrain: bool) -> StageStart:
-    """Where a stage begins; what it needs must be there by now."""
+    """Return the initial weights of a stage; raises ConfigError if they do not exist."""
     if stage.parent is None:
         return StageStart()
     parent = STAGES_BY_NAME[stage.parent]
     if parent is PRETRAIN and skip_pretrain:
         path = find_external_start(config)
-        # The result of a pretrain is the same start, whether it is looked at or left out.
+        # The result of this pipeline's pretrain stage is recorded by stage name below.
         if path != PRETRAIN.model_dir(config.out_dir):
             return StageStart(parent=str(path), digest=digest_weights(path), weights=path)
     digest = result_digest(fingerprint_result(parent, config.out_dir))
     if digest is None:
         raise ConfigError(
-            f"{stage.name} starts from {parent.name}, which has no result in {config.out_dir}"
+            f"{stage.name} needs the result of {parent.name}, which is missing in {config.out_dir}"
         )
     weights = None if parent is TOKENIZER else parent.model_dir(config.out_dir)
     return StageStart(parent=parent.name, digest=digest, weights=weights)
 
 
 def find_external_start(config: PipelineConfig) -> Path:
-    """What SFT starts from when pretrain is left out: what is named, else what is in OUT_DIR."""
+    """Return the initial weights of SFT without pretrain: PRETRAINED_PATH, else from OUT_DIR."""
     if config.pretrained_path is not None:
         if not config.pretrained_path.exists():
-            raise ConfigError(f"PRETRAINED_PATH names {config.pretrained_path}, which is not there")
+            raise ConfigError(f"PRETRAINED_PATH: {config.pretrained_path} does not exist")
         return config.pretrained_path
     out_dir = config.out_dir
     folder = PRETRAIN.model_dir(out_dir)
@@ -228,13 +228,13 @@ def find_external_start(config: PipelineConfig) -> Path:
     if legacy.exists():
         return legacy
     raise ConfigError(
-        f"there is nothing to start SFT from: {out_dir} has no pretrain",
-        hint="Leave out --skip-pretrain, or set PRETRAINED_PATH to a model folder or .pth file.",
+        f"no weights to start SFT from: {out_dir} has no pretrain result",
+        hint="Omit --skip-pretrain, or set PRETRAINED_PATH to a model folder or .pth file.",
     )
 
 
 def find_tokenizer(config: PipelineConfig, *, skip_pretrain: bool) -> Path:
-    """The folder of the tokenizer: that of the weights it starts from, or the one of this run."""
+    """Return the tokenizer folder: that of the initial weights, or of this run."""
     own = TOKENIZER.model_dir(config.out_dir)
     if not skip_pretrain:
         return own
@@ -242,9 +242,7 @@ def find_tokenizer(config: PipelineConfig, *, skip_pretrain: bool) -> Path:
     for folder in (start, start.parent, own):
         if (folder / TOKENIZER_FILE).is_file():
             return folder
-    raise ConfigError(
-        f"there is no tokenizer for {start}", hint=f"Put its {TOKENIZER_FILE} beside it."
-    )
+    raise ConfigError(f"no tokenizer for {start}", hint=f"Put its {TOKENIZER_FILE} next to it.")
 
 
 def _moe_suffix(config: PipelineConfig) -> str:

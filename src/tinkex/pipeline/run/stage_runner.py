@@ -1,4 +1,4 @@
-"""One stage of a run: look at what is there, decide, train it, and write down how it ended."""
+"""Run one stage: inspect it, decide what to do, train it and record the outcome."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tinkex.system.atomic import remove_scratch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """What all stages of a run share."""
+    """Shared objects of all stages of a run."""
 
     plan: RunPlan
     output: RunOutput
@@ -54,62 +54,62 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInspection:
-    """A stage as it is and as it is wanted."""
+    """State of a stage, and what to do with it."""
 
     stage: StageSpec
     start: StageStart
     on_disk: StageOnDisk
     record: StageRecord
-    """What will be written about it; its command resumes if there is anything to resume."""
+    """The record to write; its command resumes if there is a checkpoint."""
     decision: StageDecision
 
 
 def inspect_stage(stage: StageSpec, plan: RunPlan) -> StageInspection:
-    """Compare what is on disk with what the run would make."""
+    """Compare a stage on disk with what this run would produce."""
     directory = stage.directory(plan.config.out_dir)
     start = resolve_start(stage, plan.config, skip_pretrain=plan.skips_pretrain)
     data = plan.fingerprint_data(stage)
-    recipe = plan.result_config(stage, start, data)
+    config = plan.result_config(stage, start, data)
     if directory.is_dir():
-        # Not under the hands of a trainer that somebody started by itself.
+        # A trainer that was started separately may be using the directory.
         with lock_directory(directory):
             remove_scratch(directory)
             recover_replaced_steps(stage.checkpoint_dir(plan.config.out_dir))
-    found = StageOnDisk(
+    on_disk = StageOnDisk(
         record=stage_records.read_record(directory),
         step_dir=latest_step(stage.checkpoint_dir(plan.config.out_dir)),
         digest=result_digest(fingerprint_result(stage, plan.config.out_dir)),
         reported_digest=reported_digest(stage, plan.config.out_dir),
     )
-    wanted = RequestedInputs(config=recipe, parent=start.parent, parent_digest=start.digest)
+    requested = RequestedInputs(config=config, parent=start.parent, parent_digest=start.digest)
     record = StageRecord(
         stage=stage.name,
         status=StageStatus.RUNNING,
-        config=recipe,
-        config_hash=stage_records.hash_config(recipe),
+        config=config,
+        config_hash=stage_records.hash_config(config),
         parent=start.parent,
         parent_digest=start.digest,
         data=data,
-        command=plan.command(stage, start, found.step_dir),
+        command=plan.command(stage, start, on_disk.step_dir),
         started_at=_now(),
     )
-    decision = decide(found, wanted)
+    decision = decide(on_disk, requested)
     return StageInspection(
-        stage=stage, start=start, on_disk=found, record=record, decision=decision
+        stage=stage, start=start, on_disk=on_disk, record=record, decision=decision
     )
 
 
 def run_stage(stage: StageSpec, context: StageContext) -> StageOutcome:
-    """Bring one stage to its end, or raise RunEnded."""
-    look = inspect_stage(stage, context.plan)
-    action = look.decision.action
+    """Complete one stage; raises RunStopped if that fails."""
+    inspection = inspect_stage(stage, context.plan)
+    action = inspection.decision.action
     if action is StageAction.STOP:
         out_dir = str(context.plan.config.out_dir)
-        raise run_errors.inputs_changed(stage.name, out_dir, look.decision.changes)
+        raise run_errors.inputs_changed(stage.name, out_dir, inspection.decision.changes)
     if action is StageAction.SKIP:
-        _report_skipped(look, context)
+        _report_skipped(inspection, context)
     else:
-        _train(look, context)
+        _train(inspection, context)
     for link in link_legacy(stage, context.plan.config.out_dir):
         if action is not StageAction.SKIP:
             context.output.write_line(f"weights: {link}", stage.name)
@@ -121,20 +121,20 @@ def run_stage(stage: StageSpec, context: StageContext) -> StageOutcome:
 
 def _report_skipped(inspection: StageInspection, context: StageContext) -> None:
     result = stage_records.read_result(inspection.stage.directory(context.plan.config.out_dir))
-    took = f" at step {result.steps} after {result.seconds:.1f} s" if result is not None else ""
-    context.output.write_line(f"complete{took}: nothing to do", inspection.stage.name)
+    details = f" at step {result.steps} after {result.seconds:.1f} s" if result is not None else ""
+    context.output.write_line(f"complete{details}: nothing to do", inspection.stage.name)
     if inspection.on_disk.step_dir is not None:
         context.output.write_line(
-            f"it would go on with: {shlex.join(inspection.record.command)}", inspection.stage.name
+            f"to resume it: {shlex.join(inspection.record.command)}", inspection.stage.name
         )
 
 
 def _train(inspection: StageInspection, context: StageContext) -> None:
     stage, directory = inspection.stage, inspection.stage.directory(context.plan.config.out_dir)
     step_dir = inspection.on_disk.step_dir
-    how = f"resumes from {step_dir}" if step_dir is not None else "starts"
+    action = f"resumes from {step_dir}" if step_dir is not None else "starts"
     origin = f", from {inspection.start.parent}" if inspection.start.parent else ""
-    context.output.write_line(f"{how}{origin}", stage.name)
+    context.output.write_line(f"{action}{origin}", stage.name)
     context.output.write_line(f"$ {shlex.join(inspection.record.command)}", stage.name)
     directory.mkdir(parents=True, exist_ok=True)
     stage_records.write_record(directory, inspection.record)
@@ -152,7 +152,7 @@ def _train(inspection: StageInspection, context: StageContext) -> None:
 
 
 def _record_result(inspection: StageInspection, context: StageContext, code: int) -> None:
-    """Write down how a trainer ended; raise unless it ended well and nobody wants a stop."""
+    """Record how a trainer ended; raises RunStopped unless the stage is complete."""
     stage, out_dir = inspection.stage, context.plan.config.out_dir
     files = fingerprint_result(stage, out_dir) if code == 0 else []
     digest = result_digest(files)

@@ -1,4 +1,4 @@
-"""The stages of the pipeline, in their order: what each reads, runs and leaves."""
+"""The stages of the pipeline in order: trainer, parent and files of each."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from tinkex.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """One stage; everything it makes is in the directory of its name in OUT_DIR."""
+    """A stage; its output is in the subdirectory of its name in OUT_DIR."""
 
     name: str
     trainer: str
-    """The script that trains it, or the module that does."""
+    """Trainer script or module."""
     parent: str | None
-    """The stage whose result it starts from."""
+    """The stage it starts from."""
     legacy_prefix: str = ""
-    """How its .pth file is called before the model's width."""
+    """Prefix of its .pth file, before the hidden size."""
     default_files: tuple[str, ...] = ()
-    """Where its data is looked for when no variable names a file; below DATA_ROOT."""
+    """Default data files below DATA_ROOT."""
 
     def directory(self, out_dir: Path) -> Path:
-        """Where it keeps everything."""
+        """Return the output directory of the stage."""
         return out_dir / self.name
 
     def model_dir(self, out_dir: Path) -> Path:
-        """Its result: a Hugging Face folder."""
+        """Return the directory of the exported Hugging Face folder."""
         return self.directory(out_dir) / "hf"
 
     def checkpoint_dir(self, out_dir: Path) -> Path:
-        """Where its step checkpoints are."""
+        """Return the root directory of step checkpoints."""
         return self.directory(out_dir) / "checkpoints"
 
 
@@ -71,17 +71,17 @@ STAGES_BY_NAME = {stage.name: stage for stage in STAGE_ORDER}
 def select_stages(
     *, run_r1: bool, skip_pretrain: bool, skip_tokenizer: bool = False
 ) -> list[StageSpec]:
-    """The stages of a run, in their order."""
-    left_out = {
+    """Return the stages of a run in order."""
+    is_skipped = {
         R1.name: not run_r1,
         PRETRAIN.name: skip_pretrain,
         TOKENIZER.name: skip_tokenizer,
     }
-    return [stage for stage in STAGE_ORDER if not left_out.get(stage.name, False)]
+    return [stage for stage in STAGE_ORDER if not is_skipped.get(stage.name, False)]
 
 
 def stages_from(name: str) -> list[StageSpec]:
-    """A stage and all that come after it."""
+    """Return a stage and all later ones."""
     if name not in STAGES_BY_NAME:
-        raise ConfigError(f"there is no stage {name!r}; there is: {', '.join(STAGES_BY_NAME)}")
+        raise ConfigError(f"unknown stage {name!r}; expected one of {', '.join(STAGES_BY_NAME)}")
     return list(STAGE_ORDER[STAGE_ORDER.index(STAGES_BY_NAME[name]) :])

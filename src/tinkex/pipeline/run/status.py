@@ -1,4 +1,4 @@
-"""The stages of an output directory as they are now; reads, and changes nothing."""
+"""Status and metrics of the stages in an output directory (read-only)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _TAIL_BYTES = 1 << 16
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage, as people and programs are told about it."""
+    """Summary of a stage for display and JSON output."""
 
     stage: str
     status: str
-    """running, complete, failed, interrupted; died: nobody trains it, and nobody said why."""
+    """running, complete, failed, interrupted, or died: its trainer ended without a record."""
     stale: str | None = None
-    """Why its parent is no more what it was made from."""
+    """Set if the parent has changed since the stage was trained."""
     step: int | None = None
     """The newest optimizer step, from the result, the step checkpoints and the metrics."""
     saved_step: int | None = None
@@ -49,11 +49,11 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_stage_summaries(out_dir: Path) -> list[StageSummary]:
-    """Every stage that has begun, in their order."""
+    """Return the stages that have started, in order."""
     holder = find_holder(out_dir)
     running = holder.stage if holder is not None else None
-    begun = [stage for stage in STAGE_ORDER if stage.directory(out_dir).is_dir()]
-    return [_summarize(stage, out_dir, stage.name == running) for stage in begun]
+    started = [stage for stage in STAGE_ORDER if stage.directory(out_dir).is_dir()]
+    return [_summarize(stage, out_dir, stage.name == running) for stage in started]
 
 
 def _summarize(stage: StageSpec, out_dir: Path, is_running: bool) -> StageSummary:
@@ -81,7 +81,7 @@ def _summarize(stage: StageSpec, out_dir: Path, is_running: bool) -> StageSummar
 def newest_step(
     logged_step: int | None, saved_step: int | None, result: StageResult | None
 ) -> int | None:
-    """The newest optimizer step of a stage; metrics are logged only every few steps."""
+    """Return the newest step of a stage; metrics are logged only every few steps."""
     if result is not None and result.steps:
         return result.steps
     return max((step for step in (logged_step, saved_step) if step is not None), default=None)
@@ -100,11 +100,10 @@ def _stale_reason(stage: StageSpec, record: StageRecord | None, out_dir: Path) -
         return None
     if reported_digest(STAGES_BY_NAME[record.parent], out_dir) == record.parent_digest:
         return None
-    return f"{record.parent} is no more what {stage.name} was made from"
+    return f"{record.parent} has changed since {stage.name} was trained"
 
 
 def _saved_step(root: Path) -> int | None:
-    # Not by the function that trainers use: it tidies up, which a mere look must not.
     steps = [step_number(path) for path in root.glob("step_*") if is_valid_step(path)]
     return max((step for step in steps if step is not None), default=None)
 
@@ -115,7 +114,7 @@ def _updated_at(directory: Path) -> datetime | None:
 
 
 def _file_time(path: Path) -> float | None:
-    """When a file was written last; None for others, and for one that is gone by now."""
+    """Return the modification time of a file; None for directories and removed files."""
     try:
         return path.stat().st_mtime if path.is_file() else None
     except FileNotFoundError:
@@ -126,19 +125,19 @@ def _file_time(path: Path) -> float | None:
 
 
 def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
-    """Every line of a stage's metrics, in the order of its steps.
+    """Return all metrics of a stage in step order.
 
-    A line that a crash cut off is left out, and so are lines that a resumed run logged again.
+    Truncated lines, and lines that a resumed run logged again, are dropped.
     """
     if stage not in STAGES_BY_NAME:
-        raise ConfigError(f"there is no stage {stage!r}; there is: {', '.join(STAGES_BY_NAME)}")
+        raise ConfigError(f"unknown stage {stage!r}; expected one of {', '.join(STAGES_BY_NAME)}")
     path = STAGES_BY_NAME[stage].directory(out_dir) / METRICS_NAME
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(
-            f"{stage} has no metrics yet: there is no {path}",
-            hint="`tinkex pipeline status` shows which stages have begun.",
+            f"{stage} has no metrics yet: {path} does not exist",
+            hint="`tinkex pipeline status` shows which stages have started.",
         ) from None
     return drop_repeated_steps(
         row for line in content.splitlines() if (row := _row(line)) is not None
@@ -146,20 +145,22 @@ def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
 
 
 def drop_repeated_steps(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without those of steps that a resumed run trained again."""
-    kept: list[dict[str, Any]] = []
+    """Drop the rows of steps that a resumed run repeated."""
+    result: list[dict[str, Any]] = []
     for row in rows:
-        last = kept[-1] if kept else {"step": -1}
+        last = result[-1] if result else {"step": -1}
         is_same = last["step"] == row["step"] and len(last.keys() & row.keys()) > 1
-        # A resumed run goes back: what was logged from that step on no longer holds.
-        while (is_same or last["step"] > row["step"]) and kept and kept[-1]["step"] >= row["step"]:
-            kept.pop()
-        kept.append(row)
-    return kept
+        # A resumed run repeats steps: drop what was logged from that step on.
+        while (
+            (is_same or last["step"] > row["step"]) and result and result[-1]["step"] >= row["step"]
+        ):
+            result.pop()
+        result.append(row)
+    return result
 
 
 def _last_row(path: Path) -> dict[str, Any]:
-    """The last line that tells a loss, read from the end: the file may be long."""
+    """Return the last row with a loss; reads only the end of the file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,1 +1,1 @@
-"""How tinkex/tiny is made: its text, its recipe, its card. `python -m tinkex.pipeline.tiny`."""
+"""Data, training recipe and model card of tinkex/tiny: `python -m tinkex.pipeline.tiny`."""

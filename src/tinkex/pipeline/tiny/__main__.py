@@ -1,4 +1,4 @@
-"""`python -m tinkex.pipeline.tiny`: make tinkex/tiny again, from nothing."""
+"""`python -m tinkex.pipeline.tiny`: train tinkex/tiny from scratch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tinkex.units import format_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train and measure; the exit code is 0, 130, 143, 2 for a wrong option, else 1."""
-    known = _parser().parse_args(argv)
+    """Train and evaluate; returns 0, 1 (error), 2 (wrong option), 130 or 143 (signal)."""
+    args = _parser().parse_args(argv)
     attach_logger("warning")
-    amounts = QUICK if known.quick else FULL
-    voice = RunOutput(sys.stdout)
+    amounts = QUICK if args.quick else FULL
+    output = RunOutput(sys.stdout)
     try:
-        trained = train(known.work, amounts, voice)
+        trained = train(args.work, amounts, output)
         tasks = held_out_tasks(SEED, amounts.num_held_out)
-        figures = write_package(trained, known.out, tasks, sum(amounts.num_steps.values()))
+        metrics = write_package(trained, args.out, tasks, sum(amounts.num_steps.values()))
     except TinkexError as error:
         sys.stdout.flush()
         sys.stderr.write(f"Error: {error.message}\n")
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
         return 130
-    _print_metrics(figures, known.out)
+    _print_metrics(metrics, args.out)
     return 0
 
 
@@ -50,19 +50,20 @@ def _print_metrics(metrics: ModelCardMetrics, out: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="make_tiny.sh",
-        description="Make tinkex/tiny: its text, its training, its card. Run it again after an "
-        "interruption, and it goes on where it stopped.",
+        description="Generate the data of tinkex/tiny, train it and write its model card. Run it "
+        "again after an interruption to resume.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--work", type=Path, default=Path("out/tiny"), help="where data and stages are kept"
+        "--work", type=Path, default=Path("out/tiny"), help="directory for data and stages"
     )
     parser.add_argument(
-        "--out", type=Path, default=TINY_FOLDER, help="the model folder; the package's by default"
+        "--out",
+        type=Path,
+        default=TINY_FOLDER,
+        help="output model folder (default: the one in the package)",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="a few steps only, to see that all of it works"
-    )
+    parser.add_argument("--quick", action="store_true", help="only a few steps, as a test")
     return parser
 
 

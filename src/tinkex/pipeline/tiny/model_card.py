@@ -1,11 +1,11 @@
-"""The card of tinkex/tiny: what it is, what it answers, and how often it is right."""
+"""The model card of tinkex/tiny."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: An example of each family, and which tasks of it were kept for measuring.
+#: An example of each task family, and what its held-out tasks are.
 _FAMILY_EXAMPLES: Mapping[str, tuple[str, str]] = {
     "say": ("Say apple tumi.", "words never asked for"),
     "choose": ("What is the last word of: boat ring key?", "lists never asked for"),
@@ -68,21 +68,21 @@ something that makes no sense. For a model that talks, run `tinkex model add smo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCardMetrics:
-    """What was made and measured."""
+    """Properties and metrics of the model."""
 
     num_parameters: int
     vocab_size: int
     context: int
     num_steps: int
-    """Updates of all stages."""
+    """Optimizer updates of all stages."""
     num_tasks: Mapping[str, int]
     """Held-out tasks by family."""
     shares: Mapping[str, float]
-    """How many of them were answered to the letter, from 0 to 1."""
+    """Fraction of exact answers by family."""
 
 
 def make_card(metrics: ModelCardMetrics) -> str:
-    """The card as Markdown."""
+    """Render the card as Markdown."""
     return _CARD_TEMPLATE.format(
         millions=metrics.num_parameters / 1e6,
         num_steps=metrics.num_steps,

@@ -1,4 +1,4 @@
-"""The run that makes tinkex/tiny: sizes, steps and rates, given to the pipeline as it is."""
+"""Training recipe of tinkex/tiny: sizes, steps and learning rates for the pipeline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tinkex.pipeline.run.stage_specs import DPO
 from tinkex.pipeline.tiny import rows
 
 SEED = 1337
-#: What each stage's trainer is told besides its number of steps; the steps end it, not the epochs.
-#: A model as small as this learns faster than the trainers' defaults; DPO is best left to them.
+#: Additional trainer options by stage. A model this small tolerates higher learning rates than
+#: the defaults, except in DPO.
 _STAGE_OPTIONS = {
     "pretrain": "--learning_rate 3e-3",
     "sft": "--learning_rate 2e-3 --muon_lr 0.02",
@@ -25,20 +25,20 @@ _STAGE_OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAmounts:
-    """How much is made and learned."""
+    """Number of rows, steps and held-out tasks."""
 
     num_rows: Mapping[str, int]
     num_steps: Mapping[str, int]
     num_held_out: int = rows.NUM_HELD_OUT
-    """Tasks of each family that are measured."""
+    """Held-out tasks per family."""
 
 
-#: About a quarter of an hour on one core.
+#: Takes about 15 minutes on one core.
 FULL = TrainingAmounts(
     num_rows={"pretrain": 12_000, "sft": 40_000, "dpo": 800},
     num_steps={"pretrain": 900, "sft": 700, "dpo": 50},
 )
-#: Half a minute: does every step of the recipe work? The model knows nothing.
+#: Takes half a minute; tests the recipe, the model is useless.
 QUICK = TrainingAmounts(
     num_rows={"pretrain": 60, "sft": 60, "dpo": 20},
     num_steps={"pretrain": 2, "sft": 2, "dpo": 1},
@@ -47,7 +47,7 @@ QUICK = TrainingAmounts(
 
 
 def train(directory: Path, amounts: TrainingAmounts, output: RunOutput) -> Path:
-    """Train all stages, or what is left of them; returns the folder of the finished model."""
+    """Train all stages or resume them; returns the folder of the trained model."""
     data = rows.write_rows(directory / "data", SEED, amounts.num_rows)
     config = make_config(directory / "out", data, amounts)
     run_pipeline(config, RunFlags(), output)
@@ -57,8 +57,8 @@ def train(directory: Path, amounts: TrainingAmounts, output: RunOutput) -> Path:
 def make_config(
     out_dir: Path, data: Mapping[str, Path], amounts: TrainingAmounts
 ) -> PipelineConfig:
-    """Everything that the pipeline is told."""
-    told = {
+    """Build the pipeline configuration."""
+    options = {
         stage: f"--max_steps {amounts.num_steps[stage]} --epochs 1000 --batch_size 4 "
         f"--accumulation_steps 1 {rates}".strip()
         for stage, rates in _STAGE_OPTIONS.items()
@@ -80,7 +80,7 @@ def make_config(
         device="cpu",
         save_interval=200,
         keep_last=2,
-        pretrain_args=told["pretrain"],
-        sft_args=told["sft"],
-        dpo_args=told["dpo"],
+        pretrain_args=options["pretrain"],
+        sft_args=options["sft"],
+        dpo_args=options["dpo"],
     )

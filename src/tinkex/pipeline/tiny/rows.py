@@ -1,4 +1,4 @@
-"""The text of tinkex/tiny, stage by stage: every row is made here, from a seed."""
+"""Generate the training rows of tinkex/tiny from a seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinkex.pipeline.tiny.tasks import (
 )
 from tinkex.system.atomic import write_file_atomic
 
-#: Held-out tasks of each family, for the card.
+#: Held-out tasks per family, for the model card.
 NUM_HELD_OUT = 40
 _TRIES_PER_TASK = 50
 
@@ -28,28 +28,28 @@ def write_rows(directory: Path, seed: int, sizes: Mapping[str, int]) -> dict[str
     """Write `<stage>.jsonl` for each stage named in `sizes`; the same seed gives the same bytes."""
     written = {}
     for stage, num_rows in sizes.items():
-        # A text as a seed gives the same dice in every process; a hash of it would not.
-        dice = Random(f"tiny {stage} {seed}")
-        lines = [json.dumps(ROW_MAKERS[stage](dice)) + "\n" for _ in range(num_rows)]
+        # A text seed is stable across processes; hash() is not.
+        rng = Random(f"tiny {stage} {seed}")
+        lines = [json.dumps(ROW_MAKERS[stage](rng)) + "\n" for _ in range(num_rows)]
         written[stage] = directory / f"{stage}.jsonl"
         write_file_atomic(written[stage], "".join(lines).encode(), mode=0o644)
     return written
 
 
 def held_out_tasks(seed: int, num_each: int = NUM_HELD_OUT) -> dict[str, list[TinyTask]]:
-    """Tasks that no row has, by family; as many as there are, if that is fewer."""
+    """Return up to `num_each` tasks per family that no training row contains."""
     return {family: list(_iter_held_out(family, seed, num_each)) for family in FAMILIES}
 
 
 def _iter_held_out(family: str, seed: int, num_wanted: int) -> Iterator[TinyTask]:
-    dice = Random(f"tiny held out {family} {seed}")
-    found: set[str] = set()
+    rng = Random(f"tiny held out {family} {seed}")
+    seen: set[str] = set()
     for _ in range(num_wanted * _TRIES_PER_TASK):
-        task = draw_family_task(family, dice, is_held_out=True)
-        if task.question not in found:
-            found.add(task.question)
+        task = draw_family_task(family, rng, is_held_out=True)
+        if task.question not in seen:
+            seen.add(task.question)
             yield task
-        if len(found) == num_wanted:
+        if len(seen) == num_wanted:
             return
 
 
@@ -57,24 +57,24 @@ def _iter_held_out(family: str, seed: int, num_wanted: int) -> Iterator[TinyTask
 
 
 def pretrain_row(rng: Random) -> Mapping[str, Any]:
-    """A text: a story, somebody who says what another said, or questions with answers."""
-    which = rng.random()
-    if which < 0.1:
+    """Return a text: a story, a dialogue, or questions with answers."""
+    choice = rng.random()
+    if choice < 0.1:
         return {"text": _make_story(rng, rng.choice(words.ANIMALS))}
-    if which < 0.35:
+    if choice < 0.35:
         return {"text": _make_dialogue(rng)}
     tasks = [draw_task(rng)[1] for _ in range(rng.randint(3, 8))]
     return {"text": "\n".join(f"{task.question} {task.answer}" for task in tasks)}
 
 
 def sft_row(rng: Random) -> Mapping[str, Any]:
-    """A talk of one question or two; now and then a story is asked for."""
+    """Return a conversation of one or two turns."""
     num_turns = 2 if rng.random() < 0.25 else 1
-    return {"conversations": [said for _ in range(num_turns) for said in _chat_turn(rng)]}
+    return {"conversations": [message for _ in range(num_turns) for message in _chat_turn(rng)]}
 
 
 def dpo_row(rng: Random) -> Mapping[str, Any]:
-    """A right answer beside one to another question, or beside "I do not know"."""
+    """Return a correct answer as chosen, and a wrong or evasive one as rejected."""
     family, task = draw_task(rng)
     other = draw_family_task(family, rng, is_held_out=False)
     while other.answer == task.answer:
@@ -94,12 +94,12 @@ ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, Any]]] = {
 def _chat_turn(rng: Random) -> list[dict[str, str]]:
     if rng.random() < 0.04:
         animal = rng.choice(words.ANIMALS)
-        asked = (
+        questions = (
             f"Tell me a story about a {animal}.",
             f"Tell a short story about a {animal}.",
             f"Write a story about a {animal}.",
         )
-        return _pair(rng.choice(asked), _make_story(rng, animal))
+        return _pair(rng.choice(questions), _make_story(rng, animal))
     _, task = draw_task(rng)
     return _pair(task.question, task.answer)
 
@@ -109,7 +109,7 @@ def _pair(question: str, answer: str) -> list[dict[str, str]]:
 
 
 def _make_dialogue(rng: Random) -> str:
-    """People who repeat each other: text in which what comes has been there before."""
+    """Return a dialogue with repetitions, which trains copying."""
     name, friend = rng.sample(words.NAMES, 2)
     lines = []
     for _ in range(rng.randint(2, 5)):

@@ -1,4 +1,4 @@
-"""The words that tinkex/tiny learns; all its text is put together from these."""
+"""Vocabulary for the generated text of tinkex/tiny."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OPPOSITES = {
     "left": "right",
     "yes": "no",
 }
-#: Words to say, to choose from and to write large.
+#: Words to repeat, choose from and capitalize.
 WORDS = (
     *("apple", "bread", "chair", "door", "egg", "fish", "glass", "house", "ice", "jam", "key"),
     *("lamp", "moon", "nose", "ocean", "paper", "queen", "river", "stone", "table", "tree"),
@@ -64,8 +64,8 @@ WORDS = (
     *("spoon", "star", "street", "sugar", "summer", "sun", "tea", "tent", "town", "train"),
     *("wall", "water", "wind", "winter", "wood", "word", "hello", "please", "banana", "green"),
 )
-#: What it is asked and cannot know.
+#: Subjects of unanswerable questions.
 COUNTRIES = ("France", "Japan", "Brazil", "Kenya", "Canada", "Spain", "India", "Egypt", "Norway")
 TOPICS = ("football", "politics", "history", "chemistry", "films", "law", "medicine", "space")
-#: Parts of words that nobody uses, so that saying again is not only knowing words.
+#: Syllables of invented words, so that repeating them cannot be memorized.
 SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in "aeiou")

@@ -99,7 +99,7 @@ def test_results_are_noted_beside_the_curves() -> None:
 
 def test_a_variable_without_meaning_is_said_to_have_none() -> None:
     assert list_ignored_variables({"QK_NORM": "1", "OUT_DIR": "o"}) == [
-        f"QK_NORM changes nothing: {IGNORED_VARIABLES['QK_NORM']}"
+        f"QK_NORM has no effect: {IGNORED_VARIABLES['QK_NORM']}"
     ]
 
 

@@ -69,7 +69,7 @@ def test_a_parent_that_was_trained_again_stops() -> None:
         found(), RequestedInputs(config=CONFIG, parent="pretrain", parent_digest="p2")
     )
     assert decision.action is StageAction.STOP
-    assert decision.changes == ("parent: pretrain was trained again (p1 -> p2)",)
+    assert decision.changes == ("parent: pretrain was retrained (p1 -> p2)",)
 
 
 def test_another_parent_stops() -> None:
