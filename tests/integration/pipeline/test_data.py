@@ -54,9 +54,7 @@ def shown(batch: TokenBatch, tokenizer: TextTokenizer) -> list[tuple[str, str, b
     ]
 
 
-def test_the_mask_of_a_conversation_token_by_token(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_loss_mask_of_a_conversation(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     row = {"conversations": [{**ASK, "content": "1"}, {**SAY, "content": "23"}]}
     data = write_rows(tmp_path / "a.jsonl", [row])
     (batch,) = [packed(open_token_file(data, tokenizer, "sft", tmp_path)).batch(0, 0)]
@@ -70,7 +68,7 @@ def test_the_mask_of_a_conversation_token_by_token(
     assert ("1", "<|im_end|>", False) in pairs
 
 
-def test_every_turn_of_the_assistant_counts(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_every_assistant_turn_is_a_target(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     talk = [{**ASK, "content": "1"}, {**SAY, "content": "2"}, ASK, {**SAY, "content": "3"}]
     data = write_rows(tmp_path / "a.jsonl", [{"messages": talk}])
     batch = packed(open_token_file(data, tokenizer, "sft", tmp_path)).batch(0, 0)
@@ -78,7 +76,7 @@ def test_every_turn_of_the_assistant_counts(tmp_path: Path, tokenizer: TextToken
     assert counted == [("\n", "2"), ("2", "<|im_end|>"), ("\n", "3"), ("3", "<|im_end|>")]
 
 
-def test_plain_text_ends_with_its_end_and_every_token_but_the_first_counts(
+def test_text_ends_with_eos_and_all_but_the_first_token_are_targets(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"text": "123"}, {"ids": [5, 6]}])
@@ -95,9 +93,7 @@ def test_plain_text_ends_with_its_end_and_every_token_but_the_first_counts(
     assert batch.targets_T.tolist()[3:] == [6, 0]
 
 
-def test_a_long_text_goes_on_in_another_sequence_without_a_gap(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_long_text_continues_in_the_next_sequence(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     ids = list(range(20, 45))
     data = write_rows(tmp_path / "a.jsonl", [{"ids": ids}])
     source = packed(
@@ -113,7 +109,7 @@ def test_a_long_text_goes_on_in_another_sequence_without_a_gap(
     assert max(length for batch in batches for length in batch.lengths) == 8
 
 
-def test_an_epoch_has_every_document_once_in_an_order_of_its_own(
+def test_every_epoch_has_all_documents_in_its_own_order(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     data = write_samples(tmp_path)["sft"]
@@ -134,9 +130,7 @@ def test_an_epoch_has_every_document_once_in_an_order_of_its_own(
     assert seen[0] != seen[1]
 
 
-def test_a_batch_is_the_same_whatever_was_asked_for_before(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_batches_are_independent_of_access_order(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     file = open_token_file(write_samples(tmp_path)["sft"], tokenizer, "sft", tmp_path)
     one, two = packed(file), packed(file)
     for index in range(one.num_batches(0)):
@@ -147,7 +141,7 @@ def test_a_batch_is_the_same_whatever_was_asked_for_before(
         assert a.lengths == b.lengths
 
 
-def test_tokens_are_mapped_and_made_again_only_after_a_change(
+def test_token_file_is_rebuilt_only_after_a_change(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     data, cache = write_rows(tmp_path / "a.jsonl", [{"text": "one two"}]), tmp_path / "cache"
@@ -167,7 +161,7 @@ def test_tokens_are_mapped_and_made_again_only_after_a_change(
     assert tokenizer.decode(file.tokens.tolist()) == "one two<|endoftext|>"
 
 
-def test_another_tokenizer_makes_other_tokens(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_token_file_depends_on_the_tokenizer(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"text": "one two one two"}])
     other = make_tokenizer(tmp_path / "other", [data])
     first = open_token_file(data, tokenizer, "pretrain", tmp_path / "cache")
@@ -176,7 +170,7 @@ def test_another_tokenizer_makes_other_tokens(tmp_path: Path, tokenizer: TextTok
     assert other.decode(second.document(0).ids) == "one two one two<|endoftext|>"
 
 
-def test_a_broken_line_is_named_and_leaves_nothing(
+def test_invalid_line_is_reported_and_leaves_no_file(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     data = tmp_path / "a.jsonl"
@@ -186,15 +180,13 @@ def test_a_broken_line_is_named_and_leaves_nothing(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_token_outside_of_the_vocabulary_is_named(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_token_outside_the_vocabulary_is_reported(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"ids": [1]}, {"ids": [tokenizer.vocab_size]}])
     with pytest.raises(InvalidInput, match="line 2: token"):
         open_token_file(data, tokenizer, "pretrain", tmp_path / "cache")
 
 
-def test_an_answer_that_begins_too_late_is_left_out_and_counted(
+def test_answer_beyond_max_length_is_dropped_and_counted(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     late = {"messages": [{**ASK, "content": "1" * 100}, SAY]}
@@ -204,9 +196,7 @@ def test_an_answer_that_begins_too_late_is_left_out_and_counted(
     assert source.batch(0, 0).num_samples == 1
 
 
-def test_rows_are_held_out_among_those_that_can_be_looked_at(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_eval_split_contains_only_usable_rows(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     talk = [{"messages": [{**ASK, "content": str(n)}, SAY]} for n in range(4)]
     late = [{"messages": [{**ASK, "content": f"{n}" * 100}, SAY]} for n in range(20)]
     data = write_rows(tmp_path / "a.jsonl", [*late[:10], *talk, *late[10:]])
@@ -219,7 +209,7 @@ def test_rows_are_held_out_among_those_that_can_be_looked_at(
 
 
 @pytest.mark.parametrize("name", ["data_path", "eval_data_path"])
-def test_a_file_with_nothing_to_learn_from_is_named(
+def test_file_without_targets_is_reported(
     tmp_path: Path, tokenizer: TextTokenizer, name: str
 ) -> None:
     late = {"messages": [{**ASK, "content": "1" * 100}, SAY]}
@@ -230,9 +220,7 @@ def test_a_file_with_nothing_to_learn_from_is_named(
         open_splits("sft", known("sft", tmp_path, good, *words), tokenizer)
 
 
-def test_a_pair_is_useful_with_both_answers_and_text_always(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_pairs_need_targets_in_both_answers(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     late = {**ASK, "content": "1" * 100}
     pairs = [
         {"chosen": [ASK, SAY], "rejected": [ASK, BAD]},
@@ -245,7 +233,7 @@ def test_a_pair_is_useful_with_both_answers_and_text_always(
     assert find_trainable_rows(file, 64).all()
 
 
-def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_pairs_stay_together_chosen_first(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     rows = [
         {"chosen": [{**ASK, "content": str(n)}, SAY], "rejected": [{**ASK, "content": str(n)}, BAD]}
         for n in range(5)
@@ -269,7 +257,7 @@ def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: Tex
 
 
 @given(st.data())
-def test_a_piece_is_useful_if_one_of_its_predictions_is_counted(data: st.DataObject) -> None:
+def test_piece_has_targets_if_any_prediction_is_a_target(data: st.DataObject) -> None:
     learned = data.draw(st.lists(st.booleans(), min_size=2, max_size=30))
     last = len(learned) - 1
     starts = data.draw(st.lists(st.integers(0, last - 1), max_size=6))

@@ -56,7 +56,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out_dir
 
 
-def test_two_ranks_save_one_checkpoint_with_the_generators_of_both(two_ranks: Path) -> None:
+def test_two_ranks_save_one_checkpoint_with_both_rng_states(two_ranks: Path) -> None:
     newest = latest_step(two_ranks / "checkpoints")
     assert newest is not None
     rng = torch.load(newest / "rng.pt", weights_only=True)
@@ -65,9 +65,7 @@ def test_two_ranks_save_one_checkpoint_with_the_generators_of_both(two_ranks: Pa
     assert json.loads((newest / "state.json").read_text())["world_size"] == 2
 
 
-def test_two_ranks_stopped_and_resumed_give_the_same_bits(
-    two_ranks: Path, stopped: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_resume_bit_identically(two_ranks: Path, stopped: Path, tmp_path: Path) -> None:
     out_dir = Path(shutil.copytree(stopped, tmp_path / "out"))
     before = [record["step"] for record in told(out_dir) if "loss" in record]
     whole = [record["step"] for record in told(two_ranks) if "loss" in record]
@@ -76,7 +74,7 @@ def test_two_ranks_stopped_and_resumed_give_the_same_bits(
     assert outcome(out_dir) == outcome(two_ranks)
 
 
-def test_what_two_ranks_saved_goes_on_with_one(stopped: Path, tmp_path: Path) -> None:
+def test_one_rank_resumes_a_checkpoint_of_two(stopped: Path, tmp_path: Path) -> None:
     out_dir = Path(shutil.copytree(stopped, tmp_path / "out"))
     before = newest_state(out_dir)
     result = run(out_dir)
@@ -94,7 +92,7 @@ def newest_state(out_dir: Path) -> dict[str, Any]:
     return state
 
 
-def test_two_ranks_take_the_updates_of_one_with_twice_the_batches(tmp_path: Path) -> None:
+def test_two_ranks_match_one_rank_with_double_accumulation(tmp_path: Path) -> None:
     assert run_ranks(tmp_path / "two", 2, is_plain=True, accumulation_steps=1) == [0, 0]
     run(tmp_path / "one", stage=TinyStage(is_plain=True), accumulation_steps=2)
     one = [record["loss"] for record in told(tmp_path / "one") if "loss" in record]
@@ -102,7 +100,7 @@ def test_two_ranks_take_the_updates_of_one_with_twice_the_batches(tmp_path: Path
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_a_signal_to_torchrun_saves_first(two_ranks: Path, tmp_path: Path) -> None:
+def test_signal_to_torchrun_saves_before_exit(two_ranks: Path, tmp_path: Path) -> None:
     process = torchrun(tmp_path, 2, seconds_per_batch=0.2)
     deadline = time.monotonic() + 120
     while latest_step(tmp_path / "checkpoints") is None and time.monotonic() < deadline:

@@ -32,7 +32,7 @@ def share_right(folder: Path, tasks: Sequence[TinyTask]) -> float:
 
 
 @pytest.mark.usefixtures("capsys")
-def test_a_model_prefers_better_answers_and_keeps_its_own(tmp_path: Path) -> None:
+def test_dpo_with_muon_improves_preferences_and_keeps_accuracy(tmp_path: Path) -> None:
     data = rows.write_rows(tmp_path, 5, {"dpo": 200})["dpo"]
     told = ("--out_dir", str(tmp_path / "dpo"), "--data_path", str(data))
     parent = ("--init_from", str(TINY_FOLDER), "--tokenizer_dir", str(TINY_FOLDER))

@@ -46,7 +46,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Path]) -
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "made", list(data.values()))
 
 
-def test_the_loss_is_a_mean_over_tokens_not_over_batches(
+def test_eval_loss_is_a_mean_over_tokens(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     stage = SftStage(make_setting("sft", tmp_path, data["sft"], tokenizer))
@@ -66,7 +66,7 @@ def test_the_loss_is_a_mean_over_tokens_not_over_batches(
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
-def test_preference_accuracy_is_a_share_of_pairs(
+def test_preference_accuracy_is_a_fraction_of_pairs(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     setting = make_setting("dpo", tmp_path, data["dpo"], tokenizer)
@@ -92,13 +92,11 @@ def test_preference_accuracy_is_a_share_of_pairs(
         ("", ""),
     ],
 )
-def test_what_counts_as_the_answer(text: str, answer: str) -> None:
+def test_extract_answer(text: str, answer: str) -> None:
     assert extract_answer(text) == answer
 
 
-def test_a_case_is_the_last_turn_of_a_conversation(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_eval_prompt_is_the_last_turn(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     turns = ["1", "2", "3", "<think>x</think><answer>4</answer>"]
     roles = ["user", "assistant"] * 2
     row = {"messages": [{"role": r, "content": t} for r, t in zip(roles, turns, strict=True)]}
@@ -111,9 +109,7 @@ def test_a_case_is_the_last_turn_of_a_conversation(
     assert eval_prompts(file, np.arange(1), tokenizer, 5) == []
 
 
-def test_a_case_is_what_the_assistant_said_last_whoever_had_the_last_word(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_eval_prompt_is_the_last_assistant_turn(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     told = [("user", "1"), ("assistant", "<think>x</think><answer>2</answer>"), ("user", "ok")]
     row = {"messages": [{"role": role, "content": text} for role, text in told]}
     path = write_rows(tmp_path / "a.jsonl", [row])
@@ -126,7 +122,7 @@ def test_a_case_is_what_the_assistant_said_last_whoever_had_the_last_word(
     assert eval_prompts(cast(TokenFile, silent), np.arange(1), tokenizer, 96) == []
 
 
-def test_a_model_that_knows_its_rows_answers_them_and_another_does_not(
+def test_exact_match_of_a_trained_and_an_untrained_model(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     rows = [
@@ -158,7 +154,7 @@ def written(
         return _generate(model, tokenizer, [replace(case, num_tokens=longest) for case in cases])
 
 
-def test_prompts_of_other_lengths_do_not_change_an_answer(
+def test_padding_does_not_change_an_answer(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     stage = DistillStage(make_setting("r1", tmp_path, data["r1"], tokenizer), None)
@@ -170,7 +166,7 @@ def test_prompts_of_other_lengths_do_not_change_an_answer(
     assert any(together)
 
 
-def test_evaluation_leaves_no_trace(
+def test_evaluation_has_no_side_effects(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     stage = DistillStage(make_setting("r1", tmp_path, data["r1"], tokenizer), None)

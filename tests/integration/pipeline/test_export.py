@@ -41,7 +41,7 @@ def is_tied(model: Any) -> bool:
     return bool(model.lm_head.weight is model.model.embed_tokens.weight)
 
 
-def test_the_folder_is_what_was_trained_and_tied(
+def test_exported_weights_equal_the_model_and_stay_tied(
     tmp_path: Path, tokenizer: TextTokenizer, model: PreTrainedModel
 ) -> None:
     assert is_tied(model)
@@ -55,7 +55,7 @@ def test_the_folder_is_what_was_trained_and_tied(
     assert theirs.generation_config.eos_token_id == [tokenizer.end_of_turn, tokenizer.end_of_text]
 
 
-def test_the_folder_has_a_tokenizer_with_its_template(
+def test_exported_folder_has_tokenizer_and_template(
     tmp_path: Path, tokenizer: TextTokenizer, model: PreTrainedModel
 ) -> None:
     export_folder(model, tokenizer, tmp_path / "hf")
@@ -66,7 +66,7 @@ def test_the_folder_has_a_tokenizer_with_its_template(
     assert text == "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_server_reads_the_folder_and_computes_the_same(
+def test_server_loads_the_exported_folder(
     tmp_path: Path, tokenizer: TextTokenizer, model: PreTrainedModel
 ) -> None:
     export_folder(model, tokenizer, tmp_path / "hf")
@@ -85,9 +85,7 @@ def test_the_server_reads_the_folder_and_computes_the_same(
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_exporting_again_replaces_the_folder_whole(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_repeated_export_replaces_the_folder(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     for seed in (1, 2):
         export_folder(tiny_model(tokenizer, seed=seed), tokenizer, tmp_path / "hf")
     found = load_model(tmp_path / "hf").state_dict()
@@ -96,7 +94,7 @@ def test_exporting_again_replaces_the_folder_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_an_export_that_fails_leaves_the_old_folder(
+def test_failed_export_keeps_the_old_folder(
     tmp_path: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(tokenizer)
@@ -117,14 +115,12 @@ def test_an_export_that_fails_leaves_the_old_folder(
     ("stage", "name"),
     [("pretrain", "pretrain_32"), ("sft", "full_sft_32"), ("dpo", "rlhf_32"), ("r1", "reason_32")],
 )
-def test_what_the_one_file_weights_are_called(
-    tokenizer: TextTokenizer, stage: str, name: str
-) -> None:
+def test_legacy_file_names(tokenizer: TextTokenizer, stage: str, name: str) -> None:
     assert legacy_name(stage, tiny_model(tokenizer).config) == f"{name}.pth"
     assert legacy_name(stage, tiny_model(tokenizer, use_moe=True).config) == f"{name}_moe.pth"
 
 
-def test_one_file_weights_are_halves_that_stay_tied(
+def test_legacy_weights_are_float16_and_tied(
     tmp_path: Path, tokenizer: TextTokenizer, model: PreTrainedModel
 ) -> None:
     path = tmp_path / "out" / "pretrain_32.pth"
@@ -139,7 +135,7 @@ def test_one_file_weights_are_halves_that_stay_tied(
     assert [path.name for path in path.parent.iterdir()] == ["pretrain_32.pth"]
 
 
-def test_a_stage_starts_from_one_file_weights(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_stage_starts_from_legacy_weights(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     model = tiny_model(tokenizer)
     write_legacy(named_weights(model), tmp_path / "a.pth")
     found = load_model(tmp_path / "a.pth", model.config)
@@ -148,9 +144,7 @@ def test_a_stage_starts_from_one_file_weights(tmp_path: Path, tokenizer: TextTok
     assert is_tied(found)
 
 
-def test_weights_of_another_size_are_refused_by_name(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_mismatched_weights_are_rejected_by_name(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_legacy(named_weights(tiny_model(tokenizer)), tmp_path / "a.pth")
     larger = make_config(SIZES.__class__(hidden_size=64, num_layers=3), 400, 2, 0)
     with pytest.raises(ConfigError, match=r"a\.pth: .*layers\.2") as refused:
@@ -159,15 +153,13 @@ def test_weights_of_another_size_are_refused_by_name(
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04"])
-def test_a_file_that_holds_no_weights_is_told(tmp_path: Path, content: bytes) -> None:
+def test_file_without_weights_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.pth").write_bytes(content)
     with pytest.raises(ConfigError, match=r"cannot read weights from .*a\.pth"):
         load_model(tmp_path / "a.pth", make_config(SIZES, 400, 2, 0))
 
 
-def test_a_folder_without_its_weights_is_never_filled_with_random_ones(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_folder_without_weights_is_rejected(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     export_folder(tiny_model(tokenizer), tokenizer, tmp_path / "hf")
     (tmp_path / "hf/model.safetensors").unlink()
     with pytest.raises(ConfigError, match="cannot load a model from"):

@@ -51,7 +51,7 @@ def names_of(out_dir: Path) -> list[str]:
 # --- what stays ---------------------------------------------------------------------------------
 
 
-def test_a_step_that_looks_good_and_is_not_never_displaces_a_good_one(tmp_path: Path) -> None:
+def test_damaged_step_never_displaces_a_valid_one(tmp_path: Path) -> None:
     run(tmp_path, max_steps=6, keep_last_checkpoints=0, **NO_END)
     newest = latest_step(tmp_path / "checkpoints")
     assert newest is not None
@@ -95,7 +95,7 @@ def test_rewound_run_archives_later_steps(tmp_path: Path, caplog: pytest.LogCapt
     assert left == [f"step_{step:08d}" for step in (2, 4, 6, 7)]
 
 
-def test_going_back_to_a_damaged_step_sets_aside_what_lies_after_the_one_that_stands_in(
+def test_rewind_to_a_damaged_step_archives_steps_after_its_replacement(
     tmp_path: Path,
 ) -> None:
     run(tmp_path, max_steps=8, keep_last_checkpoints=0, eval_interval=0, **NO_END)
@@ -107,7 +107,7 @@ def test_going_back_to_a_damaged_step_sets_aside_what_lies_after_the_one_that_st
     assert newest.name == "step_00000005"
 
 
-def test_a_run_that_goes_back_and_saves_nothing_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_rewind_without_a_save_changes_nothing(tmp_path: Path) -> None:
     run(tmp_path, max_steps=8, keep_last_checkpoints=0, **NO_END)
     before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     back = tmp_path / "checkpoints" / "step_00000004"
@@ -116,7 +116,7 @@ def test_a_run_that_goes_back_and_saves_nothing_leaves_all_as_it_was(tmp_path: P
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before
 
 
-def test_going_on_from_the_newest_by_name_sets_nothing_aside(tmp_path: Path) -> None:
+def test_resume_from_the_newest_step_archives_nothing(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4, **NO_END)
     newest = latest_step(tmp_path / "checkpoints")
     assert newest is not None
@@ -125,7 +125,7 @@ def test_going_on_from_the_newest_by_name_sets_nothing_aside(tmp_path: Path) -> 
     assert not list((tmp_path / "checkpoints").glob("abandoned_*"))
 
 
-def test_whoever_reads_renames_nothing(tmp_path: Path) -> None:
+def test_readers_rename_nothing(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4, keep_last_checkpoints=0)
     newest = latest_step(tmp_path / "checkpoints")
     assert newest is not None
@@ -140,7 +140,7 @@ def test_whoever_reads_renames_nothing(tmp_path: Path) -> None:
     assert newest.is_dir()
 
 
-def test_the_latest_step_is_found_although_the_listed_ones_were_pruned(
+def test_latest_step_is_found_after_concurrent_pruning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = StepContent(
@@ -163,7 +163,7 @@ def test_the_latest_step_is_found_although_the_listed_ones_were_pruned(
     assert found.name == "step_00000002"
 
 
-def test_readers_beside_a_writer_that_prunes_are_never_surprised(tmp_path: Path) -> None:
+def test_readers_tolerate_a_pruning_writer(tmp_path: Path) -> None:
     is_over = threading.Event()
     failures: list[str] = []
 
@@ -210,7 +210,7 @@ def _noting(work: Any, failures: list[str]) -> Any:
 # --- one at a time ------------------------------------------------------------------------------
 
 
-def test_a_second_trainer_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+def test_second_trainer_is_rejected(tmp_path: Path) -> None:
     class Nosy(TinyStage):
         """Another trainer is started while this one trains."""
 
@@ -239,9 +239,7 @@ def test_a_second_trainer_is_refused_and_harms_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_with_a_sentence_at_the_last_good_step(
-    tmp_path: Path, value: float
-) -> None:
+def test_non_finite_loss_stops_at_the_last_valid_step(tmp_path: Path, value: float) -> None:
     class Odd(TinyStage):
         """Its loss is no number once, though its gradient is."""
 
@@ -263,7 +261,7 @@ def test_a_loss_that_is_no_number_stops_with_a_sentence_at_the_last_good_step(
 # --- the end ------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_looks_at_held_out_data_once(tmp_path: Path) -> None:
+def test_finished_run_evaluates_once(tmp_path: Path) -> None:
     first = run(tmp_path, eval_interval=0)
     before = told(tmp_path)
 
@@ -279,7 +277,7 @@ def test_a_finished_run_looks_at_held_out_data_once(tmp_path: Path) -> None:
     assert told(tmp_path) == before
 
 
-def test_a_sink_that_fails_at_the_end_does_not_lose_the_save(tmp_path: Path) -> None:
+def test_failing_sink_does_not_lose_the_last_save(tmp_path: Path) -> None:
     class Broken(JsonlSink):
         """Cannot be closed."""
 
@@ -296,7 +294,7 @@ def test_a_sink_that_fails_at_the_end_does_not_lose_the_save(tmp_path: Path) -> 
         pass
 
 
-def test_a_console_that_is_gone_ends_nothing_and_costs_no_figure(
+def test_closed_console_does_not_stop_training_or_lose_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Gone(io.StringIO):
@@ -315,7 +313,7 @@ def test_a_console_that_is_gone_ends_nothing_and_costs_no_figure(
 # --- ranks --------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_fails_ends_all_after_the_last_update_was_saved(tmp_path: Path) -> None:
+def test_failing_rank_stops_all_ranks_after_a_save(tmp_path: Path) -> None:
     codes = run_ranks(tmp_path / "cut", 2, fail_at=(1, 5), save_interval=0, eval_interval=0)
     assert codes == [1, 1]
     assert "another rank failed" in (tmp_path / "cut" / "error-0").read_text()
@@ -330,7 +328,7 @@ def test_a_rank_that_fails_ends_all_after_the_last_update_was_saved(tmp_path: Pa
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-def test_a_failing_look_at_held_out_data_ends_all_after_a_save(tmp_path: Path) -> None:
+def test_failing_evaluation_stops_all_ranks_after_a_save(tmp_path: Path) -> None:
     changes = {"save_interval": 0, "eval_interval": 3}
     assert run_ranks(tmp_path, 2, fail_at_evaluation=2, **changes) == [1, 1]
     assert "no held-out rows" in (tmp_path / "error-0").read_text()
@@ -338,15 +336,13 @@ def test_a_failing_look_at_held_out_data_ends_all_after_a_save(tmp_path: Path) -
     assert names_of(tmp_path) == ["step_00000003"]
 
 
-def test_what_the_first_rank_refuses_ends_all(tmp_path: Path) -> None:
+def test_error_on_rank_zero_stops_all_ranks(tmp_path: Path) -> None:
     assert run_ranks(tmp_path, 2, resume=str(tmp_path / "step_00000009")) == [1, 1]
     assert "not a step directory" in (tmp_path / "error-0").read_text()
     assert "another rank failed" in (tmp_path / "error-1").read_text()
 
 
-def test_with_fewer_ranks_the_change_of_the_updates_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changed_world_size_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert run_ranks(tmp_path, 2, stop_at_batch=4) == [143, 143]
     run(tmp_path)
     assert "saved with 4 batches per update over all ranks, now there are 2" in caplog.text
@@ -379,7 +375,7 @@ except (TinkexError, OSError) as error:
 """
 
 
-def test_a_disk_that_fills_up_stops_the_run_with_its_checkpoints_whole(tmp_path: Path) -> None:
+def test_full_disk_stops_the_run_with_intact_checkpoints(tmp_path: Path) -> None:
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     then = f'rm -f "$2/other"; cp -r "$2/out" "{copy}"'
     done = run_on_small_disk(disk, PROGRAM, then=then)

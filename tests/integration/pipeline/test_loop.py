@@ -36,7 +36,7 @@ def steps_of(out_dir: Path) -> list[int]:
     return sorted(step for step, _ in list_steps(out_dir / "checkpoints"))
 
 
-def test_an_update_is_the_gradient_of_the_mean_over_all_its_tokens(tmp_path: Path) -> None:
+def test_accumulation_matches_a_single_large_batch(tmp_path: Path) -> None:
     # Batches of 4, 4, 4, ..., 3 rows: a mean of means would weigh the last rows more.
     one = TinyStage(is_plain=True, source=TinySource(batch_size=27))
     many = TinyStage(is_plain=True, source=TinySource(batch_size=4))
@@ -51,20 +51,20 @@ def test_an_update_is_the_gradient_of_the_mean_over_all_its_tokens(tmp_path: Pat
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
 
 
-def test_no_remainder_is_lost(tmp_path: Path) -> None:
+def test_last_partial_update_is_taken(tmp_path: Path) -> None:
     result = run(tmp_path)
     assert result.samples == 3 * 27
     assert result.tokens == 3 * 27 * 9
 
 
-def test_the_end_and_max_steps_are_saved_whatever_the_interval(tmp_path: Path) -> None:
+def test_last_step_is_always_saved(tmp_path: Path) -> None:
     run(tmp_path / "a", max_steps=5, save_interval=4, eval_interval=0)
     assert steps_of(tmp_path / "a") == [4, 5]
     run(tmp_path / "b", save_interval=0, eval_interval=0)
     assert steps_of(tmp_path / "b") == [12]
 
 
-def test_time_makes_a_save_due(tmp_path: Path) -> None:
+def test_save_interval_seconds(tmp_path: Path) -> None:
     run(
         tmp_path,
         save_interval=0,
@@ -75,7 +75,7 @@ def test_time_makes_a_save_due(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == list(range(1, 13))
 
 
-def test_the_weights_wait_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_waits_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "usual", save_interval=1, keep_last_checkpoints=0)
     copy_tree = TensorSnapshot.copy_tree
 
@@ -94,7 +94,7 @@ def test_the_weights_wait_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.Mo
         torch.testing.assert_close(found.optimizer, usual.optimizer, rtol=0, atol=0)
 
 
-def test_newest_every_kth_best_and_pinned_stay(tmp_path: Path) -> None:
+def test_retention_keeps_newest_every_kth_best_and_pinned(tmp_path: Path) -> None:
     class Worsening(TinyStage):
         """Held-out figures are best at step 3."""
 
@@ -111,7 +111,7 @@ def test_newest_every_kth_best_and_pinned_stay(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == [3, 4, 5, 10, 11, 12]
 
 
-def test_the_state_has_what_the_format_asks_for(tmp_path: Path) -> None:
+def test_state_json_fields(tmp_path: Path) -> None:
     run(tmp_path, max_steps=5, args={"device": torch.device("cpu"), "out_dir": tmp_path})
     newest = latest_step(tmp_path / "checkpoints")
     assert newest is not None
@@ -134,7 +134,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     assert weights["embed.weight"].data_ptr() == weights["lm_head.weight"].data_ptr()
 
 
-def test_the_weights_file_is_written_at_each_save_and_after_a_crash_before_it(
+def test_legacy_weights_are_written_at_each_save(
     tmp_path: Path,
 ) -> None:
     stage = TinyStage()
@@ -146,7 +146,7 @@ def test_the_weights_file_is_written_at_each_save_and_after_a_crash_before_it(
     assert (tmp_path / "tiny.pth").exists()
 
 
-def test_a_model_is_trained_and_its_figures_before_and_after_are_told(tmp_path: Path) -> None:
+def test_training_reports_metrics_before_and_after(tmp_path: Path) -> None:
     stage = TinyStage()
     result = run(tmp_path, stage=stage, epochs=20)
     assert result.after["loss"] < result.before["loss"] / 2
@@ -154,14 +154,14 @@ def test_a_model_is_trained_and_its_figures_before_and_after_are_told(tmp_path: 
     assert result.checkpoint == tmp_path / "checkpoints" / f"step_{result.steps:08d}"
 
 
-def test_evaluating_does_not_change_what_is_learned(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     often, never = TinyStage(), TinyStage()
     run(tmp_path / "often", stage=often, eval_interval=1)
     run(tmp_path / "never", stage=never, eval_interval=0)
     assert digest(often.model) == digest(never.model)
 
 
-def test_a_gradient_that_is_not_finite_stops_before_it_does_harm(tmp_path: Path) -> None:
+def test_non_finite_gradient_stops_before_the_update(tmp_path: Path) -> None:
     class Exploding(TinyStage):
         def loss(self, batch: Any) -> StageLoss:
             found = super().loss(batch)
@@ -177,7 +177,7 @@ def test_a_gradient_that_is_not_finite_stops_before_it_does_harm(tmp_path: Path)
     assert all(bool(value.isfinite().all()) for value in weights.values())
 
 
-def test_a_batch_in_which_nothing_counts_changes_nothing(tmp_path: Path) -> None:
+def test_batch_without_targets_changes_nothing(tmp_path: Path) -> None:
     class Empty(TinyStage):
         def loss(self, batch: Any) -> StageLoss:
             return StageLoss(total=torch.zeros(()), weight=0.0)
@@ -188,12 +188,12 @@ def test_a_batch_in_which_nothing_counts_changes_nothing(tmp_path: Path) -> None
     assert digest(stage.model) == before
 
 
-def test_no_data_is_refused(tmp_path: Path) -> None:
+def test_empty_data_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no data"):
         run(tmp_path, stage=TinyStage(source=TinySource(num_rows=0)))
 
 
-def test_it_runs_outside_of_the_main_thread(tmp_path: Path) -> None:
+def test_training_runs_outside_the_main_thread(tmp_path: Path) -> None:
     results = []
     thread = threading.Thread(target=lambda: results.append(run(tmp_path)))
     thread.start()
@@ -201,7 +201,7 @@ def test_it_runs_outside_of_the_main_thread(tmp_path: Path) -> None:
     assert results[0].is_complete
 
 
-def test_a_failing_weights_file_stops_the_run(tmp_path: Path) -> None:
+def test_failing_legacy_weights_stop_the_run(tmp_path: Path) -> None:
     class Unwritable(TinyStage):
         def write_legacy(self, weights: Mapping[str, Tensor], directory: Path) -> None:
             raise PermissionError(13, "Permission denied", str(directory))
@@ -210,7 +210,7 @@ def test_a_failing_weights_file_stops_the_run(tmp_path: Path) -> None:
         run(tmp_path, stage=Unwritable())
 
 
-def test_the_console_shows_loss_speed_and_time_left(tmp_path: Path) -> None:
+def test_console_shows_loss_throughput_and_remaining_time(tmp_path: Path) -> None:
     stream = io.StringIO()
     train(TinyStage(), make_plan(tmp_path), sink=ConsoleSink("tiny", stream))
     lines = stream.getvalue().splitlines()

@@ -19,7 +19,7 @@ def plan(**changes: object) -> TrainPlan:
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (32, 96), (96, 32), (3, 32, 48)])
-def test_every_singular_value_comes_near_to_one(shape: tuple[int, ...]) -> None:
+def test_orthogonalize_singular_values(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     values = torch.linalg.svdvals(orthogonalize(matrix))
     # The smallest of a square matrix has not arrived after five steps, only come far.
@@ -28,7 +28,7 @@ def test_every_singular_value_comes_near_to_one(shape: tuple[int, ...]) -> None:
     assert float(values.min()) > 0.1 * min(1.0, float(torch.linalg.svdvals(matrix).min()) * 8)
 
 
-def test_more_steps_bring_small_values_closer() -> None:
+def test_orthogonalize_improves_with_more_steps() -> None:
     matrix = torch.diag(torch.tensor([1.0, 1e-3]))
     few = torch.linalg.svdvals(orthogonalize(matrix, 2)).min()
     many = torch.linalg.svdvals(orthogonalize(matrix, 10)).min()
@@ -36,7 +36,7 @@ def test_more_steps_bring_small_values_closer() -> None:
     assert many > 0.6
 
 
-def test_the_directions_of_a_matrix_are_kept() -> None:
+def test_orthogonalize_keeps_singular_vectors() -> None:
     left, _ = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(2)))
     right, _ = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(3)))
     found = orthogonalize(left @ torch.diag(torch.linspace(0.5, 2.0, 16)) @ right)
@@ -45,7 +45,7 @@ def test_the_directions_of_a_matrix_are_kept() -> None:
     assert bool(((core.diagonal() > 0.6) & (core.diagonal() < 1.3)).all())
 
 
-def test_a_step_of_muon_has_the_size_of_its_learning_rate() -> None:
+def test_muon_update_size() -> None:
     tall = nn.Parameter(torch.zeros(64, 16))
     optimizer = Muon([tall], lr=0.02)
     tall.grad = 1e-6 * torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
@@ -56,7 +56,7 @@ def test_a_step_of_muon_has_the_size_of_its_learning_rate() -> None:
     assert float(values.max()) < 2.6
 
 
-def test_tables_heads_and_vectors_are_not_for_muon() -> None:
+def test_muon_trains_only_hidden_matrices() -> None:
     model = TinyModel(8)
     hidden, outer, vectors = split_parameters(model)
     assert [id(value) for value in hidden] == [id(model.hidden.weight)]
@@ -68,7 +68,7 @@ def test_tables_heads_and_vectors_are_not_for_muon() -> None:
     }
 
 
-def test_frozen_weights_are_left_out() -> None:
+def test_frozen_weights_are_skipped() -> None:
     model = TinyModel(8)
     model.hidden.weight.requires_grad_(False)
     assert all(
@@ -76,13 +76,13 @@ def test_frozen_weights_are_left_out() -> None:
     )
 
 
-def test_only_matrices_decay() -> None:
+def test_weight_decay_applies_only_to_matrices() -> None:
     groups = make_optimizer(TinyModel(8), plan(weight_decay=0.1)).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert [{value.dim() for value in group["params"]} for group in groups] == [{2}, {1}]
 
 
-def test_every_group_keeps_its_own_peak() -> None:
+def test_every_group_has_its_own_peak_rate() -> None:
     optimizer = make_optimizer(
         TinyModel(8), plan(optimizer="muon", learning_rate=0.001, muon_lr=0.02)
     )
@@ -90,13 +90,13 @@ def test_every_group_keeps_its_own_peak() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.0005, 0.0005, 0.01]
 
 
-def test_the_state_of_another_optimizer_is_refused() -> None:
+def test_state_of_another_optimizer_is_rejected() -> None:
     saved = make_optimizer(TinyModel(8), plan(optimizer="muon")).state_dict()
     with pytest.raises(CheckpointError, match=r"adamw\+muon, this run has adamw"):
         make_optimizer(TinyModel(8), plan()).load_state_dict(saved)
 
 
-def test_the_state_of_another_size_is_refused() -> None:
+def test_state_of_another_shape_is_rejected() -> None:
     model = TinyModel(8)
     optimizer = make_optimizer(model, plan())
     for value in optimizer.parameters:

@@ -34,12 +34,12 @@ def rows() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_guide_shows_a_row_that_the_stage_reads(stage: str) -> None:
+def test_documented_rows_parse(stage: str) -> None:
     assert STAGE_PARSERS[stage](json.loads(rows()[stage]))
 
 
 @pytest.mark.parametrize("page", [GUIDE, STEPS, TUTORIAL], ids=["guide", "steps", "tutorial"])
-def test_every_variable_and_option_that_a_page_names_exists(page: str) -> None:
+def test_documented_variables_and_options_exist(page: str) -> None:
     words = set(re.findall(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b", page))
     assert sorted(words - set(variable_names()) - OTHER_WORDS) == []
     known = {name for stage in STAGES for name in option_names(stage)} | OTHER_OPTIONS
@@ -47,12 +47,12 @@ def test_every_variable_and_option_that_a_page_names_exists(page: str) -> None:
     assert sorted(set(re.findall(r"--([a-z][a-z0-9_-]+)", prose)) - known) == []
 
 
-def test_the_page_about_checkpoints_names_every_file() -> None:
+def test_checkpoint_page_lists_every_file() -> None:
     for name in (*REQUIRED_FILES, RNG_FILE, CONFIG_FILE, "manifest.json", "latest", "pinned"):
         assert f"`{name}`" in STEPS or f"\n    {name} " in STEPS or f"\n  {name} " in STEPS, name
 
 
-def test_the_code_about_checkpoints_runs(tmp_path: Path) -> None:
+def test_checkpoint_page_code_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", STEPS, re.DOTALL)
     assert len(blocks) == 2
     done = subprocess.run(

@@ -36,9 +36,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome(out_dir)
 
 
-def test_a_run_in_another_process_and_in_this_one_are_the_same(
-    tmp_path: Path, expected: Outcome
-) -> None:
+def test_run_is_identical_in_another_process(tmp_path: Path, expected: Outcome) -> None:
     result = run(tmp_path)
     assert result.is_complete
     assert result.steps == 12  # Seven batches in updates of two are four, three times.
@@ -47,7 +45,7 @@ def test_a_run_in_another_process_and_in_this_one_are_the_same(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("at_batch", [1, 2, 9, 20])
-def test_a_signal_saves_first_and_tells_by_the_exit_code(
+def test_signal_saves_and_sets_the_exit_code(
     tmp_path: Path, expected: Outcome, number: int, at_batch: int
 ) -> None:
     assert (
@@ -60,9 +58,7 @@ def test_a_signal_saves_first_and_tells_by_the_exit_code(
     assert outcome(tmp_path) == expected
 
 
-def test_signals_at_every_few_batches_still_lead_to_the_same_end(
-    tmp_path: Path, expected: Outcome
-) -> None:
+def test_repeated_signals_lead_to_the_same_result(tmp_path: Path, expected: Outcome) -> None:
     codes = [run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 4)))]
     while codes[-1] == 143:
         codes.append(run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 4))))
@@ -72,9 +68,7 @@ def test_signals_at_every_few_batches_still_lead_to_the_same_end(
     assert outcome(tmp_path) == expected
 
 
-def test_an_error_is_raised_after_the_last_update_was_saved(
-    tmp_path: Path, expected: Outcome
-) -> None:
+def test_error_is_raised_after_a_save(tmp_path: Path, expected: Outcome) -> None:
     with pytest.raises(ValueError, match="a bad row"):
         run(tmp_path, stage=TinyStage(fail_at_batch=6), save_interval=100)
     newest = latest_step(tmp_path / "checkpoints")
@@ -84,7 +78,7 @@ def test_an_error_is_raised_after_the_last_update_was_saved(
     assert outcome(tmp_path) == expected
 
 
-def test_death_at_any_touch_of_a_file_leaves_a_run_that_goes_on(
+def test_kill_at_any_file_operation_leaves_a_resumable_run(
     tmp_path: Path, expected: Outcome
 ) -> None:
     codes = set()
@@ -101,7 +95,7 @@ def test_death_at_any_touch_of_a_file_leaves_a_run_that_goes_on(
     assert codes == {-signal.SIGKILL}, "every one of them died"
 
 
-def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+def test_kills_at_random_moments_do_not_change_the_result(tmp_path: Path) -> None:
     rng, cut = random.Random(11), tmp_path / "cut"
     for _ in range(5):
         # Beyond what was told before, so that each run trains something before it dies.
@@ -130,9 +124,7 @@ def last_told(out_dir: Path) -> int:
         return 0
 
 
-def test_a_full_disk_stops_the_run_with_its_checkpoints_whole(
-    tmp_path: Path, expected: Outcome
-) -> None:
+def test_full_disk_keeps_checkpoints_intact(tmp_path: Path, expected: Outcome) -> None:
     assert run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9))) == 143
     before = [path.name for _, path in list_steps(tmp_path / "checkpoints")]
     assert run_in_subprocess(tmp_path, FaultSpec(max_file_bytes=5000)) == 1
@@ -145,7 +137,7 @@ def test_a_full_disk_stops_the_run_with_its_checkpoints_whole(
     assert outcome(tmp_path) == expected
 
 
-def test_a_disk_that_is_too_small_is_refused_before_training(
+def test_too_small_disk_is_rejected_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = TinyStage()
@@ -155,7 +147,7 @@ def test_a_disk_that_is_too_small_is_refused_before_training(
     assert stage.num_losses == 0
 
 
-def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_says_why(
+def test_truncated_checkpoint_is_skipped_with_a_warning(
     tmp_path: Path, expected: Outcome, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path, max_steps=6, **NO_END)
@@ -173,7 +165,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_says_why(
 NO_END: dict[str, Any] = {"schedule": "constant"}
 
 
-def test_one_changed_bit_is_found_and_passed_over(
+def test_checkpoint_with_a_flipped_bit_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path, max_steps=6, **NO_END)
@@ -186,7 +178,7 @@ def test_one_changed_bit_is_found_and_passed_over(
     assert "damaged" in caplog.text
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+def test_changed_settings_are_rejected_by_name(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4)
     with pytest.raises(InvalidInput, match=r"plan\.learning_rate: 0\.01 -> 0\.02"):
         run(tmp_path, max_steps=4, learning_rate=0.02)
@@ -198,24 +190,24 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         run(tmp_path, max_steps=4, stage=TinyStage(width=8))
 
 
-def test_other_settings_can_be_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_settings_can_be_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path, max_steps=4)
     assert run(tmp_path, max_steps=6, allow_partial=True).steps == 6
     assert "plan.max_steps: 4 -> 6" in caplog.text
 
 
-def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
+def test_new_run_rejects_steps_of_an_old_one(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4)
     with pytest.raises(InvalidInput, match="earlier run"):
         run(tmp_path, resume=None, max_steps=4)
 
 
-def test_a_missing_step_is_refused(tmp_path: Path) -> None:
+def test_missing_step_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="not a step directory"):
         run(tmp_path, resume=tmp_path / "step_00000009")
 
 
-def test_a_finished_run_trains_nothing_more(tmp_path: Path, expected: Outcome) -> None:
+def test_finished_run_does_not_train_again(tmp_path: Path, expected: Outcome) -> None:
     run(tmp_path)
     stage = TinyStage()
     result = run(tmp_path, stage=stage)
@@ -225,9 +217,7 @@ def test_a_finished_run_trains_nothing_more(tmp_path: Path, expected: Outcome) -
     assert outcome(tmp_path)[0] == expected[0]
 
 
-def test_a_checkpoint_of_three_files_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_older_checkpoint_format_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path, max_steps=4, **NO_END)
     newest = latest_step(tmp_path / "checkpoints")
     assert newest is not None
@@ -237,14 +227,14 @@ def test_a_checkpoint_of_three_files_goes_on(
     assert "no RNG state for rank 0" in caplog.text
 
 
-def test_a_run_that_was_stopped_tells_each_figure_once(tmp_path: Path) -> None:
+def test_resumed_run_logs_each_metric_once(tmp_path: Path) -> None:
     run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9)))
     run(tmp_path)
     steps = [record["step"] for record in told(tmp_path) if "loss" in record]
     assert steps == list(range(1, 13))
 
 
-def test_muon_resumes_exactly_too(tmp_path: Path) -> None:
+def test_muon_resumes_exactly(tmp_path: Path) -> None:
     run(tmp_path / "whole", optimizer="muon")
     run_in_subprocess(
         tmp_path / "cut", FaultSpec(signal_at_batch=(signal.SIGINT, 10)), optimizer="muon"
@@ -253,9 +243,7 @@ def test_muon_resumes_exactly_too(tmp_path: Path) -> None:
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-def test_a_compiled_model_saves_and_resumes_under_plain_names(
-    tmp_path: Path, expected: Outcome
-) -> None:
+def test_compiled_model_is_saved_under_plain_names(tmp_path: Path, expected: Outcome) -> None:
     stage = TinyStage()
     # Named like a compiled one; compiling itself is not what is tested.
     stage.model = _Compiled(stage.model)

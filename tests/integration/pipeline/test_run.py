@@ -19,7 +19,7 @@ from tinkex.pipeline.trainer_lock import lock_directory
 __all__ = ["project"]
 
 
-def test_a_first_run_trains_every_stage_from_its_parent(project: PipelineProject) -> None:
+def test_first_run_trains_every_stage_from_its_parent(project: PipelineProject) -> None:
     done = project.run("--run-r1")
     assert done.actions == dict.fromkeys(("tokenizer", "pretrain", "sft", "dpo", "r1"), "trained")
     for stage, parent in (("sft", "pretrain"), ("dpo", "sft"), ("r1", "dpo")):
@@ -30,7 +30,7 @@ def test_a_first_run_trains_every_stage_from_its_parent(project: PipelineProject
     assert "--init_from" not in project.record("pretrain").command
 
 
-def test_reasoning_is_trained_only_when_asked_for(project: PipelineProject) -> None:
+def test_r1_is_trained_only_with_run_r1(project: PipelineProject) -> None:
     assert list(project.run().actions) == ["tokenizer", "pretrain", "sft", "dpo"]
     assert not (project.out / "r1").exists()
     again = project.run("--run-r1")
@@ -38,7 +38,7 @@ def test_reasoning_is_trained_only_when_asked_for(project: PipelineProject) -> N
     assert {again.actions[name] for name in ("tokenizer", "pretrain", "sft", "dpo")} == {"skipped"}
 
 
-def test_a_model_that_cannot_be_asked_is_no_failure_of_the_run(
+def test_failed_demo_does_not_fail_the_run(
     project: PipelineProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
     done = project.run("--run-r1", R1_DEMO="1", R1_DEMO_PROMPT="Are you there?")
@@ -48,7 +48,7 @@ def test_a_model_that_cannot_be_asked_is_no_failure_of_the_run(
     assert f"Error: cannot generate with {project.out / 'r1' / 'hf'}" in capfd.readouterr().err
 
 
-def test_the_published_check_holds(project: PipelineProject) -> None:
+def test_smoke_run_twice_resumes(project: PipelineProject) -> None:
     """SAVE_INTERVAL=2 KEEP_LAST=2, twice: step directories, then --resume in the log."""
     first = project.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
     assert project.steps("pretrain") == ["step_00000002", "step_00000004"]
@@ -58,7 +58,7 @@ def test_the_published_check_holds(project: PipelineProject) -> None:
     assert f"--resume {newest} --ckpt_dir {newest.parent}" in second.text
 
 
-def test_a_finished_run_has_nothing_to_do(project: PipelineProject) -> None:
+def test_finished_run_skips_all_stages(project: PipelineProject) -> None:
     project.run()
     before = {path: path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()}
     done = project.run()
@@ -69,7 +69,7 @@ def test_a_finished_run_has_nothing_to_do(project: PipelineProject) -> None:
     assert changed <= {"run.log", "run.lock", "trainer.lock"}
 
 
-def test_what_a_trainer_by_hand_is_writing_is_left_alone(project: PipelineProject) -> None:
+def test_directory_of_a_running_trainer_is_not_touched(project: PipelineProject) -> None:
     project.run()
     half = project.out / "sft" / ".partial-hf"
     half.mkdir()
@@ -83,7 +83,7 @@ def test_what_a_trainer_by_hand_is_writing_is_left_alone(project: PipelineProjec
     assert not half.exists()
 
 
-def test_the_interval_and_the_number_kept_hold_in_every_stage(project: PipelineProject) -> None:
+def test_save_interval_and_keep_last_apply_to_every_stage(project: PipelineProject) -> None:
     project.run("--smoke-test", "--run-r1", SAVE_INTERVAL="3", KEEP_LAST="2")
     for stage in ("pretrain", "sft", "dpo", "r1"):
         command = project.record(stage).command
@@ -92,7 +92,7 @@ def test_the_interval_and_the_number_kept_hold_in_every_stage(project: PipelineP
         assert len(project.steps(stage)) == 2
 
 
-def test_a_failed_stage_stops_the_run_and_is_resumed(
+def test_failed_stage_stops_the_run_and_is_resumed(
     project: PipelineProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE", "fail sft 3")
@@ -116,7 +116,7 @@ def test_a_failed_stage_stops_the_run_and_is_resumed(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
 )
-def test_a_signal_reaches_the_trainer_and_its_code_comes_back(
+def test_signal_is_forwarded_to_the_trainer(
     project: PipelineProject, number: signal.Signals, code: int
 ) -> None:
     process = project.start(FAKE="wait sft 3")
@@ -131,7 +131,7 @@ def test_a_signal_reaches_the_trainer_and_its_code_comes_back(
     assert "checkpoints/step_00000003" in again.text
 
 
-def test_a_second_run_is_told_who_holds_the_directory(project: PipelineProject) -> None:
+def test_second_run_reports_the_lock_holder(project: PipelineProject) -> None:
     process = project.start(FAKE="wait pretrain 1")
     project.wait_for(project.out / "pretrain" / "waiting", process)
     with pytest.raises(ConfigError, match=f"in use by process {process.pid} .*training pretrain"):
@@ -140,7 +140,7 @@ def test_a_second_run_is_told_who_holds_the_directory(project: PipelineProject) 
     process.communicate(timeout=TIMEOUT_SECONDS)
 
 
-def test_a_trainer_that_outlives_its_run_keeps_the_directory(project: PipelineProject) -> None:
+def test_trainer_that_outlives_its_run_keeps_the_lock(project: PipelineProject) -> None:
     process = project.start(FAKE="wait pretrain 1")
     project.wait_for(project.out / "pretrain" / "waiting", process)
     trainer = project.record("pretrain").pid
@@ -157,7 +157,7 @@ def test_a_trainer_that_outlives_its_run_keeps_the_directory(project: PipelinePr
     assert project.run().actions["pretrain"] == "resumed"
 
 
-def test_a_changed_setting_is_shown_and_refused(project: PipelineProject) -> None:
+def test_changed_setting_is_reported_and_rejected(project: PipelineProject) -> None:
     project.run()
     done = project.run(PRETRAIN_ARGS="--learning_rate 0.001", SEED="7")
     assert done.error is not None
@@ -166,7 +166,7 @@ def test_a_changed_setting_is_shown_and_refused(project: PipelineProject) -> Non
     assert "--restart-from pretrain" in str(done.error.hint)
 
 
-def test_changed_data_is_refused(project: PipelineProject) -> None:
+def test_changed_data_is_rejected(project: PipelineProject) -> None:
     project.run()
     path = Path(project.environ["DPO_JSON"])
     path.write_text(path.read_text() * 2)
@@ -176,13 +176,13 @@ def test_changed_data_is_refused(project: PipelineProject) -> None:
     assert "data: " in done.error.message
 
 
-def test_data_that_was_only_touched_is_the_same(project: PipelineProject) -> None:
+def test_touched_data_is_unchanged(project: PipelineProject) -> None:
     project.run()
     os.utime(project.environ["SFT_JSON"])
     assert set(project.run().actions.values()) == {"skipped"}
 
 
-def test_children_of_a_parent_that_was_trained_again_are_refused(
+def test_children_of_a_retrained_parent_are_rejected(
     project: PipelineProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.run()
@@ -193,7 +193,7 @@ def test_children_of_a_parent_that_was_trained_again_are_refused(
     assert "--restart-from sft" in str(done.error.hint)
 
 
-def test_a_result_that_its_trainer_did_not_leave_is_refused(project: PipelineProject) -> None:
+def test_modified_result_is_rejected(project: PipelineProject) -> None:
     project.run()
     project.change_result("pretrain", is_recorded=False)
     done = project.run()
@@ -202,7 +202,7 @@ def test_a_result_that_its_trainer_did_not_leave_is_refused(project: PipelinePro
     assert "result: the files differ from those that the trainer wrote" in done.error.message
 
 
-def test_weights_that_are_missing_are_made_again_from_the_last_step(
+def test_missing_weights_are_rebuilt_from_the_last_step(
     project: PipelineProject,
 ) -> None:
     project.run()
@@ -221,7 +221,7 @@ def test_weights_that_are_missing_are_made_again_from_the_last_step(
 
 
 @pytest.mark.parametrize("flags", [("--force-pretrain",), ("--restart-from", "pretrain")])
-def test_a_restart_throws_away_a_stage_and_its_children(
+def test_restart_deletes_a_stage_and_its_children(
     project: PipelineProject, flags: tuple[str, ...]
 ) -> None:
     project.run("--run-r1")
@@ -238,13 +238,13 @@ def test_a_restart_throws_away_a_stage_and_its_children(
     assert not os.path.lexists(project.out / "reason_512.pth")
 
 
-def test_a_stage_whose_result_was_removed_is_resumed(project: PipelineProject) -> None:
+def test_stage_without_result_is_resumed(project: PipelineProject) -> None:
     project.run()
     (project.out / "dpo" / "hf" / "config.json").unlink()
     assert project.run().actions["dpo"] == "resumed"
 
 
-def test_old_names_lead_to_the_weights_wherever_the_directory_is(project: PipelineProject) -> None:
+def test_legacy_links_survive_a_move(project: PipelineProject) -> None:
     project.run("--run-r1")
     moved = project.root / "moved"
     project.out.rename(moved)
@@ -260,14 +260,14 @@ def test_old_names_lead_to_the_weights_wherever_the_directory_is(project: Pipeli
         assert link.read_text() == stage
 
 
-def test_pretrain_can_be_left_out(project: PipelineProject) -> None:
+def test_skip_pretrain(project: PipelineProject) -> None:
     with pytest.raises(ConfigError, match="no weights to start SFT from"):
         project.run("--skip-pretrain")
     project.run()
     assert project.run("--skip-pretrain").actions == {"sft": "skipped", "dpo": "skipped"}
 
 
-def test_weights_from_elsewhere_take_the_place_of_pretrain(project: PipelineProject) -> None:
+def test_pretrained_path_replaces_pretrain(project: PipelineProject) -> None:
     folder = project.root / "base"
     folder.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -277,7 +277,7 @@ def test_weights_from_elsewhere_take_the_place_of_pretrain(project: PipelineProj
     assert f"--tokenizer_dir {folder} --init_from {folder}" in done.text
 
 
-def test_a_broken_line_is_told_before_anything_is_trained(project: PipelineProject) -> None:
+def test_invalid_line_is_reported_before_training(project: PipelineProject) -> None:
     path = Path(project.environ["DPO_JSON"])
     path.write_text(path.read_text() + "{broken\n")
     with pytest.raises(InvalidInput, match=r"dpo_jsonl, line 2 is not JSON"):
@@ -285,13 +285,13 @@ def test_a_broken_line_is_told_before_anything_is_trained(project: PipelineProje
     assert not (project.out / "pretrain").exists()
 
 
-def test_a_file_that_is_named_must_be_there(project: PipelineProject) -> None:
+def test_missing_data_file_is_rejected(project: PipelineProject) -> None:
     with pytest.raises(InvalidInput, match=r"SFT_JSON: .* is not a file"):
         project.run(SFT_JSON=str(project.root / "nowhere.jsonl"))
     assert not (project.out / "tokenizer").exists()
 
 
-def test_an_option_that_no_trainer_knows_is_refused_before_anything_is_trained(
+def test_unknown_option_is_rejected_before_training(
     project: PipelineProject,
 ) -> None:
     with pytest.raises(ConfigError, match="DPO_ARGS has --bta"):
@@ -301,7 +301,7 @@ def test_an_option_that_no_trainer_knows_is_refused_before_anything_is_trained(
     assert not (project.out / "tokenizer").exists()
 
 
-def test_free_options_reach_the_trainer_as_they_were_quoted(project: PipelineProject) -> None:
+def test_extra_options_keep_their_quoting(project: PipelineProject) -> None:
     marker = project.root / "made by a shell"
     path = f"figures $(touch '{marker}'); a b"
     project.run("--run-r1", R1_ARGS=f"--metrics_file {shlex.quote(path)} --epochs 3")
@@ -325,7 +325,7 @@ def test_free_options_reach_the_trainer_as_they_were_quoted(project: PipelinePro
         ({"R1_DEMO_TEMPERATURE": "nan"}, "R1_DEMO_TEMPERATURE must be a number from 0 to 100"),
     ],
 )
-def test_options_that_make_no_sense_are_told_before_anything_is_trained(
+def test_invalid_options_are_rejected_before_training(
     project: PipelineProject, told: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
@@ -333,7 +333,7 @@ def test_options_that_make_no_sense_are_told_before_anything_is_trained(
     assert not (project.out / "tokenizer").exists()
 
 
-def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(
+def test_unwritable_out_dir_is_reported(
     project: PipelineProject,
 ) -> None:
     (project.root / "file").touch()
@@ -341,7 +341,7 @@ def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(
         project.run(OUT_DIR=str(project.root / "file"))
 
 
-def test_several_processes_are_started_by_torchrun(project: PipelineProject) -> None:
+def test_several_processes_use_torchrun(project: PipelineProject) -> None:
     from tinkex.pipeline.config import read_config
     from tinkex.pipeline.run.plan import RunFlags, make_run_plan
     from tinkex.pipeline.run.stage_records import StageStart
@@ -353,7 +353,7 @@ def test_several_processes_are_started_by_torchrun(project: PipelineProject) -> 
         assert command[1:4] == ["-m", "tinkex.pipeline.run.ranks", "--nproc_per_node=2"]
 
 
-def test_results_are_shown_and_noted(project: PipelineProject) -> None:
+def test_results_are_printed_and_recorded(project: PipelineProject) -> None:
     done = project.run()
     rows = [line.split() for line in done.text.splitlines()]
     assert ["pretrain", "trained", "eval_loss", "9", "2.25", "4", "400", "1.5"] in rows

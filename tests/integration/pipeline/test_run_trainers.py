@@ -43,7 +43,7 @@ def run(directory: Path) -> str:
     return done.stdout
 
 
-def test_the_documented_command_trains_all_stages_and_then_shows_resume(tmp_path: Path) -> None:
+def test_documented_command_trains_all_stages(tmp_path: Path) -> None:
     first = run(tmp_path)
     out = tmp_path / "out"
     parent = json.loads((out / "tokenizer" / "stage.json").read_text())["digest"]

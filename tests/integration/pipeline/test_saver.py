@@ -38,7 +38,7 @@ def content(value: float) -> StepContent:
     return StepContent(weights=weights, optimizer={"optimizer": {}, "scaler": {}}, state=STATE)
 
 
-def test_a_copy_does_not_change_with_what_it_was_taken_of() -> None:
+def test_snapshot_is_independent_of_its_source() -> None:
     tensor = torch.ones(4)
     copied = TensorSnapshot().copy_tree({"a": [tensor, (tensor + 1, 5)], "b": "text"})
     tensor.zero_()
@@ -47,7 +47,7 @@ def test_a_copy_does_not_change_with_what_it_was_taken_of() -> None:
     assert (copied["a"][1][1], copied["b"]) == (5, "text")
 
 
-def test_memory_is_used_again_and_tied_tensors_stay_tied() -> None:
+def test_snapshot_reuses_buffers_and_keeps_ties() -> None:
     snapshot, weights = TensorSnapshot(), named_weights(TinyModel(8))
     first, second = snapshot.copy_tree(weights), snapshot.copy_tree(weights)
     assert {name: value.data_ptr() for name, value in first.items()} == {
@@ -58,7 +58,7 @@ def test_memory_is_used_again_and_tied_tensors_stay_tied() -> None:
     assert grown["hidden.weight"].shape == (16, 16)
 
 
-def test_training_may_go_on_while_a_step_is_written(tmp_path: Path) -> None:
+def test_training_continues_while_a_step_is_written(tmp_path: Path) -> None:
     writer, model = StepWriter(tmp_path, StepRetention()), nn.Linear(4, 4)
     may_write = threading.Event()
 
@@ -76,7 +76,7 @@ def test_training_may_go_on_while_a_step_is_written(tmp_path: Path) -> None:
     assert torch.equal(read_step(tmp_path / "step_00000001").weights["weight"], expected)
 
 
-def test_who_saves_faster_than_the_disk_writes_waits(tmp_path: Path) -> None:
+def test_save_waits_for_the_previous_write(tmp_path: Path) -> None:
     writer, may_write = StepWriter(tmp_path, StepRetention()), threading.Event()
 
     def slow(weights: Mapping[str, Tensor]) -> None:
@@ -94,7 +94,7 @@ def test_who_saves_faster_than_the_disk_writes_waits(tmp_path: Path) -> None:
     assert read_step(tmp_path / "step_00000001").weights["weight"].tolist() == [1.0] * 8
 
 
-def test_a_failed_write_is_told_at_the_next_save_and_the_thread_still_ends(tmp_path: Path) -> None:
+def test_failed_write_is_raised_at_the_next_save(tmp_path: Path) -> None:
     root = tmp_path / "file"
     root.write_text("not a directory")
     writer = StepWriter(root, StepRetention())
@@ -104,14 +104,14 @@ def test_a_failed_write_is_told_at_the_next_save_and_the_thread_still_ends(tmp_p
     assert writer.close() is None
 
 
-def test_the_same_step_again_replaces_the_old_one(tmp_path: Path) -> None:
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     write_step(tmp_path, 1, content(1.0))
     path = write_step(tmp_path, 1, content(2.0))
     assert read_step(path).weights["weight"].tolist() == [2.0] * 8
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latest", "step_00000001"]
 
 
-def test_a_replacement_that_fails_leaves_the_old_step(
+def test_failed_replacement_keeps_the_old_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_step(tmp_path, 1, content(1.0))
@@ -126,25 +126,25 @@ def test_a_replacement_that_fails_leaves_the_old_step(
     assert not list(tmp_path.glob(f"{REPLACED_PREFIX}*"))
 
 
-def test_the_space_that_is_needed_counts_tied_weights_once() -> None:
+def test_needed_space_counts_tied_weights_once() -> None:
     weights = named_weights(TinyModel(8))
     assert count_tensor_bytes(weights) == 4 * (32 * 8 + 8 * 8 + 8 + 8 + 8)
 
 
-def test_too_little_space_is_said_in_numbers(tmp_path: Path) -> None:
+def test_too_little_space_is_reported_with_sizes(tmp_path: Path) -> None:
     check_disk_space(tmp_path, 10_000_000, lambda path: 20_000_000)
     with pytest.raises(CheckpointError, match=r"5\.0 MB free, but a checkpoint needs 11\.0 MB"):
         check_disk_space(tmp_path, 10_000_000, lambda path: 5_000_000)
 
 
-def test_nothing_is_executed_when_a_step_is_read(tmp_path: Path) -> None:
+def test_reading_a_step_executes_no_code(tmp_path: Path) -> None:
     path = write_step(tmp_path, 1, content(1.0))
     torch.save({"weight": Path("x")}, path / "model.pth")
     with pytest.raises(CheckpointError, match=r"model\.pth cannot be read"):
         read_step(path)
 
 
-def test_a_step_says_what_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_records_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     project.mkdir()
     for name in [name for name in os.environ if name.startswith("GIT_")]:

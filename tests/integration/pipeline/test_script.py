@@ -37,7 +37,7 @@ def call(
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_names_every_flag(project: PipelineProject, script: str) -> None:
+def test_help_lists_every_flag(project: PipelineProject, script: str) -> None:
     done = call(project, script, "-h")
     assert done.returncode == 0
     for flag in ("--smoke-test", "--skip-pretrain", "--run-r1", "--force-pretrain"):
@@ -45,7 +45,7 @@ def test_help_names_every_flag(project: PipelineProject, script: str) -> None:
     assert "--restart-from" in done.stdout
 
 
-def test_the_documented_command_twice(project: PipelineProject) -> None:
+def test_documented_command_twice(project: PipelineProject) -> None:
     first = call(project, "scripts/run.sh", "--smoke-test", OUT_DIR="out")
     assert first.returncode == 0, first.stderr
     assert len(project.steps("pretrain")) == 2
@@ -55,7 +55,7 @@ def test_the_documented_command_twice(project: PipelineProject) -> None:
     assert "Nothing to do" in second.stdout
 
 
-def test_a_wrong_flag_ends_with_2_and_a_wrong_variable_with_1(project: PipelineProject) -> None:
+def test_exit_codes_of_wrong_flags_and_variables(project: PipelineProject) -> None:
     assert call(project, "pipelines/run.sh", "--smoke").returncode == 2
     assert call(project, "pipelines/run.sh", "--restart-from", "rl").returncode == 2
     both = call(project, "pipelines/run.sh", "--skip-pretrain", "--force-pretrain")
@@ -66,7 +66,7 @@ def test_a_wrong_flag_ends_with_2_and_a_wrong_variable_with_1(project: PipelineP
     assert "Traceback" not in wrong.stderr
 
 
-def test_a_failing_stage_ends_the_script_with_a_sentence(project: PipelineProject) -> None:
+def test_failing_stage_ends_the_script_with_a_message(project: PipelineProject) -> None:
     done = call(project, "pipelines/run.sh", FAKE="fail pretrain 1")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-2:]
@@ -74,7 +74,7 @@ def test_a_failing_stage_ends_the_script_with_a_sentence(project: PipelineProjec
     assert "run the same command again" in last[1]
 
 
-def test_curves_are_served_on_another_port_when_theirs_is_busy(project: PipelineProject) -> None:
+def test_tensorboard_uses_another_port_if_busy(project: PipelineProject) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -90,14 +90,14 @@ def test_curves_are_served_on_another_port_when_theirs_is_busy(project: Pipeline
         os.kill(int(found[2]), 0)
 
 
-def test_without_curves_no_server_is_started(project: PipelineProject) -> None:
+def test_no_tensorboard_without_tf_dir(project: PipelineProject) -> None:
     for told in ({"TB_AUTO": "0", "TF_DIR": "curves"}, {"TB_AUTO": "1", "TF_DIR": ""}):
         done = call(project, "scripts/run.sh", **told)
         assert done.returncode == 0, done.stderr
         assert "TensorBoard" not in done.stdout
 
 
-def test_two_processes_train_one_stage_together(project: PipelineProject) -> None:
+def test_two_processes_train_one_stage(project: PipelineProject) -> None:
     shutil.copy(PROJECT / "trainer" / "train_pretrain.py", project.root / "trainers")
     sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
     told = {f"MODEL_{name}": value for name, value in sizes.items()}
@@ -114,7 +114,7 @@ def test_two_processes_train_one_stage_together(project: PipelineProject) -> Non
     assert "[pretrain] complete at step" in alone.stdout, alone.stderr
 
 
-def test_two_processes_save_together_when_they_are_asked_to_end(project: PipelineProject) -> None:
+def test_two_processes_save_on_a_signal(project: PipelineProject) -> None:
     shutil.copy(PROJECT / "trainer" / "train_pretrain.py", project.root / "trainers")
     sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
     told = {f"MODEL_{name}": value for name, value in sizes.items()}
@@ -131,7 +131,7 @@ def test_two_processes_save_together_when_they_are_asked_to_end(project: Pipelin
     assert f"saved at step {int(saved.removeprefix('step_'))}" in text
 
 
-def test_without_tinkex_the_script_says_what_to_install(project: PipelineProject) -> None:
+def test_script_without_tinkex_prints_the_install_command(project: PipelineProject) -> None:
     empty = project.root / "empty" / "bin"
     empty.mkdir(parents=True)
     python = empty / "python"
@@ -142,7 +142,7 @@ def test_without_tinkex_the_script_says_what_to_install(project: PipelineProject
     assert "pip install -e '.[pipeline]'" in done.stderr
 
 
-def test_data_is_generated_and_said_to_be_when_none_is_given(project: PipelineProject) -> None:
+def test_missing_data_is_generated_and_reported(project: PipelineProject) -> None:
     for name in ("PRETRAIN_JSON", "SFT_JSON", "DPO_JSON", "R1_JSON"):
         del project.environ[name]
     done = project.run()

@@ -31,7 +31,7 @@ class AskedToStop(TinyStage):
 
 
 @pytest.mark.parametrize(("at_evaluation", "saved"), [(1, None), (2, 3), (3, 6), (5, 12)])
-def test_an_evaluation_is_left_at_once_and_made_up_for(
+def test_interrupted_evaluation_is_repeated_on_resume(
     tmp_path: Path, at_evaluation: int, saved: int | None
 ) -> None:
     stage = AskedToStop()
@@ -68,7 +68,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_second_ctrl_c_later_on_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=ROOT, timeout=120)
     assert done.returncode == 77
     newest = latest_step(tmp_path / "checkpoints")

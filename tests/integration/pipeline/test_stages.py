@@ -81,9 +81,7 @@ def other_family(kind: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe", "llama", "qwen2"])
-def test_packed_documents_compute_what_each_computes_alone(
-    tokenizer: TextTokenizer, kind: str
-) -> None:
+def test_packed_forward_matches_single_documents(tokenizer: TextTokenizer, kind: str) -> None:
     if kind in ("llama", "qwen2"):
         model = other_family(kind)
     else:
@@ -108,7 +106,7 @@ def test_packed_documents_compute_what_each_computes_alone(
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_a_document_does_not_notice_its_neighbours(tokenizer: TextTokenizer) -> None:
+def test_documents_do_not_influence_each_other(tokenizer: TextTokenizer) -> None:
     run = PackedForward(tiny_model(tokenizer))
     tokens_T = random_tokens(tokenizer.vocab_size)
     changed_T = tokens_T.clone()
@@ -119,7 +117,7 @@ def test_a_document_does_not_notice_its_neighbours(tokenizer: TextTokenizer) -> 
     assert not torch.equal(before[:9], after[:9])
 
 
-def test_logits_in_chunks_are_logits_at_once(tokenizer: TextTokenizer) -> None:
+def test_chunked_cross_entropy_matches_full_logits(tokenizer: TextTokenizer) -> None:
     torch.manual_seed(0)
     num_rows = 2 * CHUNK_ROWS + 7
     hidden_PD = torch.randn(num_rows, 8, requires_grad=True)
@@ -140,7 +138,7 @@ def test_logits_in_chunks_are_logits_at_once(tokenizer: TextTokenizer) -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_stays_near_and_its_gradients_are_whole(tokenizer: TextTokenizer) -> None:
+def test_bfloat16_forward_is_close_with_float32_gradients(tokenizer: TextTokenizer) -> None:
     model = tiny_model(tokenizer)
     tokens_T = random_tokens(tokenizer.vocab_size)
     ones_T = torch.ones(len(tokens_T))
@@ -157,7 +155,7 @@ def test_half_precision_stays_near_and_its_gradients_are_whole(tokenizer: TextTo
     assert totals[1] == pytest.approx(totals[0], rel=0.02)
 
 
-def test_sft_counts_the_assistants_tokens_and_no_others(
+def test_sft_loss_counts_only_assistant_tokens(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     setting = make_setting("sft", tmp_path, data["sft"], tokenizer)
@@ -171,7 +169,7 @@ def test_sft_counts_the_assistants_tokens_and_no_others(
     torch.testing.assert_close(loss.total, each_T[batch.loss_mask_T].sum(), **CLOSE)
 
 
-def test_experts_pay_for_uneven_use_and_their_routers_learn_from_it(
+def test_router_aux_loss_and_its_gradient(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     setting = make_setting("pretrain", tmp_path, data["pretrain"], tokenizer, use_moe=True)
@@ -216,7 +214,7 @@ def dpo_by_hand(policy: Any, reference: Any, batch: Any, beta: float) -> Tensor:
     return total
 
 
-def test_dpo_is_the_published_formula_with_its_gradient(
+def test_dpo_loss_matches_the_published_formula(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     setting = make_setting("dpo", tmp_path, data["dpo"], tokenizer, "--beta", "0.3")
@@ -236,7 +234,7 @@ def test_dpo_is_the_published_formula_with_its_gradient(
     assert all(parameter.grad is None for parameter in other.parameters())
 
 
-def test_a_model_is_its_own_reference_at_the_start_and_the_reference_stays(
+def test_dpo_reference_is_a_frozen_copy(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     stage = DpoStage(make_setting("dpo", tmp_path, data["dpo"], tokenizer), None)
@@ -253,7 +251,7 @@ def test_a_model_is_its_own_reference_at_the_start_and_the_reference_stays(
     )
 
 
-def test_an_extreme_margin_is_no_overflow(
+def test_extreme_dpo_margin_does_not_overflow(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     setting = make_setting("dpo", tmp_path, data["dpo"], tokenizer, "--beta", "1e6")
@@ -269,9 +267,7 @@ def test_an_extreme_margin_is_no_overflow(
 # --- reasoning ------------------------------------------------------------------------------
 
 
-def test_tags_weigh_more_where_they_count_and_nowhere_else(
-    tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_tag_weights_apply_only_to_targets(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     # The user writes a tag, too; nobody learns it.
     ask = {"role": "user", "content": "Write <think> or 7."}
     say = {"role": "assistant", "content": "<think>7</think><answer>7</answer>"}
@@ -294,7 +290,7 @@ def test_tags_weigh_more_where_they_count_and_nowhere_else(
     torch.testing.assert_close(loss.total, (each_T * torch.tensor(weights)).sum(), **CLOSE)
 
 
-def test_a_tag_that_is_not_one_token_is_refused(
+def test_multi_token_tag_is_rejected(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     setting = make_setting("r1", tmp_path, data["r1"], tokenizer, "--r1_tokens", "<thinking>")
@@ -302,7 +298,7 @@ def test_a_tag_that_is_not_one_token_is_refused(
         DistillStage(setting, None)
 
 
-def test_a_teacher_is_learned_from_by_the_published_formula(
+def test_distillation_loss_matches_the_published_formula(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     words = ("--distill_alpha", "0.25", "--distill_temperature", "2", "--r1_token_weight", "1")
@@ -355,7 +351,7 @@ def step(stage: Any, num_steps: int, rate: float) -> None:
         ("r1", lambda setting: DistillStage(setting, None), "loss", -1.0),
     ],
 )
-def test_a_stage_moves_its_own_metric(
+def test_training_improves_the_stage_metric(
     tmp_path: Path,
     tokenizer: TextTokenizer,
     data: dict[str, Path],
@@ -373,7 +369,7 @@ def test_a_stage_moves_its_own_metric(
     assert next(iter(before)) == own
 
 
-def test_what_a_checkpoint_must_share_with_its_run(
+def test_stage_config_fields(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     one, other = (

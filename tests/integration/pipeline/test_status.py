@@ -15,11 +15,11 @@ from tinkex.pipeline.run.status import list_stage_summaries, newest_step, read_m
 __all__ = ["project"]
 
 
-def test_a_directory_without_stages_has_none(tmp_path: Path) -> None:
+def test_empty_directory_has_no_stages(tmp_path: Path) -> None:
     assert list_stage_summaries(tmp_path / "nowhere") == []
 
 
-def test_a_finished_run_is_complete(project: PipelineProject) -> None:
+def test_finished_run_is_complete(project: PipelineProject) -> None:
     project.run()
     views = {view.stage: view for view in list_stage_summaries(project.out)}
     assert list(views) == ["tokenizer", "pretrain", "sft", "dpo"]
@@ -30,7 +30,7 @@ def test_a_finished_run_is_complete(project: PipelineProject) -> None:
     assert dpo.updated_at is not None
 
 
-def test_a_stage_that_runs_says_so_and_one_that_was_killed_died(project: PipelineProject) -> None:
+def test_status_of_running_and_killed_stages(project: PipelineProject) -> None:
     process = project.start(FAKE="wait sft 3")
     project.wait_for(project.out / "sft" / "waiting", process)
     running = list_stage_summaries(project.out)[-1]
@@ -45,7 +45,7 @@ def test_a_stage_that_runs_says_so_and_one_that_was_killed_died(project: Pipelin
     assert list_stage_summaries(project.out)[-1].status == "died"
 
 
-def test_a_parent_that_is_no_more_the_same_makes_its_child_stale(project: PipelineProject) -> None:
+def test_changed_parent_makes_its_child_stale(project: PipelineProject) -> None:
     project.run()
     project.change_result("pretrain", is_recorded=True)
     views = {view.stage: view.stale for view in list_stage_summaries(project.out)}
@@ -53,7 +53,7 @@ def test_a_parent_that_is_no_more_the_same_makes_its_child_stale(project: Pipeli
     assert views["dpo"] is None
 
 
-def test_a_look_changes_nothing_on_disk(project: PipelineProject) -> None:
+def test_status_changes_nothing_on_disk(project: PipelineProject) -> None:
     project.run()
     aside = project.out / "sft" / "checkpoints" / ".replaced-step_00000099"
     aside.mkdir()
@@ -61,7 +61,7 @@ def test_a_look_changes_nothing_on_disk(project: PipelineProject) -> None:
     assert aside.is_dir()
 
 
-def test_a_line_that_was_cut_off_is_left_out(project: PipelineProject) -> None:
+def test_truncated_metrics_line_is_dropped(project: PipelineProject) -> None:
     project.run()
     path = project.out / "sft" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 5, "lo')
@@ -75,14 +75,14 @@ def test_a_line_that_was_cut_off_is_left_out(project: PipelineProject) -> None:
     ("logged", "saved", "steps", "shown"),
     [(110, 117, None, 117), (120, 100, None, 120), (110, 110, 113, 113), (None, None, None, None)],
 )
-def test_steps_between_two_logged_ones_are_counted(
+def test_newest_step_includes_unlogged_steps(
     logged: int | None, saved: int | None, steps: int | None, shown: int | None
 ) -> None:
     result = None if steps is None else StageResult(stage="sft", steps=steps, digest="0")
     assert newest_step(logged, saved, result) == shown
 
 
-def test_steps_that_a_resumed_run_repeats_are_counted_once(project: PipelineProject) -> None:
+def test_repeated_steps_are_counted_once(project: PipelineProject) -> None:
     project.run()
     path = project.out / "sft" / "metrics.jsonl"
     again = [

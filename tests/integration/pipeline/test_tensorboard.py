@@ -42,7 +42,7 @@ def start(logdir: Path, port: int = 0) -> TensorBoard:
     return server
 
 
-def test_it_answers_with_its_directory_and_is_gone_after_the_block(tmp_path: Path) -> None:
+def test_server_answers_and_stops_after_the_block(tmp_path: Path) -> None:
     with start(tmp_path) as server:
         assert ask(server.url)["data_location"] == str(tmp_path)
         url, pid = server.url, server.pid
@@ -64,13 +64,13 @@ def test_it_answers_with_its_directory_and_is_gone_after_the_block(tmp_path: Pat
     assert not (tmp_path / RECORD_FILE).exists()
 
 
-def test_a_busy_port_is_replaced_by_a_free_one(tmp_path: Path, busy_port: int) -> None:
+def test_busy_port_is_replaced_by_a_free_one(tmp_path: Path, busy_port: int) -> None:
     with start(tmp_path, busy_port) as server:
         assert f":{busy_port}/" not in server.url
         assert ask(server.url)["data_location"] == str(tmp_path)
 
 
-def test_a_server_whose_run_died_is_taken_over_and_stopped(tmp_path: Path) -> None:
+def test_server_of_a_dead_run_is_taken_over(tmp_path: Path) -> None:
     first = start(tmp_path)
     record = json.loads((tmp_path / RECORD_FILE).read_text())
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -84,14 +84,14 @@ def test_a_server_whose_run_died_is_taken_over_and_stopped(tmp_path: Path) -> No
         ask(second.url)
 
 
-def test_a_record_of_a_server_that_is_gone_is_not_believed(tmp_path: Path) -> None:
+def test_record_of_a_stopped_server_is_ignored(tmp_path: Path) -> None:
     record = {"url": "http://127.0.0.1:9/", "pid": os.getpid(), "owner": os.getpid()}
     (tmp_path / RECORD_FILE).write_text(json.dumps(record))
     with start(tmp_path) as server:
         assert server.pid != os.getpid()
 
 
-def test_without_the_package_there_is_a_hint(
+def test_missing_tensorboard_package_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -99,7 +99,7 @@ def test_without_the_package_there_is_a_hint(
     assert "[pipeline]" in caplog.text
 
 
-def test_curves_go_on_after_a_resume_without_a_point_told_twice(tmp_path: Path) -> None:
+def test_resumed_run_logs_each_point_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     plan = make_plan(
@@ -116,7 +116,7 @@ def test_curves_go_on_after_a_resume_without_a_point_told_twice(tmp_path: Path) 
     assert [point.step for point in found.Scalars("eval/loss")] == [0, 3, 6, 9, 12]
 
 
-def test_a_run_that_begins_anew_has_no_points_of_the_old_one(tmp_path: Path) -> None:
+def test_new_run_purges_old_points(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for name in ("first", "second"):

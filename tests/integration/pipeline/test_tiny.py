@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_folder_is_one_that_the_server_and_transformers_read(made: Path) -> None:
+def test_folder_loads_in_server_and_transformers(made: Path) -> None:
     folder = read_model_folder(made / "tiny")
     assert (folder.dtype, folder.has_tokenizer) == ("float16", True)
     model = AutoModelForCausalLM.from_pretrained(folder.path)
@@ -50,7 +50,7 @@ def test_the_folder_is_one_that_the_server_and_transformers_read(made: Path) -> 
     assert (folder.path / "README.md").read_text().count(" % |") == 13
 
 
-def test_to_make_it_again_trains_nothing_and_gives_the_same_weights(made: Path) -> None:
+def test_second_run_trains_nothing(made: Path) -> None:
     before = digest_weights(made / "tiny")
     again = make_tiny(made)
     assert again.returncode == 0, again.stderr
@@ -58,7 +58,7 @@ def test_to_make_it_again_trains_nothing_and_gives_the_same_weights(made: Path) 
     assert digest_weights(made / "tiny") == before
 
 
-def test_from_nothing_it_becomes_the_same_again(made: Path, tmp_path: Path) -> None:
+def test_run_from_scratch_is_reproducible(made: Path, tmp_path: Path) -> None:
     done = make_tiny(tmp_path)
     assert done.returncode == 0, done.stderr
     assert digest_weights(tmp_path / "tiny") == digest_weights(made / "tiny")

@@ -50,7 +50,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return make_tokenizer(folder / "made", list(write_samples(folder).values()))
 
 
-def test_marks_and_tags_are_one_token_each_wherever_they_stand(tokenizer: TextTokenizer) -> None:
+def test_special_tokens_and_tags_are_single_tokens(tokenizer: TextTokenizer) -> None:
     for tag in (*SPECIAL_TOKENS, *TAG_TOKENS):
         (ids,) = tokenizer.encode_batch([f"so{tag}then"])
         assert ids.count(tokenizer.token_id(tag)) == 1
@@ -60,18 +60,18 @@ def test_marks_and_tags_are_one_token_each_wherever_they_stand(tokenizer: TextTo
 
 @settings(deadline=None)
 @given(st.text(max_size=60))
-def test_any_text_comes_back_as_it_was(tokenizer: TextTokenizer, text: str) -> None:
+def test_encode_decode_round_trip(tokenizer: TextTokenizer, text: str) -> None:
     (ids,) = tokenizer.encode_batch([text])
     assert tokenizer.decode(ids) == text
 
 
-def test_digits_are_tokens_of_their_own(tokenizer: TextTokenizer) -> None:
+def test_digits_are_single_tokens(tokenizer: TextTokenizer) -> None:
     (ids,) = tokenizer.encode_batch(["1234"])
     assert [tokenizer.decode([token]) for token in ids] == ["1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize(("messages", "tools"), TALKS)
-def test_the_template_says_what_the_renderer_says(
+def test_chat_template_matches_the_renderer(
     tokenizer: TextTokenizer, messages: list[dict[str, Any]], tools: list[Any]
 ) -> None:
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
@@ -83,7 +83,7 @@ def test_the_template_says_what_the_renderer_says(
     ) == render_prompt(asked)
 
 
-def test_parts_have_the_tokens_of_the_whole(tokenizer: TextTokenizer) -> None:
+def test_span_tokens_concatenate_to_the_full_tokens(tokenizer: TextTokenizer) -> None:
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
     for messages, tools in TALKS:
         parts = tokenizer.encode_batch([part.text for part in render_spans(messages, tools)])
@@ -91,7 +91,7 @@ def test_parts_have_the_tokens_of_the_whole(tokenizer: TextTokenizer) -> None:
         assert [token for ids in parts for token in ids] == whole
 
 
-def test_thinking_can_be_left_out(tokenizer: TextTokenizer) -> None:
+def test_thinking_can_be_disabled(tokenizer: TextTokenizer) -> None:
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
     text = theirs.apply_chat_template(
         TALKS[0][0][:1], tokenize=False, add_generation_prompt=True, enable_thinking=False
@@ -99,7 +99,7 @@ def test_thinking_can_be_left_out(tokenizer: TextTokenizer) -> None:
     assert text.endswith("assistant\n<think>\n\n</think>\n\n")
 
 
-def test_transformers_reads_the_folder_alike(tokenizer: TextTokenizer) -> None:
+def test_transformers_tokenizes_identically(tokenizer: TextTokenizer) -> None:
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
     text = "What is 3 plus 4? <think>7</think>"
     assert theirs.encode(text) == tokenizer.encode_batch([text])[0]
@@ -109,7 +109,7 @@ def test_transformers_reads_the_folder_alike(tokenizer: TextTokenizer) -> None:
     assert theirs.decode(ids, skip_special_tokens=True) == "<think>a</think>"
 
 
-def test_it_is_made_once_and_again_when_the_data_changed(tmp_path: Path) -> None:
+def test_tokenizer_is_retrained_only_after_a_change(tmp_path: Path) -> None:
     data, out = write_rows(tmp_path / "a.jsonl", [{"text": "aaa bbb"}]), tmp_path / "made"
     assert train_tokenizer_folder([data], out, 300) is True
     before = (out / "tokenizer.json").stat().st_ino
@@ -120,7 +120,7 @@ def test_it_is_made_once_and_again_when_the_data_changed(tmp_path: Path) -> None
     assert train_tokenizer_folder([data], out, 301) is True
 
 
-def test_the_command_makes_a_folder_and_tells_what_is_wrong(
+def test_command_writes_a_folder_and_reports_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = write_rows(tmp_path / "a.jsonl", [{"text": "aaa bbb aaa"}])
@@ -137,7 +137,7 @@ def test_the_command_makes_a_folder_and_tells_what_is_wrong(
     ]
 
 
-def test_the_command_ends_quietly_when_it_is_interrupted(
+def test_interrupted_command_prints_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: object) -> None:
@@ -151,13 +151,13 @@ def test_the_command_ends_quietly_when_it_is_interrupted(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path: Path) -> None:
+def test_too_small_vocabulary_is_rejected(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"text": "a"}])
     with pytest.raises(ConfigError, match=str(MIN_VOCAB_SIZE)):
         train_tokenizer_folder([data], tmp_path / "made", 100)
 
 
-def test_a_missing_or_foreign_tokenizer_is_told(tmp_path: Path) -> None:
+def test_missing_or_invalid_tokenizer_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no tokenizer in"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

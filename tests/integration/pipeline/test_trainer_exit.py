@@ -73,7 +73,7 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_before_training_has_its_exit_code_too(
+def test_signal_before_training_sets_the_exit_code(
     project: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     # Nobody writes to the other end: it waits for its first row.
@@ -90,7 +90,7 @@ def test_a_signal_before_training_has_its_exit_code_too(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)]
 )
-def test_a_signal_in_training_saves_and_the_resumed_run_ends_the_same(
+def test_signal_in_training_saves_and_resumes_identically(
     project: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     # Only the run that is compared must end by itself.
@@ -114,7 +114,7 @@ def test_a_signal_in_training_saves_and_the_resumed_run_ends_the_same(
 # --- two of them --------------------------------------------------------------------------------
 
 
-def test_two_trainers_do_not_share_a_directory(
+def test_two_trainers_cannot_share_a_directory(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tokens").mkdir()
@@ -132,9 +132,7 @@ def test_two_trainers_do_not_share_a_directory(
 # --- data ---------------------------------------------------------------------------------------
 
 
-def test_a_mark_of_byte_order_and_line_ends_of_windows_change_nothing(
-    project: Path, tmp_path: Path
-) -> None:
+def test_byte_order_mark_and_crlf_change_nothing(project: Path, tmp_path: Path) -> None:
     odd = tmp_path / "pretrain.jsonl"
     plain = (project / "pretrain.jsonl").read_bytes()
     odd.write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n") + b"\r\n  \r\n")
@@ -148,7 +146,7 @@ def talk(question: str, answer: str) -> dict[str, Any]:
     return {"conversations": said}
 
 
-def test_rows_that_are_too_long_are_counted_and_said(
+def test_too_long_rows_are_reported(
     project: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [talk(f"{n} + 1?", f"{n + 1}") for n in range(20)]
@@ -165,7 +163,7 @@ def test_rows_that_are_too_long_are_counted_and_said(
     assert "are skipped" in caplog.text
 
 
-def test_a_very_long_line_is_a_row_like_others(project: Path, tmp_path: Path) -> None:
+def test_very_long_line_is_accepted(project: Path, tmp_path: Path) -> None:
     rows = [{"text": f"{n} is a number."} for n in range(20)]
     data = write_rows(tmp_path / "pretrain.jsonl", [*rows, {"text": "1 2 3 4 5 " * 100_000}])
     words = words_of(project, tmp_path / "out", "--data_path", str(data))
@@ -175,7 +173,7 @@ def test_a_very_long_line_is_a_row_like_others(project: Path, tmp_path: Path) ->
 # --- what is told -------------------------------------------------------------------------------
 
 
-def test_a_figure_that_is_no_number_is_null_in_the_result(tmp_path: Path) -> None:
+def test_non_finite_metric_is_null_in_the_result(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"w")
     (tmp_path / "hf" / "config.json").write_text("{}")

@@ -50,7 +50,7 @@ def words_of(project: Path, stage: str, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("stage", LEGACY)
-def test_a_stage_trains_from_its_parent_and_leaves_all_it_should(
+def test_stage_trains_from_its_parent_and_writes_all_files(
     project: Path, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = project / "out" / stage
@@ -73,9 +73,7 @@ def test_a_stage_trains_from_its_parent_and_leaves_all_it_should(
     assert lines[-1]["step"] == 3
 
 
-def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(
-    project: Path, tmp_path: Path
-) -> None:
+def test_interrupted_run_resumes_to_the_same_weights(project: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     words = ("--schedule", "constant", "--warmup_steps", "0")
     assert main("pretrain", words_of(project, "pretrain", whole, *words)) == 0
@@ -86,7 +84,7 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(
     assert digest_weights(whole / "hf") == digest_weights(parts / "hf")
 
 
-def test_experts_are_trained_and_named(project: Path, tmp_path: Path) -> None:
+def test_moe_training_and_file_names(project: Path, tmp_path: Path) -> None:
     words = words_of(project, "pretrain", tmp_path, "--use_moe", "true", "--num_experts", "3")
     assert main("pretrain", words) == 0
     assert (tmp_path / "pretrain_32_moe.pth").is_file()
@@ -98,13 +96,13 @@ def test_experts_are_trained_and_named(project: Path, tmp_path: Path) -> None:
     assert (tmp_path / "next/full_sft_32_moe.pth").is_file()
 
 
-def test_without_a_tokenizer_one_is_made_for_the_data(project: Path, tmp_path: Path) -> None:
+def test_tokenizer_is_trained_if_none_is_given(project: Path, tmp_path: Path) -> None:
     words = ("--vocab_size", "300", "--data_path", str(project / "pretrain.jsonl"))
     assert main("pretrain", ["--out_dir", str(tmp_path), *words, *SIZE_WORDS, *SHORT]) == 0
     assert (tmp_path / "hf/tokenizer.json").is_file()
 
 
-def test_data_to_evaluate_on_may_be_named(project: Path, tmp_path: Path) -> None:
+def test_eval_data_path(project: Path, tmp_path: Path) -> None:
     other = write_rows(tmp_path / "other.jsonl", [{"text": "12 plus 3 is 15."}])
     words = words_of(project, "pretrain", tmp_path / "out", "--eval_data_path", str(other))
     assert main("pretrain", words) == 0
@@ -117,10 +115,10 @@ def test_data_to_evaluate_on_may_be_named(project: Path, tmp_path: Path) -> None
         ('{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
         ("", "has no rows"),
         ('{"messages": []}\n', "line 1: no field 'text'"),
-        ('{"text": "a b c"}\n', "none is left to train on"),
+        ('{"text": "a b c"}\n', "none is left for training"),
     ],
 )
-def test_bad_data_is_one_sentence_with_file_and_line_and_code_1(
+def test_invalid_data_is_reported_with_file_and_line(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
 ) -> None:
     bad = tmp_path / "bad.jsonl"
@@ -145,7 +143,7 @@ def test_bad_data_is_one_sentence_with_file_and_line_and_code_1(
         (("--resume", "absent"), "absent"),
     ],
 )
-def test_what_is_missing_is_one_sentence_and_code_1(
+def test_missing_inputs_exit_with_code_1(
     project: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -160,7 +158,7 @@ def test_what_is_missing_is_one_sentence_and_code_1(
 
 @pytest.mark.parametrize("more", [(), ("--resume", "auto")])
 @pytest.mark.parametrize(("stage", "parent"), [("sft", "pretrain"), ("dpo", "sft"), ("r1", "dpo")])
-def test_a_later_stage_is_not_begun_from_random_weights(
+def test_later_stages_require_initial_weights(
     project: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -177,7 +175,7 @@ def test_a_later_stage_is_not_begun_from_random_weights(
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_a_parent_that_is_not_there_is_said_before_its_tokenizer_is_missed(
+def test_missing_parent_is_reported_before_its_tokenizer(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(project / "sft.jsonl")
@@ -186,7 +184,7 @@ def test_a_parent_that_is_not_there_is_said_before_its_tokenizer_is_missed(
     assert "no model at nowhere" in capsys.readouterr().err
 
 
-def test_sizes_that_the_parent_does_not_have_are_refused(
+def test_sizes_that_differ_from_the_parent_are_rejected(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("pretrain", words_of(project, "pretrain", tmp_path / "parent")) == 0
@@ -195,7 +193,7 @@ def test_sizes_that_the_parent_does_not_have_are_refused(
     assert "hidden_size is 64, but the model in" in capsys.readouterr().err
 
 
-def test_bfloat16_is_not_chosen_where_the_hardware_lacks_it() -> None:
+def test_bfloat16_requires_hardware_support() -> None:
     cpu = torch.device("cpu")
     assert choose_dtype("auto", cpu) is torch.float32
     asked = choose_dtype("bfloat16", cpu)
@@ -205,7 +203,7 @@ def test_bfloat16_is_not_chosen_where_the_hardware_lacks_it() -> None:
 @pytest.mark.parametrize(
     "script", ["train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason"]
 )
-def test_a_script_is_its_trainer(script: str) -> None:
+def test_scripts_show_the_help_of_their_trainer(script: str) -> None:
     found = run_script(script, "--help")
     assert found.returncode == 0
     assert "--keep_last_checkpoints" in found.stdout
@@ -214,7 +212,7 @@ def test_a_script_is_its_trainer(script: str) -> None:
     assert "expected a whole number, got 'none'" in found.stderr
 
 
-def test_a_wrong_word_does_not_wait_for_torch() -> None:
+def test_option_errors_do_not_import_torch() -> None:
     probe = "import sys, tinkex.pipeline.entry; print('torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
@@ -227,7 +225,7 @@ def run_script(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_sizes_that_are_not_told_are_the_small_ones_of_a_chat_model() -> None:
+def test_default_model_sizes() -> None:
     known = parse_arguments("pretrain", ["--out_dir", "o", "--data_path", "d", "--num_layers", "3"])
     config = make_config(model_sizes(known), 6400, 2, 0)
     assert (config.hidden_size, config.num_hidden_layers) == (512, 3)

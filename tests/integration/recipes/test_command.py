@@ -57,7 +57,7 @@ def trainer(server: StubServer, tmp_path: Path) -> Trainer:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_becomes_a_model(
+def test_train_command_trains_a_model(
     kind: str, trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainer.train(kind).exit_code == 0
@@ -70,7 +70,7 @@ def test_a_file_becomes_a_model(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_json_is_pure_and_says_everything(
+def test_json_output_is_complete(
     kind: str, trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainer.train(kind, "--json").exit_code == 0
@@ -82,7 +82,7 @@ def test_json_is_pure_and_says_everything(
     assert shown.err == ""
 
 
-def test_a_bar_with_the_loss_is_shown_on_a_terminal(
+def test_terminal_shows_a_progress_bar_with_the_loss(
     trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer.screen = Screen(is_terminal=True, width=100)
@@ -93,7 +93,7 @@ def test_a_bar_with_the_loss_is_shown_on_a_terminal(
     assert "\x1b" not in shown.out
 
 
-def test_a_narrow_terminal_shows_the_figures_whole(
+def test_narrow_terminal_does_not_truncate_numbers(
     trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer.screen = Screen(is_terminal=True, width=40)
@@ -105,7 +105,7 @@ def test_a_narrow_terminal_shows_the_figures_whole(
     assert not [line for line in bars if "\u2026" in line]
 
 
-def test_the_same_command_again_finds_the_result(
+def test_same_command_again_shows_the_result(
     trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer.train("sft")
@@ -118,7 +118,7 @@ def test_the_same_command_again_finds_the_result(
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
-def test_an_interrupted_run_is_saved_and_goes_on(
+def test_interrupted_run_is_saved_and_resumes(
     trainer: Trainer, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt() -> None:
@@ -145,7 +145,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(
     assert "Resuming after step" in capsys.readouterr().err
 
 
-def test_a_broken_line_is_one_sentence(
+def test_invalid_line_is_reported_in_one_message(
     trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = trainer.directory / "broken.jsonl"
@@ -158,7 +158,7 @@ def test_a_broken_line_is_one_sentence(
     assert "Traceback" not in shown.err
 
 
-def test_without_a_name_the_servers_own_model_is_adapted(
+def test_default_base_model_of_the_server(
     trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(write_data(trainer.directory, "sft"))
@@ -168,7 +168,7 @@ def test_without_a_name_the_servers_own_model_is_adapted(
     assert f"Training {BASE_MODEL} on" in capsys.readouterr().err
 
 
-def test_of_several_models_one_has_to_be_named(
+def test_several_models_require_a_choice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tmp_path / "x.jsonl"
@@ -179,7 +179,7 @@ def test_of_several_models_one_has_to_be_named(
     assert "No model was given; the server has: a, b" in capsys.readouterr().err
 
 
-def test_a_setting_that_is_wrong_is_told_before_any_server_is_asked(
+def test_invalid_setting_is_reported_before_connecting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context = Context(base_url="http://127.0.0.1:1", api_key=KEY)
@@ -188,7 +188,7 @@ def test_a_setting_that_is_wrong_is_told_before_any_server_is_asked(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_setting_of_a_plan_is_an_option_with_the_same_default(kind: str) -> None:
+def test_every_plan_setting_is_an_option_with_the_same_default(kind: str) -> None:
     command = getattr(recipes, kind)
     assert isinstance(command, click.Command)
     options = {param.name: param for param in command.params if param.name not in NOT_IN_PLANS}
@@ -201,7 +201,7 @@ def test_every_setting_of_a_plan_is_an_option_with_the_same_default(kind: str) -
     assert {name: given[name] for name in names} == {name: getattr(plan, name) for name in names}
 
 
-def test_the_commands_at_the_end_work_as_they_are_printed(
+def test_printed_commands_work(
     trainer: Trainer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trainer.directory)
@@ -219,9 +219,7 @@ def test_the_commands_at_the_end_work_as_they_are_printed(
     assert list(trainer.directory.glob("*_weights_sft-sft-000004/adapter_model.safetensors"))
 
 
-def test_json_has_no_commands_beside_it(
-    trainer: Trainer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_output_has_no_commands(trainer: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
     assert trainer.train("sft", "--json").exit_code == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["is_complete"] is True

@@ -33,7 +33,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, P
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_a_real_model_learns_and_goes_on_after_a_stop(
+def test_real_model_learns_and_resumes(
     kind: str, real: tuple[str, str, Path], tmp_path: Path
 ) -> None:
     url, key, folder = real

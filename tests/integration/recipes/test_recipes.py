@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_the_loss_falls(kind: str, service: ServiceClient, tmp_path: Path) -> None:
+def test_loss_decreases(kind: str, service: ServiceClient, tmp_path: Path) -> None:
     run = start(make_plan(tmp_path, kind, epochs=8), service, tmp_path / "run")
     found = [report.loss for report in run]
     assert fmean(found[-2:]) < 0.8 * fmean(found[:2])
 
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo"])
-def test_rewards_rise(loss: str, service: ServiceClient, tmp_path: Path) -> None:
+def test_rewards_increase(loss: str, service: ServiceClient, tmp_path: Path) -> None:
     plan = make_plan(
         tmp_path, "rl", epochs=5, learning_rate=0.5, group_size=64, answer_tokens=4, loss=loss
     )
@@ -41,7 +41,7 @@ def test_rewards_rise(loss: str, service: ServiceClient, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_leaves_checkpoints_and_a_sample(
+def test_run_writes_checkpoints_and_a_sample(
     kind: str, service: ServiceClient, tmp_path: Path
 ) -> None:
     run = start(make_plan(tmp_path, kind), service, tmp_path / "run")
@@ -61,9 +61,7 @@ def test_a_run_leaves_checkpoints_and_a_sample(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_goes_on_as_if_undisturbed(
-    kind: str, service: ServiceClient, tmp_path: Path
-) -> None:
+def test_stopped_run_resumes_identically(kind: str, service: ServiceClient, tmp_path: Path) -> None:
     undisturbed = start(make_plan(tmp_path, kind), service, tmp_path / "undisturbed")
     assert len(list(undisturbed)) == 6
     stopped = start(make_plan(tmp_path, kind), service, tmp_path / "run")
@@ -78,7 +76,7 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_goes_on_from_its_last_checkpoint(
+def test_killed_run_resumes_from_its_last_checkpoint(
     kind: str, serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
     server, count = serve(), itertools.count()
@@ -111,7 +109,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_rows_are_measured(kind: str, service: ServiceClient, tmp_path: Path) -> None:
+def test_eval_data_is_evaluated(kind: str, service: ServiceClient, tmp_path: Path) -> None:
     plan = make_plan(tmp_path, kind, eval_every=4)
     run = start(make_plan(tmp_path, kind, eval_every=4, eval_data=plan.data), service, tmp_path)
     name = "eval_reward" if kind == "rl" else "eval_loss"
@@ -121,7 +119,7 @@ def test_other_rows_are_measured(kind: str, service: ServiceClient, tmp_path: Pa
     assert name in run.result.metrics
 
 
-def test_groups_without_signal_train_nothing_and_are_counted(
+def test_groups_without_signal_are_counted(
     service: ServiceClient, server: StubServer, tmp_path: Path
 ) -> None:
     plan = make_plan(tmp_path, "rl", steps=2)
@@ -132,9 +130,7 @@ def test_groups_without_signal_train_nothing_and_are_counted(
     assert server.calls("optim_step") == []
 
 
-def test_a_step_of_dpo_is_that_of_the_loss_written_in_torch(
-    service: ServiceClient, tmp_path: Path
-) -> None:
+def test_dpo_step_matches_the_loss_in_torch(service: ServiceClient, tmp_path: Path) -> None:
     """Both take one step from the same weights on the same pairs, and end at the same place."""
     import torch
 
@@ -165,7 +161,7 @@ def test_a_step_of_dpo_is_that_of_the_loss_written_in_torch(
     assert second.loss == pytest.approx(after, abs=1e-5)
 
 
-def test_dpo_compares_with_the_checkpoint_it_started_from_even_after_a_stop(
+def test_dpo_reference_is_the_start_checkpoint_after_a_resume(
     service: ServiceClient, tmp_path: Path
 ) -> None:
     first = start(make_plan(tmp_path, "sft"), service, tmp_path / "sft")
@@ -192,7 +188,7 @@ def test_dpo_compares_with_the_checkpoint_it_started_from_even_after_a_stop(
 @pytest.mark.parametrize(
     ("kind", "names"), [("dpo", ["loss", "accuracy", "margin"]), ("rl", ["loss", "reward", "kl"])]
 )
-def test_the_server_has_the_metrics_that_the_recipe_shows(
+def test_recipe_metrics_are_reported_to_the_server(
     kind: str, names: list[str], service: ServiceClient, tmp_path: Path
 ) -> None:
     run = start(
@@ -216,7 +212,7 @@ def test_the_server_has_the_metrics_that_the_recipe_shows(
     assert shown == {name: reports[-1].metrics[name] for name in names[1:]}
 
 
-def test_a_server_that_takes_no_metrics_is_asked_once(
+def test_metrics_are_reported_once_to_a_server_that_rejects_them(
     server: StubServer, service: ServiceClient, tmp_path: Path
 ) -> None:
     server.inject("report_run_metrics", Fault(status=404), times=None)

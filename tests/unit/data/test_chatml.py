@@ -13,7 +13,7 @@ TALK = (
 )
 
 
-def test_only_what_the_assistant_says_is_learned_with_its_end() -> None:
+def test_only_assistant_content_and_its_end_token_are_targets() -> None:
     assert render_spans(TALK) == [
         ChatSpan(
             "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi?<|im_end|>\n"
@@ -27,11 +27,11 @@ def test_only_what_the_assistant_says_is_learned_with_its_end() -> None:
     ]
 
 
-def test_a_prompt_ends_where_the_learned_part_begins() -> None:
+def test_prompt_ends_where_the_target_starts() -> None:
     assert render_prompt(TALK[:2]) == render_spans(TALK)[0].text
 
 
-def test_calls_are_learned_and_responses_are_read() -> None:
+def test_tool_calls_are_targets_and_tool_responses_are_not() -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "now", "arguments": {}}]}
     parts = render_spans(
         ({"role": "user", "content": "Time?"}, call, {"role": "tool", "content": "9"})

@@ -52,13 +52,13 @@ def learned(example: RenderedExample) -> list[int]:
     return [t for t, is_in in zip(example.tokens, example.is_learned, strict=True) if is_in]
 
 
-def test_a_completion_is_learned_with_its_end_and_the_prompt_is_not() -> None:
+def test_completion_and_eos_are_targets_and_the_prompt_is_not() -> None:
     (example,) = Renderer(ToyTokenizer()).render_examples(PromptCompletionRow("ab", "cd"))
     assert list(example.tokens) == [*b"abcd", EOS]
     assert learned(example) == [*b"cd", EOS]
 
 
-def test_the_datum_is_shifted_by_one() -> None:
+def test_datum_targets_are_shifted_by_one() -> None:
     (example,) = Renderer(ToyTokenizer()).render_examples(PromptCompletionRow("ab", "cd"))
     datum = example.to_datum(0.5)
     assert datum.model_input.to_ints() == list(b"abcd")
@@ -67,7 +67,7 @@ def test_the_datum_is_shifted_by_one() -> None:
     assert example.sum_target_logprobs([1.0, 2.0, 4.0, 8.0]) == 14.0
 
 
-def test_the_first_token_of_a_tokenizer_comes_first() -> None:
+def test_bos_token_comes_first() -> None:
     (example,) = Renderer(WithFirst()).render_examples(PromptCompletionRow("a", "b"))
     assert list(example.tokens) == [300, *b"ab", EOS]
     assert Renderer(WithFirst()).render_prompt("a") == [300, *b"a"]
@@ -76,14 +76,14 @@ def test_the_first_token_of_a_tokenizer_comes_first() -> None:
     assert not chat.is_learned[0]
 
 
-def test_a_template_lays_the_conversation_out_and_only_the_assistant_is_learned() -> None:
+def test_template_renders_and_only_assistant_turns_are_targets() -> None:
     row = ChatRow((USER, BOT, USER, {"role": "assistant", "content": "zz"}))
     (example,) = Renderer(Templated()).render_examples(row)
     assert bytes(example.tokens) == b"[u]hi;[a]yo;[u]hi;[a]zz;"
     assert bytes(learned(example)) == b"yo;zz;"
 
 
-def test_a_template_that_rewrites_old_turns_gives_an_example_per_turn() -> None:
+def test_template_that_rewrites_earlier_turns_gives_one_example_per_turn() -> None:
     thoughtful = {"role": "assistant", "content": "hm|yo"}
     row = ChatRow((USER, thoughtful, USER, thoughtful))
     first, second = Renderer(Templated(drops_thoughts=True)).render_examples(row)
@@ -92,27 +92,27 @@ def test_a_template_that_rewrites_old_turns_gives_an_example_per_turn() -> None:
     assert bytes(learned(first)) == bytes(learned(second)) == b"hm|yo;"
 
 
-def test_a_conversation_that_the_assistant_begins_is_learned_too() -> None:
+def test_conversation_may_start_with_the_assistant() -> None:
     first, second = Renderer(Templated()).render_examples(ChatRow((BOT, USER, BOT)))
     assert bytes(learned(first)) == b"[a]yo;"
     assert bytes(learned(second)) == b"yo;"
 
 
-def test_without_a_template_the_layout_is_plain() -> None:
+def test_plain_layout_without_a_template() -> None:
     (example,) = Renderer(ToyTokenizer()).render_examples(ChatRow((USER, BOT)))
     assert list(example.tokens) == [*b"User: hi\n\nAssistant: yo", EOS, *b"\n\n"]
     assert learned(example) == [*b" yo", EOS]
     assert Renderer(ToyTokenizer()).render_prompt((USER,)) == list(b"User: hi\n\nAssistant:")
 
 
-def test_without_a_template_parts_that_are_no_text_are_refused() -> None:
+def test_non_text_content_is_rejected_without_a_template() -> None:
     message = {"role": "assistant", "content": [{"type": "image"}]}
     with pytest.raises(InvalidInput, match="no plain text"):
         Renderer(ToyTokenizer()).render_examples(ChatRow((message,)))
 
 
 @pytest.mark.parametrize("tokenizer", [ToyTokenizer(), Templated()])
-def test_a_pair_shares_its_prompt_and_learns_the_answer_alone(tokenizer: ToyTokenizer) -> None:
+def test_pair_shares_the_prompt_and_only_answers_are_targets(tokenizer: ToyTokenizer) -> None:
     history = (USER, BOT, USER)
     chosen, rejected = Renderer(tokenizer).render_pair(PreferenceRow(history, "good", "bad"))
     size = chosen.is_learned.index(True)
@@ -122,13 +122,13 @@ def test_a_pair_shares_its_prompt_and_learns_the_answer_alone(tokenizer: ToyToke
     assert b"bad" in bytes(t for t in learned(rejected) if t < 256)
 
 
-def test_a_pair_of_a_plain_prompt() -> None:
+def test_pair_with_a_text_prompt() -> None:
     chosen, rejected = Renderer(ToyTokenizer()).render_pair(PreferenceRow("q", "y", "no"))
     assert learned(chosen) == [*b"y", EOS]
     assert learned(rejected) == [*b"no", EOS]
 
 
-def test_what_is_too_long_is_cut_and_says_so() -> None:
+def test_long_examples_are_truncated_and_counted() -> None:
     (example,) = Renderer(ToyTokenizer(), max_tokens=3).render_examples(
         PromptCompletionRow("ab", "cd")
     )
@@ -148,7 +148,7 @@ def test_what_is_too_long_is_cut_and_says_so() -> None:
     st.integers(2, 60),
     st.sampled_from([ToyTokenizer(), WithFirst(), Templated(), Templated(drops_thoughts=True)]),
 )
-def test_every_conversation_gives_matching_lengths(
+def test_tokens_and_mask_have_equal_lengths(
     turns: list[tuple[str, str]], limit: int, tokenizer: ToyTokenizer
 ) -> None:
     messages = [{"role": role, "content": content} for role, content in [*turns, ("assistant", "")]]

@@ -17,7 +17,7 @@ from tinkex.errors import InvalidInput
 SMALL = {"pretrain": 60, "sft": 60, "dpo": 60, "r1": 60}
 
 
-def test_every_row_is_one_that_its_stage_reads_and_none_comes_twice(tmp_path: Path) -> None:
+def test_sample_rows_parse_and_are_unique(tmp_path: Path) -> None:
     for stage, path in sample_rows.write_sample_files(tmp_path, 1, SMALL).items():
         lines = list(read_lines(path))
         assert len({line.content for line in lines}) == len(lines) == 60
@@ -25,7 +25,7 @@ def test_every_row_is_one_that_its_stage_reads_and_none_comes_twice(tmp_path: Pa
             parse_line(path, line, STAGE_PARSERS[stage])
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     a, b, c = (
         sample_rows.write_sample_files(tmp_path / str(i), seed, SMALL)
         for i, seed in enumerate((1, 1, 2))
@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
         assert a[stage].read_bytes() == b[stage].read_bytes() != c[stage].read_bytes()
 
 
-def test_sums_and_comparisons_are_right(tmp_path: Path) -> None:
+def test_sums_and_comparisons_are_correct(tmp_path: Path) -> None:
     path = sample_rows.write_sample_files(tmp_path, 1, {"r1": 300})["r1"]
     num_checked = 0
     for line in read_lines(path):
@@ -49,7 +49,7 @@ def test_sums_and_comparisons_are_right(tmp_path: Path) -> None:
     assert num_checked > 100
 
 
-def test_what_dpo_prefers_is_not_what_sft_shows_most(tmp_path: Path) -> None:
+def test_dpo_prefers_the_answer_that_is_rarer_in_sft(tmp_path: Path) -> None:
     made = sample_rows.write_sample_files(tmp_path, 1, {"sft": 300, "dpo": 300})
     talks = [json.loads(line.content)["conversations"] for line in read_lines(made["sft"])]
     is_chatty = [talk[1]["content"].endswith(CHATTER) for talk in talks]
@@ -62,6 +62,6 @@ def test_what_dpo_prefers_is_not_what_sft_shows_most(tmp_path: Path) -> None:
         assert pair["rejected"] == [asked, other]
 
 
-def test_a_stage_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_unknown_stage_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="'ppo'"):
         sample_rows.write_sample_files(tmp_path, 1, {"ppo": 3})

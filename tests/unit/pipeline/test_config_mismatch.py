@@ -15,11 +15,11 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON))
-def test_a_run_is_the_same_as_itself(config: dict[str, Any]) -> None:
+def test_config_has_no_mismatch_with_itself(config: dict[str, Any]) -> None:
     assert find_mismatches(config, config) == []
 
 
-def test_each_difference_is_named_with_both_values() -> None:
+def test_mismatches_show_both_values() -> None:
     saved = {"plan": {"seed": 1, "lr": 0.1}, "settings": {"width": 8}}
     current = {"plan": {"seed": 2, "lr": 0.1}, "settings": {"width": 8, "depth": 2}}
     assert find_mismatches(saved, current) == [
@@ -28,7 +28,7 @@ def test_each_difference_is_named_with_both_values() -> None:
     ]
 
 
-def test_versions_and_the_number_of_ranks_may_change() -> None:
+def test_versions_and_world_size_may_change() -> None:
     before = {"accumulation_steps": 1, "warmup_steps": 5}
     saved = {"world_size": 2, "versions": {"torch": "1"}, "plan": before}
     # The length of the warm-up follows from the number of updates.
@@ -36,13 +36,13 @@ def test_versions_and_the_number_of_ranks_may_change() -> None:
     assert find_mismatches(saved, {"world_size": 1, "plan": now}) == []
 
 
-def test_with_as_many_ranks_the_accumulation_may_not() -> None:
+def test_accumulation_may_not_change_with_the_same_world_size() -> None:
     saved = {"world_size": 1, "plan": {"accumulation_steps": 1}}
     current = {"world_size": 1, "plan": {"accumulation_steps": 2}}
     assert find_mismatches(saved, current) == ["plan.accumulation_steps: 1 -> 2"]
 
 
-def test_batches_of_all_ranks_make_an_update() -> None:
+def test_batches_per_update_counts_all_ranks() -> None:
     config = {"plan": {"accumulation_steps": 2}, "world_size": 3}
     assert batches_per_update(config) == 6
     assert batches_per_update({"plan": {}}) is None

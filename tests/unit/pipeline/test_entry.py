@@ -32,7 +32,7 @@ def refused() -> int:
     raise ConfigError("there is no data", hint="Name a file.")
 
 
-def test_what_went_wrong_is_a_sentence_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_printed_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(refused) == 1
     assert capsys.readouterr().err == "Error: there is no data\nName a file.\n"
 
@@ -45,7 +45,7 @@ def test_what_went_wrong_is_a_sentence_and_what_to_do(capsys: pytest.CaptureFixt
         Exception("I/O error: No space left on device (os error 28)"),
     ],
 )
-def test_a_full_disk_is_a_sentence_whichever_library_reports_it(
+def test_full_disk_is_reported_the_same_way_for_every_library(
     capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     def fill() -> int:
@@ -56,7 +56,7 @@ def test_a_full_disk_is_a_sentence_whichever_library_reports_it(
 
 
 @pytest.mark.parametrize(("code", "is_silent"), [(28, True), (13, False)])
-def test_a_thread_that_finds_the_disk_full_prints_no_traceback(
+def test_full_disk_in_a_thread_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, code: int, is_silent: bool
 ) -> None:
     told: list[object] = []
@@ -76,7 +76,7 @@ def test_a_thread_that_finds_the_disk_full_prints_no_traceback(
     assert threading.excepthook == told.append
 
 
-def test_a_mistake_of_the_program_is_not_hidden() -> None:
+def test_unexpected_errors_propagate() -> None:
     def fail() -> int:
         raise RuntimeError("shapes differ")
 
@@ -85,7 +85,7 @@ def test_a_mistake_of_the_program_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize(("work", "code"), [(interrupted, 130), (refused, 1), (lambda: 7, 7)])
-def test_a_terminal_that_is_gone_changes_no_exit_code(
+def test_closed_stderr_does_not_change_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, work: object, code: int
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())

@@ -28,7 +28,7 @@ def write(path: Path, first: int, last: int, resumed_after: int = 0) -> None:
     sink.close()
 
 
-def test_a_resumed_run_writes_each_step_once(tmp_path: Path) -> None:
+def test_resumed_run_logs_each_step_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 6)
     with path.open("a") as file:
@@ -38,14 +38,14 @@ def test_a_resumed_run_writes_each_step_once(tmp_path: Path) -> None:
     assert [record["step"] for record in records] == list(range(1, 9))
 
 
-def test_a_new_run_keeps_no_lines_of_an_old_one(tmp_path: Path) -> None:
+def test_new_run_drops_lines_of_an_old_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 6)
     write(path, 1, 2)
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_what_json_has_no_number_for_becomes_null(tmp_path: Path) -> None:
+def test_non_finite_values_become_null(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl")
     sink.start(0, 1)
     sink.log(1, {"loss": math.nan, "perplexity": math.inf})
@@ -55,11 +55,11 @@ def test_what_json_has_no_number_for_becomes_null(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text()), st.integers(0, 5))
-def test_any_text_in_the_file_is_survived(lines: list[str], step: int) -> None:
+def test_filter_accepts_any_text(lines: list[str], step: int) -> None:
     assert set(filter_lines_until(lines, step)) <= set(lines)
 
 
-def test_a_line_shows_loss_speed_and_the_time_left() -> None:
+def test_progress_line_shows_loss_throughput_and_remaining_time() -> None:
     values = {"loss": 2.5, "learning_rate": 6e-4, "tokens_per_second": 12345.6}
     line = format_progress("sft", 5, 10, values, 83.0)
     assert line == "sft step 5/10  loss 2.5000  lr 6.00e-04  12,346 tokens/s  1:23 left"
@@ -73,7 +73,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_the_bar_moves_on_one_line() -> None:
+def test_terminal_progress_bar_stays_on_one_line() -> None:
     stream = Terminal()
     console = ConsoleSink("sft", stream)
     console.start(0, 3)
@@ -87,7 +87,7 @@ def test_on_a_terminal_the_bar_moves_on_one_line() -> None:
     assert last == "sft step=2 eval_loss=0.5000\n"
 
 
-def test_a_stream_that_is_gone_is_not_written_to_again() -> None:
+def test_closed_stream_is_not_written_to_again() -> None:
     stream = Terminal()
     console = ConsoleSink("sft", stream)
     console.start(0, 3)
@@ -97,12 +97,12 @@ def test_a_stream_that_is_gone_is_not_written_to_again() -> None:
     console.close()
 
 
-def test_what_is_kept_is_told_before_the_console(tmp_path: Path) -> None:
+def test_metrics_file_is_written_before_the_console(tmp_path: Path) -> None:
     sinks = make_sink("sft", TrainPlan(out_dir=tmp_path))
     assert [type(part) for part in sinks._sinks] == [JsonlSink, ConsoleSink]
 
 
-def test_a_resume_is_said() -> None:
+def test_resume_is_printed() -> None:
     stream = io.StringIO()
     ConsoleSink("sft", stream).start(4, 10)
     assert stream.getvalue() == "[resume] sft step=4/10\n"

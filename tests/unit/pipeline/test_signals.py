@@ -8,14 +8,14 @@ import pytest
 from tinkex.pipeline.train.signals import StopRequest, catch_signals
 
 
-def test_the_first_signal_is_noted_and_nothing_is_raised() -> None:
+def test_first_signal_is_recorded_without_raising() -> None:
     request = StopRequest()
     request.request(signal.SIGTERM, now=0.0)
     assert request.signal == signal.SIGTERM
     assert request.is_requested()
 
 
-def test_the_same_press_arriving_twice_counts_once_and_a_later_one_ends_it() -> None:
+def test_duplicate_ctrl_c_counts_once_and_a_later_one_interrupts() -> None:
     request = StopRequest()
     request.request(signal.SIGINT, now=10.0)
     request.request(signal.SIGINT, now=10.3)
@@ -25,7 +25,7 @@ def test_the_same_press_arriving_twice_counts_once_and_a_later_one_ends_it() -> 
     assert request.signal == signal.SIGINT
 
 
-def test_work_that_changes_nothing_is_left_at_once() -> None:
+def test_interruptible_work_stops_at_once() -> None:
     request, done = StopRequest(), []
 
     def work() -> str:
@@ -38,11 +38,11 @@ def test_work_that_changes_nothing_is_left_at_once() -> None:
     assert request.run_interruptible(lambda: "not begun") is None
 
 
-def test_work_without_a_signal_gives_its_result() -> None:
+def test_interruptible_work_returns_its_result() -> None:
     assert StopRequest().run_interruptible(lambda: 3) == 3
 
 
-def test_handlers_are_put_back() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with catch_signals(StopRequest()) as request:
         os.kill(os.getpid(), signal.SIGTERM)

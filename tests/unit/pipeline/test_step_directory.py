@@ -36,7 +36,7 @@ def make(root: Path, step: int, *, has_manifest: bool = True) -> Path:
     return path
 
 
-def test_names_have_eight_digits_and_only_digits_are_read() -> None:
+def test_step_names_have_eight_digits() -> None:
     assert step_name(123) == "step_00000123"
     assert step_number(Path("step_00000123")) == 123
     assert step_number(Path("step_123456789")) == 123456789
@@ -45,7 +45,7 @@ def test_names_have_eight_digits_and_only_digits_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", REQUIRED_FILES)
-def test_a_missing_or_empty_file_is_named(tmp_path: Path, name: str) -> None:
+def test_missing_or_empty_file_is_reported(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, 1, has_manifest=False)
     assert is_valid_step(path)
     (path / name).write_text("")
@@ -54,14 +54,14 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path, name: str) -> None:
     assert find_step_problem(path) == f"{name} is missing"
 
 
-def test_only_a_deep_look_finds_a_changed_byte(tmp_path: Path) -> None:
+def test_only_digest_verification_finds_a_changed_byte(tmp_path: Path) -> None:
     path = make(tmp_path, 1)
     (path / "model.pth").write_text("CONTENT")
     assert find_step_problem(path) is None
     assert "damaged" in str(find_step_problem(path, verify_digests=True))
 
 
-def test_a_broken_manifest_and_a_file_it_misses_are_problems(tmp_path: Path) -> None:
+def test_broken_manifest_and_missing_file_are_reported(tmp_path: Path) -> None:
     path = make(tmp_path, 1)
     (path / "manifest.json").write_text("{")
     assert not is_valid_step(path)
@@ -72,13 +72,13 @@ def test_a_broken_manifest_and_a_file_it_misses_are_problems(tmp_path: Path) -> 
     assert "rng.pt" in str(find_step_problem(other))
 
 
-def test_a_file_with_the_name_of_a_step_is_none(tmp_path: Path) -> None:
+def test_file_named_like_a_step_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "step_00000001").write_text("x")
     assert list(list_steps(tmp_path)) == []
     assert latest_step(tmp_path) is None
 
 
-def test_pruning_takes_old_and_broken_steps_but_not_what_is_newer_than_the_newest_good(
+def test_prune_removes_old_and_broken_steps_below_the_newest_valid_one(
     tmp_path: Path,
 ) -> None:
     for step in (1, 2, 3, 5, 6):
@@ -92,19 +92,19 @@ def test_pruning_takes_old_and_broken_steps_but_not_what_is_newer_than_the_newes
     assert names == ["notes", *(step_name(step) for step in (1, 3, 5, 6, 7))]
 
 
-def test_nothing_is_pruned_when_nothing_is_good(tmp_path: Path) -> None:
+def test_prune_keeps_everything_without_a_valid_step(tmp_path: Path) -> None:
     (tmp_path / step_name(4)).mkdir()
     assert prune_steps(tmp_path, StepRetention(keep_last=1)) == []
 
 
-def test_what_is_later_than_the_step_just_written_neither_counts_nor_goes(tmp_path: Path) -> None:
+def test_prune_ignores_steps_after_the_newest(tmp_path: Path) -> None:
     for step in (1, 2, 3, 9):
         make(tmp_path, step)
     prune_steps(tmp_path, StepRetention(keep_last=2), newest=3)
     assert [step for step, _ in list_steps(tmp_path)] == [9, 3, 2]
 
 
-def test_good_steps_after_one_are_moved_together_and_found_no_more(tmp_path: Path) -> None:
+def test_archive_later_steps_moves_valid_steps(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
         make(tmp_path, step)
     (tmp_path / step_name(9)).mkdir()
@@ -116,7 +116,7 @@ def test_good_steps_after_one_are_moved_together_and_found_no_more(tmp_path: Pat
     assert archive_later_steps(tmp_path, 4) == tmp_path / "abandoned_2"
 
 
-def test_pruning_leaves_scratch_directories_alone_however_old_they_look(tmp_path: Path) -> None:
+def test_prune_leaves_scratch_directories(tmp_path: Path) -> None:
     make(tmp_path, 1)
     scratch = tmp_path / f"{SCRATCH_PREFIX}being-written"
     scratch.mkdir()
@@ -128,7 +128,7 @@ def test_pruning_leaves_scratch_directories_alone_however_old_they_look(tmp_path
     assert not scratch.exists()
 
 
-def test_a_step_whose_replacement_was_not_finished_is_put_back_by_its_writer(
+def test_interrupted_replacement_is_recovered(
     tmp_path: Path,
 ) -> None:
     path = make(tmp_path, 3)
@@ -140,7 +140,7 @@ def test_a_step_whose_replacement_was_not_finished_is_put_back_by_its_writer(
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def test_what_was_replaced_and_what_dead_writers_left_is_cleaned(tmp_path: Path) -> None:
+def test_interrupted_saves_are_removed(tmp_path: Path) -> None:
     path = make(tmp_path, 3)
     (tmp_path / f"{REPLACED_PREFIX}{path.name}").mkdir()
     (tmp_path / f"{SCRATCH_PREFIX}1").mkdir()
@@ -149,7 +149,7 @@ def test_what_was_replaced_and_what_dead_writers_left_is_cleaned(tmp_path: Path)
     assert remove_interrupted_saves(tmp_path / "none") == 0
 
 
-def test_the_latest_is_written_as_a_file(tmp_path: Path) -> None:
+def test_latest_is_a_file(tmp_path: Path) -> None:
     write_latest(tmp_path, make(tmp_path, 3))
     assert (tmp_path / "latest").read_text() == "step_00000003\n"
     assert not (tmp_path / "latest").is_symlink()

@@ -22,7 +22,7 @@ LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=60)
 
 
 @given(LENGTHS, st.integers(0, 5))
-def test_every_piece_is_in_one_sequence_and_none_is_too_full(lengths: list[int], seed: int) -> None:
+def test_packing_uses_every_piece_once_within_capacity(lengths: list[int], seed: int) -> None:
     sequences = pack_sequences(lengths, CAPACITY, seed)
     assert sorted(piece for found in sequences for piece in found.tolist()) == list(
         range(len(lengths))
@@ -31,7 +31,7 @@ def test_every_piece_is_in_one_sequence_and_none_is_too_full(lengths: list[int],
 
 
 @given(LENGTHS)
-def test_a_sequence_is_begun_only_if_no_other_has_room(lengths: list[int]) -> None:
+def test_new_sequence_starts_only_if_no_other_has_space(lengths: list[int]) -> None:
     fills = [
         sum(lengths[piece] for piece in found) for found in pack_sequences(lengths, CAPACITY, 0)
     ]
@@ -40,7 +40,7 @@ def test_a_sequence_is_begun_only_if_no_other_has_room(lengths: list[int]) -> No
 
 
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=20))
-def test_cutting_keeps_every_prediction_once(sizes: list[int]) -> None:
+def test_split_documents_keep_every_prediction_once(sizes: list[int]) -> None:
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     pieces = split_documents(starts, np.arange(len(sizes)), CAPACITY)
     found = np.concatenate(
@@ -52,13 +52,13 @@ def test_cutting_keeps_every_prediction_once(sizes: list[int]) -> None:
     assert pieces.lengths.max() <= CAPACITY
 
 
-def test_a_whole_document_loses_its_end_alone() -> None:
+def test_truncate_documents_removes_only_the_end() -> None:
     pieces = truncate_documents(np.array([0, 5, 25]), np.array([0, 1]), CAPACITY)
     assert pieces.starts.tolist() == [0, 5]
     assert pieces.lengths.tolist() == [4, 16]
 
 
-def test_the_order_is_that_of_seed_and_epoch() -> None:
+def test_order_depends_on_seed_and_epoch() -> None:
     first = shuffled_order(50, 1, 0)
     assert first.tolist() == shuffled_order(50, 1, 0).tolist()
     assert sorted(first.tolist()) == list(range(50))
@@ -66,7 +66,7 @@ def test_the_order_is_that_of_seed_and_epoch() -> None:
     assert first.tolist() != shuffled_order(50, 2, 0).tolist()
 
 
-def test_rows_held_out_are_not_trained_on_nor_are_their_copies() -> None:
+def test_held_out_rows_and_their_duplicates_are_not_trained_on() -> None:
     digests = np.arange(100, dtype=np.uint64)
     train, held = split_held_out(digests, 5, 3, ALL)
     assert len(held) == 5
@@ -81,12 +81,12 @@ def test_rows_held_out_are_not_trained_on_nor_are_their_copies() -> None:
     )
 
 
-def test_few_rows_are_not_all_held_out() -> None:
+def test_at_most_a_tenth_of_few_rows_is_held_out() -> None:
     train, held = split_held_out(np.arange(8, dtype=np.uint64), 64, 0, ALL[:8])
     assert (len(train), len(held)) == (7, 1)
 
 
-def test_only_useful_rows_are_held_out() -> None:
+def test_only_rows_with_targets_are_held_out() -> None:
     digests = np.arange(100, dtype=np.uint64)
     train, held = split_held_out(digests, 64, 3, digests % 5 == 0)
     assert len(held) == 2

@@ -28,12 +28,12 @@ def told(stage: str, *words: str) -> TrainerArguments:
     ("word", "meant"),
     [("true", True), ("True", True), ("1", True), ("false", False), ("False", False), ("0", False)],
 )
-def test_experts_are_used_exactly_if_asked_for(word: str, meant: bool) -> None:
+def test_use_moe_parses_booleans(word: str, meant: bool) -> None:
     assert told("pretrain", "--use_moe", word).use_moe is meant
 
 
 @pytest.mark.parametrize("stage", STAGE_DESCRIPTIONS)
-def test_every_stage_has_the_arguments_that_the_pipeline_passes(stage: str) -> None:
+def test_every_stage_accepts_the_options_of_the_pipeline(stage: str) -> None:
     expected = {
         *("out_dir", "data_path", "eval_data_path", "tokenizer_dir", "init_from", "hidden_size"),
         *("num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_seq_len"),
@@ -55,7 +55,7 @@ def test_every_stage_has_the_arguments_that_the_pipeline_passes(stage: str) -> N
         ("r1", {"teacher", "r1_token_weight", "r1_tokens", "distill_alpha", "distill_temperature"}),
     ],
 )
-def test_options_of_one_stage_are_unknown_to_others(stage: str, own: set[str]) -> None:
+def test_stage_specific_options_are_rejected_by_other_stages(stage: str, own: set[str]) -> None:
     for other in STAGE_DESCRIPTIONS:
         found = own & option_names(other)
         assert found == (own if other == stage else set())
@@ -78,7 +78,7 @@ def test_options_of_one_stage_are_unknown_to_others(stage: str, own: set[str]) -
         ("--out", "x"),
     ],
 )
-def test_nonsense_ends_with_code_2(
+def test_invalid_options_exit_with_code_2(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -87,12 +87,12 @@ def test_nonsense_ends_with_code_2(
     assert "error:" in capsys.readouterr().err
 
 
-def test_preferences_need_a_parent() -> None:
+def test_dpo_requires_initial_weights() -> None:
     with pytest.raises(SystemExit):
         parse_arguments("dpo", list(NEEDED))
 
 
-def test_what_is_not_told_follows_from_the_rest() -> None:
+def test_defaults_depend_on_other_options() -> None:
     known = told("sft", "--learning_rate", "0.01")
     assert known.final_learning_rate == pytest.approx(0.001)
     assert known.checkpoint_root == Path("out/checkpoints")
@@ -100,14 +100,14 @@ def test_what_is_not_told_follows_from_the_rest() -> None:
     assert told("r1", "--r1_tokens", "<a>, <b>").r1_tokens == ("<a>", "<b>")
 
 
-def test_help_shows_every_option_with_its_default() -> None:
+def test_help_shows_every_option_and_default() -> None:
     text = make_parser("r1").format_help()
     assert all(f"--{name}" in text for name in option_names("r1"))
     assert "<think>,</think>" in text
     assert "None" not in text
 
 
-def test_reading_a_command_line_loads_no_torch() -> None:
+def test_parsing_options_does_not_import_torch() -> None:
     probe = "import sys, tinkex.pipeline.trainer_arguments; print('torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True

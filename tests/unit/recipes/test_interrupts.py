@@ -19,7 +19,7 @@ class Stopped:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_stops_and_is_told(number: signal.Signals) -> None:
+def test_first_signal_stops_the_run_with_a_notice(number: signal.Signals) -> None:
     run, told = Stopped(), []
     before = signal.getsignal(number)
     with stop_on_interrupt(run, lambda: told.append(1)):
@@ -29,7 +29,7 @@ def test_the_first_signal_stops_and_is_told(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_the_second_interrupt_ends_at_once() -> None:
+def test_second_interrupt_ends_at_once() -> None:
     run = Stopped()
     with pytest.raises(KeyboardInterrupt), stop_on_interrupt(run, lambda: None):
         signal.raise_signal(signal.SIGINT)
@@ -37,7 +37,7 @@ def test_the_second_interrupt_ends_at_once() -> None:
     assert run.count == 1
 
 
-def test_a_word_that_cannot_be_said_stops_all_the_same() -> None:
+def test_run_stops_even_if_the_notice_fails() -> None:
     run = Stopped()
 
     def busy() -> None:
@@ -48,7 +48,7 @@ def test_a_word_that_cannot_be_said_stops_all_the_same() -> None:
     assert run.count == 1
 
 
-def test_other_threads_leave_signals_alone() -> None:
+def test_other_threads_do_not_handle_signals() -> None:
     before, seen = signal.getsignal(signal.SIGINT), []
 
     def work() -> None:

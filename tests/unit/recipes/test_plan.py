@@ -33,7 +33,7 @@ def plan(**settings: Any) -> SftPlan:
         ({"max_tokens": 1}, "max_tokens is 1"),
     ],
 )
-def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_setting_out_of_range_is_rejected(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         plan(**settings)
 
@@ -48,20 +48,20 @@ def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], said: str) 
         (RlPlan, {"reward": "r.py:f", "temperature": 0.0}, "temperature is 0.0"),
     ],
 )
-def test_the_settings_of_each_recipe_are_checked(
+def test_recipe_specific_settings_are_checked(
     kind: type[Plan], settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidInput, match=said):
         kind(data=DATA, base_model="m", **settings)
 
 
-def test_the_label_is_a_safe_name() -> None:
+def test_label_is_a_safe_name() -> None:
     assert plan().label == "sft-My-data"
     assert plan(name="mine").label == "mine"
     assert plan(data=Path("ä.jsonl")).label == "sft"
 
 
-def test_only_what_changes_the_learning_belongs_to_the_essence() -> None:
+def test_training_settings_exclude_incidental_ones() -> None:
     first = plan().training_settings()
     assert plan(save_every=7, samples=("hi",), eval_every=3).training_settings() == first
     assert plan(data=Path("moved.jsonl"), name=None).training_settings() == first
@@ -70,14 +70,14 @@ def test_only_what_changes_the_learning_belongs_to_the_essence() -> None:
     assert DpoPlan(data=DATA, base_model="m").training_settings() != first
 
 
-def test_settings_are_plain_values() -> None:
+def test_settings_are_plain_json() -> None:
     written = plan(samples=("a",), eval_data=Path("e.jsonl")).to_dict()
     assert written["data"] == str(DATA)
     assert written["samples"] == ["a"]
     assert written["recipe"] == "sft"
 
 
-def test_changes_are_told_in_words() -> None:
+def test_describe_changes() -> None:
     assert describe_changes({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == [
         "b was 2 and is 3",
         "c was None and is 4",

@@ -12,14 +12,14 @@ SCORES = st.floats(-50.0, 0.0)
 BETAS = st.floats(0.01, 2.0)
 
 
-def test_without_a_difference_the_loss_is_that_of_a_coin() -> None:
+def test_loss_without_a_margin_is_log_two() -> None:
     found = dpo_loss((-3.0, -4.0), (-3.0, -4.0), 0.1)
     assert found.loss == pytest.approx(math.log(2.0))
     assert (found.margin, found.loss_grad) == (0.0, 0.05)
 
 
 @given(SCORES, SCORES, SCORES, SCORES, BETAS)
-def test_the_pull_is_the_slope_of_the_loss(
+def test_loss_grad_is_the_derivative_of_the_loss(
     chosen: float, rejected: float, chosen_0: float, rejected_0: float, beta: float
 ) -> None:
     reference, tiny = (chosen_0, rejected_0), 1e-5
@@ -32,7 +32,7 @@ def test_the_pull_is_the_slope_of_the_loss(
     assert (loss(0, tiny) - loss(0, -tiny)) / (2 * tiny) == pytest.approx(pull, abs=1e-4)
 
 
-def test_enormous_differences_do_not_overflow() -> None:
+def test_large_margins_do_not_overflow() -> None:
     good, bad = dpo_loss((0.0, -1e6), (0.0, 0.0), 1.0), dpo_loss((-1e6, 0.0), (0.0, 0.0), 1.0)
     assert (good.loss, good.loss_grad) == (0.0, 0.0)
     assert (bad.loss, bad.loss_grad) == (1e6, 1.0)

@@ -14,7 +14,7 @@ def written(tmp_path: Path, body: str) -> str:
     return f"{path}:reward"
 
 
-def test_a_function_sees_the_row_and_the_text(tmp_path: Path) -> None:
+def test_reward_function_receives_row_and_text(tmp_path: Path) -> None:
     text = "def reward(row, text):\n    return row.pop('base') + len(text)\n"
     reward = load_reward(written(tmp_path, text))
     row = {"base": 1}
@@ -22,7 +22,7 @@ def test_a_function_sees_the_row_and_the_text(tmp_path: Path) -> None:
     assert row == {"base": 1}
 
 
-def test_a_file_may_have_dataclasses_and_files_beside_it(tmp_path: Path) -> None:
+def test_reward_file_may_use_dataclasses_and_import_neighbours(tmp_path: Path) -> None:
     (tmp_path / "beside_the_judge.py").write_text("WORTH = 3.0\n")
     text = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
@@ -33,7 +33,7 @@ def test_a_file_may_have_dataclasses_and_files_beside_it(tmp_path: Path) -> None
     assert load_reward(written(tmp_path, text))({}, "x") == 3.0
 
 
-def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
+def test_digest_is_that_of_the_file(tmp_path: Path) -> None:
     first = load_reward(written(tmp_path, "def reward(row, text): return 1\n")).digest
     second = load_reward(written(tmp_path, "def reward(row, text): return 2\n")).digest
     assert first != second
@@ -42,22 +42,22 @@ def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["reward", "judge.py", "judge:reward", "judge.py:", "judge.py:a b"]
 )
-def test_a_name_of_another_shape_is_refused(text: str) -> None:
+def test_invalid_reward_name_is_rejected(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"expected FILE\.py:FUNCTION"):
         load_reward(text)
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_reward_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
         load_reward(f"{tmp_path}/none.py:reward")
 
 
-def test_a_file_without_the_function_is_said(tmp_path: Path) -> None:
+def test_missing_reward_function_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="has no function 'reward'"):
         load_reward(written(tmp_path, "other = 1\n"))
 
 
-def test_a_file_that_fails_is_said(tmp_path: Path) -> None:
+def test_failing_reward_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="failed: ZeroDivisionError"):
         load_reward(written(tmp_path, "1 / 0\n"))
 
@@ -71,7 +71,7 @@ def test_a_file_that_fails_is_said(tmp_path: Path) -> None:
         ("return 'good'", "returned 'good'"),
     ],
 )
-def test_a_reward_that_is_no_number_is_refused(tmp_path: Path, body: str, said: str) -> None:
+def test_non_finite_reward_is_rejected(tmp_path: Path, body: str, said: str) -> None:
     reward = load_reward(written(tmp_path, f"def reward(row, text):\n    {body}\n"))
     with pytest.raises(InvalidInput, match=said):
         reward({}, "abc")

@@ -47,7 +47,7 @@ def losses(run: Run[Any, Any]) -> list[Any]:
     return [row["loss"] for row in run.run_directory.read_metrics()]
 
 
-def test_the_next_step_is_sent_before_the_last_is_waited_for(trainer: Trainer) -> None:
+def test_next_step_is_sent_before_waiting_for_the_last(trainer: Trainer) -> None:
     service = StubService()
     list(trainer.make(service, steps=3, save_every=2))
     assert service.log[:12] == [
@@ -58,7 +58,7 @@ def test_the_next_step_is_sent_before_the_last_is_waited_for(trainer: Trainer) -
     ]
 
 
-def test_reports_count_steps_and_epochs_and_follow_the_schedule(trainer: Trainer) -> None:
+def test_reports_follow_steps_epochs_and_schedule(trainer: Trainer) -> None:
     service = StubService()
     reports = list(trainer.make(service, learning_rate=1.0, warmup=3))
     assert [report.step for report in reports] == list(range(1, 10))
@@ -69,7 +69,7 @@ def test_reports_count_steps_and_epochs_and_follow_the_schedule(trainer: Trainer
     assert all(report.num_tokens > 0 for report in reports)
 
 
-def test_the_end_saves_exports_and_samples(trainer: Trainer) -> None:
+def test_end_of_run_saves_and_samples(trainer: Trainer) -> None:
     service = StubService()
     run = trainer.make(service, samples=("ask me",))
     reports = list(run)
@@ -82,16 +82,14 @@ def test_the_end_saves_exports_and_samples(trainer: Trainer) -> None:
     assert service.prompts == [list(b"ask me")]
 
 
-def test_without_prompts_the_first_row_is_asked(trainer: Trainer) -> None:
+def test_default_sample_prompt_is_the_first_row(trainer: Trainer) -> None:
     service = StubService()
     list(trainer.make(service))
     assert service.prompts == [list(b"0: ")]
 
 
 @pytest.mark.parametrize("prompt", ["", "x" * 100_000])
-def test_a_prompt_without_room_for_an_answer_costs_a_sample_and_no_run(
-    trainer: Trainer, prompt: str
-) -> None:
+def test_too_long_sample_prompt_is_skipped(trainer: Trainer, prompt: str) -> None:
     run = trainer.make(StubService(), samples=("ask me", prompt), max_tokens=1000)
     list(run)
     assert run.result is not None and run.result.is_complete
@@ -99,7 +97,7 @@ def test_a_prompt_without_room_for_an_answer_costs_a_sample_and_no_run(
     assert any("No sample" in told for told in trainer.told)
 
 
-def test_samples_that_fail_leave_a_complete_run(
+def test_failing_samples_leave_a_complete_run(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -113,7 +111,7 @@ def test_samples_that_fail_leave_a_complete_run(
     assert again.result is not None and again.result.sampler_path is not None
 
 
-def test_a_complete_run_is_not_done_again(trainer: Trainer) -> None:
+def test_complete_run_is_not_repeated(trainer: Trainer) -> None:
     first = trainer.make(StubService())
     list(first)
     service = StubService()
@@ -125,9 +123,7 @@ def test_a_complete_run_is_not_done_again(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("num_passes", range(9))
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    trainer: Trainer, tmp_path: Path, num_passes: int
-) -> None:
+def test_killed_run_resumes_identically(trainer: Trainer, tmp_path: Path, num_passes: int) -> None:
     undisturbed = Trainer(trainer.data, tmp_path / "undisturbed").make(StubService())
     list(undisturbed)
     service = StubService()
@@ -143,7 +139,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert again.result.is_complete
 
 
-def test_a_stopped_run_saves_what_was_sent_and_goes_on(trainer: Trainer, tmp_path: Path) -> None:
+def test_stopped_run_saves_submitted_steps_and_resumes(trainer: Trainer, tmp_path: Path) -> None:
     undisturbed = Trainer(trainer.data, tmp_path / "undisturbed").make(StubService())
     list(undisturbed)
     service = StubService()
@@ -160,7 +156,7 @@ def test_a_stopped_run_saves_what_was_sent_and_goes_on(trainer: Trainer, tmp_pat
     assert losses(again) == losses(undisturbed)
 
 
-def test_the_default_directory_is_named_by_settings_and_data(data: Path) -> None:
+def test_default_run_directory_depends_on_settings_and_data(data: Path) -> None:
     def directory(**settings: Any) -> Path:
         plan = SftPlan(**{"data": data, "base_model": "m", **settings})
         return sft.run(plan, cast(ServiceClient, StubService())).run_directory.directory
@@ -182,42 +178,42 @@ def interrupted(trainer: Trainer) -> StubService:
     return service
 
 
-def test_other_settings_are_refused(trainer: Trainer) -> None:
+def test_changed_settings_are_rejected(trainer: Trainer) -> None:
     service = interrupted(trainer)
     with pytest.raises(InvalidInput, match="have changed: seed was 0 and is 1") as caught:
         list(trainer.make(service, seed=1))
     assert "--restart" in str(caught.value.hint)
 
 
-def test_another_data_file_is_refused(trainer: Trainer) -> None:
+def test_changed_data_file_is_rejected(trainer: Trainer) -> None:
     service = interrupted(trainer)
     trainer.data.write_text(trainer.data.read_text() + "\n" + '{"prompt":"a","completion":"b"}')
     with pytest.raises(InvalidInput, match="data_digest was"):
         list(trainer.make(service))
 
 
-def test_accepted_changes_are_said_and_go_on(trainer: Trainer) -> None:
+def test_accepted_changes_are_reported_and_the_run_resumes(trainer: Trainer) -> None:
     service = interrupted(trainer)
     reports = list(trainer.make(service, {"accept_changes": True}, learning_rate=0.5))
     assert reports[0].step == 3
     assert any("learning_rate was 0.0001 and is 0.5" in said for said in trainer.told)
 
 
-def test_a_complete_run_can_be_made_longer(trainer: Trainer) -> None:
+def test_complete_run_can_be_extended(trainer: Trainer) -> None:
     service = StubService()
     list(trainer.make(service, steps=4))
     longer = trainer.make(service, {"accept_changes": True}, steps=6)
     assert [report.step for report in longer] == [5, 6]
 
 
-def test_a_restart_begins_anew(trainer: Trainer) -> None:
+def test_restart_starts_over(trainer: Trainer) -> None:
     service = interrupted(trainer)
     reports = list(trainer.make(service, {"restart": True}, seed=1))
     assert reports[0].step == 1
     assert service.opened[-1][0] == "m"
 
 
-def test_a_saved_state_that_is_gone_is_said(trainer: Trainer) -> None:
+def test_missing_saved_state_is_reported(trainer: Trainer) -> None:
     service = interrupted(trainer)
     service.saved.clear()
     with pytest.raises(InvalidInput, match="is no longer on the server") as caught:
@@ -225,13 +221,13 @@ def test_a_saved_state_that_is_gone_is_said(trainer: Trainer) -> None:
     assert "--restart" in str(caught.value.hint)
 
 
-def test_a_run_may_start_from_a_checkpoint(trainer: Trainer) -> None:
+def test_run_starts_from_a_checkpoint(trainer: Trainer) -> None:
     service, path = StubService(), "tinker://old/weights/x"
     list(trainer.make(service, base_model=None, start_from=path, steps=1))
     assert service.opened == [("from", path)]
 
 
-def test_measuring_happens_with_the_weights_of_its_step(trainer: Trainer) -> None:
+def test_evaluation_uses_the_weights_of_its_step(trainer: Trainer) -> None:
     service = StubService()
     reports = list(trainer.make(service, eval_data=trainer.data, eval_every=4, learning_rate=1.0))
     measured = [report.step for report in reports if "eval_loss" in report.metrics]
@@ -241,14 +237,14 @@ def test_measuring_happens_with_the_weights_of_its_step(trainer: Trainer) -> Non
     assert len(set(service.evaluated)) == 3
 
 
-def test_rows_that_are_cut_or_left_out_are_said(trainer: Trainer) -> None:
+def test_truncated_and_skipped_rows_are_reported(trainer: Trainer) -> None:
     list(trainer.make(StubService(max_context=4), max_tokens=9, steps=3))
     assert "The model's context is 4 tokens, so examples are truncated to 4" in trainer.told
     assert any("tokens and was truncated to 4" in said for said in trainer.told)
     assert any(said.startswith("truncated rows: ") for said in trainer.told)
 
 
-def test_steps_without_anything_to_learn_train_nothing(trainer: Trainer) -> None:
+def test_steps_without_targets_send_no_passes(trainer: Trainer) -> None:
     service = StubService()
     reports = list(trainer.make(service, max_tokens=2, steps=2))
     assert [report.loss for report in reports] == [None, None]
@@ -256,20 +252,20 @@ def test_steps_without_anything_to_learn_train_nothing(trainer: Trainer) -> None
     assert any("is skipped" in said for said in trainer.told)
 
 
-def test_a_report_is_flat_json(trainer: Trainer) -> None:
+def test_report_is_flat_json(trainer: Trainer) -> None:
     report = next(iter(trainer.make(StubService(), steps=1)))
     assert json.loads(json.dumps(report.to_dict()))["learned_tokens"] > 0
     assert "metrics" not in report.to_dict()
 
 
-def test_the_pace_is_that_of_the_last_steps() -> None:
+def test_throughput_covers_the_last_steps() -> None:
     pace = Throughput(started_at=0.0, num_steps=2)
     assert pace.update(1.0, 100) == 100.0
     assert pace.update(2.0, 100) == 100.0
     assert pace.update(3.0, 400) == 250.0
 
 
-def test_a_run_that_died_at_the_very_end_still_knows_its_loss(trainer: Trainer) -> None:
+def test_run_killed_at_the_end_keeps_its_loss(trainer: Trainer) -> None:
     service = StubService()
     run = trainer.make(service, steps=2)
     reports = list(run)

@@ -19,7 +19,7 @@ def begun(directory: Path, **essence: object) -> RunDirectory:
     return journal
 
 
-def test_progress_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_progress_round_trips(tmp_path: Path) -> None:
     journal = RunDirectory(tmp_path)
     assert journal.read_progress() is None
     journal.write_progress(SAVED)
@@ -27,14 +27,14 @@ def test_progress_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 
 
-def test_a_damaged_progress_file_is_said(tmp_path: Path) -> None:
+def test_damaged_progress_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_text('{"step": 3')
     with pytest.raises(InvalidInput, match=r"progress\.json cannot be read") as caught:
         RunDirectory(tmp_path).read_progress()
     assert "--restart" in str(caught.value.hint)
 
 
-def test_changes_count_only_once_something_was_saved(tmp_path: Path) -> None:
+def test_changes_count_only_after_a_save(tmp_path: Path) -> None:
     journal = begun(tmp_path, seed=1, rank=8)
     assert journal.find_changes({"seed": 2, "rank": 8}) == []
     journal.write_progress(SAVED)
@@ -43,7 +43,7 @@ def test_changes_count_only_once_something_was_saved(tmp_path: Path) -> None:
     assert journal.find_changes({"seed": 1}) == ["rank was 8 and is None"]
 
 
-def test_a_restart_forgets_progress_and_metrics(tmp_path: Path) -> None:
+def test_clear_progress_removes_progress_and_metrics(tmp_path: Path) -> None:
     journal = begun(tmp_path, seed=1)
     journal.write_progress(SAVED)
     journal.append_metrics({"step": 1})
@@ -52,7 +52,7 @@ def test_a_restart_forgets_progress_and_metrics(tmp_path: Path) -> None:
     journal.clear_progress()
 
 
-def test_metrics_after_the_saved_step_are_forgotten(tmp_path: Path) -> None:
+def test_truncate_metrics_drops_later_steps(tmp_path: Path) -> None:
     journal = RunDirectory(tmp_path)
     journal.truncate_metrics(3)
     assert not journal.metrics_file.exists()
@@ -62,7 +62,7 @@ def test_metrics_after_the_saved_step_are_forgotten(tmp_path: Path) -> None:
     assert [row["step"] for row in journal.read_metrics()] == [1, 2, 3]
 
 
-def test_a_line_that_a_dying_process_left_half_is_dropped(tmp_path: Path) -> None:
+def test_truncated_metrics_line_is_dropped(tmp_path: Path) -> None:
     journal = RunDirectory(tmp_path)
     journal.append_metrics({"step": 1})
     with journal.metrics_file.open("ab") as file:
@@ -84,7 +84,7 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_unusable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(InvalidInput, match="cannot be used"),
@@ -97,7 +97,7 @@ class Unlucky(Exception):
     """A run that fails."""
 
 
-def test_a_run_that_fails_before_its_first_step_leaves_no_directory(tmp_path: Path) -> None:
+def test_failure_before_the_first_step_removes_the_directory(tmp_path: Path) -> None:
     journal = RunDirectory(tmp_path / "runs" / "sft")
     with pytest.raises(Unlucky), journal.lock():
         journal.write_plan({}, {})
@@ -105,7 +105,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_no_directory(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_fails_later_keeps_its_directory(tmp_path: Path) -> None:
+def test_later_failure_keeps_the_directory(tmp_path: Path) -> None:
     journal = RunDirectory(tmp_path / "run")
     with pytest.raises(Unlucky), journal.lock():
         journal.append_metrics({"step": 1})
@@ -113,7 +113,7 @@ def test_a_run_that_fails_later_keeps_its_directory(tmp_path: Path) -> None:
     assert journal.read_metrics() == [{"step": 1}]
 
 
-def test_a_directory_that_was_there_is_kept(tmp_path: Path) -> None:
+def test_existing_directory_is_kept(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(Unlucky), RunDirectory(tmp_path).lock():
         raise Unlucky

@@ -13,7 +13,7 @@ USER = {"role": "user", "content": "hi"}
 BOT = {"role": "assistant", "content": "yo"}
 
 
-def test_the_prompt_of_a_row_is_what_stands_before_its_first_answer() -> None:
+def test_first_prompt_precedes_the_first_answer() -> None:
     assert first_prompt(ChatRow((SYSTEM, USER, BOT, USER, BOT))) == (SYSTEM, USER)
     assert first_prompt(ChatRow((BOT, USER))) == (BOT,)
     assert first_prompt(PromptCompletionRow("a", "b")) == "a"
@@ -21,19 +21,19 @@ def test_the_prompt_of_a_row_is_what_stands_before_its_first_answer() -> None:
     assert first_prompt(PromptRow("q", {})) == "q"
 
 
-def test_given_prompts_take_the_form_of_the_data() -> None:
+def test_given_prompts_match_the_format_of_the_data() -> None:
     assert choose_prompts(["hi"], PromptCompletionRow("a", "b")) == ["hi"]
     assert choose_prompts(["hi"], ChatRow((USER, BOT))) == [(USER,)]
     assert choose_prompts([], ChatRow((USER, BOT))) == [(USER,)]
 
 
-def test_a_conversation_is_shown_by_its_last_message() -> None:
+def test_prompt_text_is_the_last_message() -> None:
     assert prompt_text("a") == "a"
     assert prompt_text((SYSTEM, USER)) == "hi"
     assert prompt_text(({"role": "tool", "content": None},)) == ""
 
 
-def test_this_machines_own_server_keeps_its_name_whatever_its_port() -> None:
+def test_local_server_identity_is_independent_of_its_port() -> None:
     home = Path("home")
     first = Config(base_url="http://127.0.0.1:1111", local_home=home)
     second = Config(base_url="http://127.0.0.1:2222", local_home=home)

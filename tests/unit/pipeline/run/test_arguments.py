@@ -25,7 +25,7 @@ DATA, TOKENIZER, PARENT = Path("d.jsonl"), Path("tok"), Path("parent/hf")
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_trainer_understands_what_it_is_told(name: str) -> None:
+def test_every_trainer_accepts_the_generated_options(name: str) -> None:
     told = {"USE_MOE": "true", "OPTIMIZER": "muon", "BATCH_SIZE": "3", "ACCUM_STEPS": "2"}
     config = read_config(is_smoke=True, environ=told)
     parent = None if name == "pretrain" else PARENT
@@ -41,7 +41,7 @@ def test_every_trainer_understands_what_it_is_told(name: str) -> None:
     assert found.accumulation_steps == 2
 
 
-def test_experts_reach_the_trainer_of_pretrain() -> None:
+def test_moe_options_reach_the_pretrain_trainer() -> None:
     config = read_config(environ={"USE_MOE": "true", "NUM_EXPERTS": "6"})
     words = to_argv(trainer_options(PRETRAIN, config, DATA, TOKENIZER, None))
     found = make_parser("pretrain").parse_args(words)
@@ -50,7 +50,7 @@ def test_experts_reach_the_trainer_of_pretrain() -> None:
     assert make_parser("pretrain").parse_args(plain).use_moe is False
 
 
-def test_sizes_are_told_where_no_folder_knows_them() -> None:
+def test_model_sizes_are_passed_only_without_a_model_folder() -> None:
     config = PipelineConfig(hidden_size=64)
     assert "hidden_size" not in trainer_options(SFT, config, DATA, TOKENIZER, PARENT)
     legacy = trainer_options(SFT, config, DATA, TOKENIZER, Path("pretrain_64.pth"))
@@ -58,7 +58,7 @@ def test_sizes_are_told_where_no_folder_knows_them() -> None:
 
 
 @pytest.mark.parametrize(("told", "pretrain", "dpo"), [("", 0.02, 0.0002), ("0.05", 0.05, 0.0005)])
-def test_muon_is_slower_in_later_stages_as_adamw_is(told: str, pretrain: float, dpo: float) -> None:
+def test_muon_rate_scales_down_like_the_adamw_rate(told: str, pretrain: float, dpo: float) -> None:
     config = read_config(environ={"OPTIMIZER": "muon", "MUON_LR": told})
     rates = {}
     for name in STAGES:
@@ -71,14 +71,14 @@ def test_muon_is_slower_in_later_stages_as_adamw_is(told: str, pretrain: float, 
         assert 0.8 < share / (adamw[name] / adamw["pretrain"]) < 1.25
 
 
-def test_a_rate_of_muon_for_one_stage_is_taken_as_it_is() -> None:
+def test_explicit_muon_rate_is_not_scaled() -> None:
     config = PipelineConfig(optimizer="muon", muon_lr="0.05", dpo_args="--muon_lr 0.001")
     assert trainer_options(DPO, config, DATA, TOKENIZER, PARENT)["muon_lr"] == ("0.001",)
     plain = PipelineConfig(muon_lr="0.05")
     assert "muon_lr" not in trainer_options(DPO, plain, DATA, TOKENIZER, PARENT)
 
 
-def test_free_options_win() -> None:
+def test_extra_options_take_precedence() -> None:
     config = PipelineConfig(dpo_args="--seed=5 --beta 0.3 --allow_partial")
     arguments = trainer_options(DPO, config, DATA, TOKENIZER, PARENT)
     found = make_parser("dpo").parse_args(to_argv(arguments))
@@ -87,12 +87,12 @@ def test_free_options_win() -> None:
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda word: not word.startswith("--")), max_size=3))
-def test_quoted_words_stay_whole(words: list[str]) -> None:
+def test_quoted_words_stay_together(words: list[str]) -> None:
     assert parse_extra_options("SFT_ARGS", shlex.join(["--name", *words])) == {"name": tuple(words)}
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused_with_a_sentence(text: str) -> None:
+def test_any_text_is_parsed_or_rejected_with_a_message(text: str) -> None:
     try:
         parse_extra_options("SFT_ARGS", text)
     except ConfigError as error:
@@ -100,12 +100,12 @@ def test_any_text_is_read_or_refused_with_a_sentence(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["epochs 3", "--out_dir x", "--resume=y", "--epochs 'three"])
-def test_what_is_no_free_option_is_refused(text: str) -> None:
+def test_invalid_extra_options_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="PRETRAIN_ARGS"):
         parse_extra_options("PRETRAIN_ARGS", text)
 
 
-def test_a_value_like_an_option_stays_a_value() -> None:
+def test_value_that_starts_with_a_dash() -> None:
     assert to_argv({"seed": ("-1",), "allow_partial": (), "out_dir": ("a b",)}) == [
         "--seed=-1",
         "--allow_partial",
@@ -114,7 +114,7 @@ def test_a_value_like_an_option_stays_a_value() -> None:
     ]
 
 
-def test_what_does_not_change_the_weights_is_no_change() -> None:
+def test_incidental_options_are_not_compared() -> None:
     config = PipelineConfig()
     one = result_config(trainer_options(SFT, config, DATA, TOKENIZER, PARENT), "f00")
     other = PipelineConfig(
@@ -132,17 +132,17 @@ def recipe(text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "text", ["--eval_samples 9", "--eval_data_path other.jsonl", "--ref_path other", "--beta 0.2"]
 )
-def test_what_changes_the_rows_or_the_reference_is_a_change(text: str) -> None:
+def test_options_that_affect_the_weights_are_compared(text: str) -> None:
     """Rows that are held out are not trained on, so how many matters."""
     assert describe_changes(recipe(""), recipe(text))
 
 
 @pytest.mark.parametrize("text", ["--allow_partial", "--eval_interval 3", "--log_interval 7"])
-def test_how_to_go_on_and_what_to_look_at_is_none(text: str) -> None:
+def test_resume_and_logging_options_are_not_compared(text: str) -> None:
     assert not describe_changes(recipe(""), recipe(text))
 
 
-def test_changes_are_told_field_by_field() -> None:
+def test_describe_changes_lists_each_field() -> None:
     then = {"seed": "1", "data": "a" * 64, "gone": "x"}
     now = {"seed": "2", "data": "b" * 64, "new": "y"}
     assert describe_changes(then, now) == [

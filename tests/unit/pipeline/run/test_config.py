@@ -19,14 +19,14 @@ from tinkex.pipeline.config import (
 DOCS = Path(__file__).parents[4] / "docs" / "run_script_options.md"
 
 
-def test_without_variables_the_defaults_hold() -> None:
+def test_defaults_without_variables() -> None:
     config = read_config(environ={})
     assert config == PipelineConfig()
     assert (config.out_dir, config.save_interval, config.keep_last) == (Path("out"), 200, 3)
     assert (config.tb_auto, config.tb_host, config.tb_port) == (True, "127.0.0.1", 6006)
 
 
-def test_every_variable_changes_its_field() -> None:
+def test_every_variable_sets_its_field() -> None:
     told = {
         "OUT_DIR": "o",
         "TF_DIR": "",
@@ -47,7 +47,7 @@ def test_every_variable_changes_its_field() -> None:
     assert config.pretrained_path == Path("base")
 
 
-def test_an_empty_variable_counts_as_unset_unless_it_is_a_path_that_may_be_none() -> None:
+def test_empty_variable_is_unset_except_for_optional_paths() -> None:
     config = read_config(environ={"OUT_DIR": "", "SAVE_INTERVAL": "", "TF_DIR": ""})
     assert (config.out_dir, config.save_interval, config.tf_dir) == (Path("out"), 200, None)
 
@@ -64,12 +64,12 @@ def test_an_empty_variable_counts_as_unset_unless_it_is_a_path_that_may_be_none(
         ("MODEL_HIDDEN_SIZE", "5e2"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_named(name: str, value: str) -> None:
+def test_invalid_value_is_reported_with_its_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be .* got '{value}'"):
         read_config(environ={name: value})
 
 
-def test_a_quick_try_is_small_unless_told_otherwise() -> None:
+def test_smoke_test_defaults_and_overrides() -> None:
     small = read_config(is_smoke=True, environ={})
     assert small.num_layers < PipelineConfig().num_layers
     assert small.hidden_size < PipelineConfig().hidden_size
@@ -84,26 +84,26 @@ def test_a_quick_try_is_small_unless_told_otherwise() -> None:
     assert read_config(environ=told).sizes == {}
 
 
-def test_a_batch_size_that_is_given_holds_in_a_quick_try_too() -> None:
+def test_batch_size_applies_to_smoke_tests() -> None:
     told = {"BATCH_SIZE": "3", "SMOKE_SFT_BATCH": "5"}
     config = read_config(is_smoke=True, environ=told)
     assert (config.sizes["pretrain"].batch, config.batch_size) == (0, 3)
     assert config.sizes["sft"].batch == 5
 
 
-def test_results_are_noted_beside_the_curves() -> None:
+def test_results_path_defaults() -> None:
     assert read_config(environ={}).results_path == Path("tf_dir/eval_results.jsonl")
     assert read_config(environ={"TF_DIR": ""}).results_path == Path("out/eval_results.jsonl")
     assert read_config(environ={"RESULTS_FILE": "r.jsonl"}).results_path == Path("r.jsonl")
 
 
-def test_a_variable_without_meaning_is_said_to_have_none() -> None:
+def test_ignored_variables_are_reported() -> None:
     assert list_ignored_variables({"QK_NORM": "1", "OUT_DIR": "o"}) == [
         f"QK_NORM has no effect: {IGNORED_VARIABLES['QK_NORM']}"
     ]
 
 
-def test_every_variable_is_explained() -> None:
+def test_every_variable_is_documented() -> None:
     page = DOCS.read_text()
     assert len(variable_names()) > len(fields(StageSizes)) * 4 + 30
     named = [name for name in variable_names() if not name.startswith("SMOKE_")]

@@ -27,44 +27,44 @@ def found(
     return StageOnDisk(record=record, step_dir=step, digest=digest)
 
 
-def test_nothing_there_is_started() -> None:
+def test_missing_stage_is_started() -> None:
     assert decide(found(None, None, None), WANTED).action is StageAction.START
 
 
-def test_complete_and_the_same_is_skipped() -> None:
+def test_complete_unchanged_stage_is_skipped() -> None:
     assert decide(found(), WANTED).action is StageAction.SKIP
 
 
 @pytest.mark.parametrize(
     "status", [StageStatus.RUNNING, StageStatus.FAILED, StageStatus.INTERRUPTED]
 )
-def test_partial_is_resumed(status: StageStatus) -> None:
+def test_partial_stage_is_resumed(status: StageStatus) -> None:
     record = replace(RECORD, status=status)
     assert decide(found(record, digest=None), WANTED).action is StageAction.RESUME
 
 
-def test_failed_before_anything_was_saved_is_started_whatever_changed() -> None:
+def test_failed_stage_without_checkpoint_is_started() -> None:
     record = replace(RECORD, status=StageStatus.FAILED, config={"seed": "9"})
     assert decide(found(record, None, None), WANTED).action is StageAction.START
 
 
-def test_complete_without_its_result_is_resumed() -> None:
+def test_complete_stage_without_result_is_resumed() -> None:
     assert decide(found(digest=None), WANTED).action is StageAction.RESUME
 
 
-def test_checkpoints_nobody_wrote_about_are_resumed() -> None:
+def test_checkpoints_without_a_record_are_resumed() -> None:
     assert decide(found(None, digest=None), WANTED).action is StageAction.RESUME
 
 
 @pytest.mark.parametrize("status", list(StageStatus))
-def test_another_configuration_stops(status: StageStatus) -> None:
+def test_changed_configuration_stops_the_run(status: StageStatus) -> None:
     record = replace(RECORD, status=status, config={"seed": "0", "data": "d"})
     decision = decide(found(record), WANTED)
     assert decision.action is StageAction.STOP
     assert decision.changes == ("seed: 0 -> 1",)
 
 
-def test_a_parent_that_was_trained_again_stops() -> None:
+def test_retrained_parent_stops_the_run() -> None:
     decision = decide(
         found(), RequestedInputs(config=CONFIG, parent="pretrain", parent_digest="p2")
     )
@@ -72,11 +72,11 @@ def test_a_parent_that_was_trained_again_stops() -> None:
     assert decision.changes == ("parent: pretrain was retrained (p1 -> p2)",)
 
 
-def test_another_parent_stops() -> None:
+def test_different_parent_stops_the_run() -> None:
     decision = decide(found(), RequestedInputs(config=CONFIG, parent="base", parent_digest="p2"))
     assert decision.changes == ("parent: pretrain -> base",)
 
 
-def test_the_order_of_fields_does_not_change_a_configuration() -> None:
+def test_config_hash_is_independent_of_field_order() -> None:
     assert hash_config({"a": "1", "b": "2"}) == hash_config({"b": "2", "a": "1"})
     assert hash_config({"a": "1"}) != hash_config({"a": "2"})

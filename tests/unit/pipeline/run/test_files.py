@@ -21,7 +21,7 @@ from tinkex.pipeline.run.stage_specs import PRETRAIN, STAGE_ORDER, select_stages
 from tinkex.pipeline.trainer_lock import lock_directory
 
 
-def test_a_data_file_that_was_not_touched_is_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_data_file_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text("one")
     first = fingerprint_file(path)
@@ -34,7 +34,7 @@ def test_a_data_file_that_was_not_touched_is_not_read_again(tmp_path: Path) -> N
     assert fingerprint_file(path, [first]).sha256 != first.sha256
 
 
-def test_the_order_of_data_files_matters(tmp_path: Path) -> None:
+def test_combined_digest_depends_on_file_order(tmp_path: Path) -> None:
     files = []
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
@@ -43,7 +43,7 @@ def test_the_order_of_data_files_matters(tmp_path: Path) -> None:
     assert combine_digests(files[:1]) == files[0].sha256
 
 
-def test_a_folder_is_known_by_its_weights(tmp_path: Path) -> None:
+def test_folder_digest_depends_on_weights_and_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a model"):
         digest_weights(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -55,7 +55,7 @@ def test_a_folder_is_known_by_its_weights(tmp_path: Path) -> None:
     assert digest_weights(tmp_path) != first
 
 
-def test_a_link_replaces_whatever_has_its_name(tmp_path: Path) -> None:
+def test_link_replaces_an_existing_file(tmp_path: Path) -> None:
     (tmp_path / "pretrain").mkdir()
     (tmp_path / "pretrain" / "pretrain_64.pth").write_text("new")
     (tmp_path / "pretrain_64.pth").symlink_to("out/pretrain/pretrain_64.pth")
@@ -64,7 +64,7 @@ def test_a_link_replaces_whatever_has_its_name(tmp_path: Path) -> None:
     assert str((tmp_path / "pretrain_64.pth").readlink()) == "pretrain/pretrain_64.pth"
 
 
-def test_a_directory_has_one_holder(tmp_path: Path) -> None:
+def test_output_dir_has_one_lock_holder(tmp_path: Path) -> None:
     assert find_holder(tmp_path) is None
     with lock_output_dir(tmp_path) as lock:
         lock.write_holder("sft", None)
@@ -79,7 +79,7 @@ def test_a_directory_has_one_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_record, read_result])
-def test_a_record_that_cannot_be_read_is_told(tmp_path: Path, read: object) -> None:
+def test_unreadable_record_is_reported(tmp_path: Path, read: object) -> None:
     assert callable(read)
     assert read(tmp_path) is None
     for name in ("stage.json", "result.json"):
@@ -88,7 +88,7 @@ def test_a_record_that_cannot_be_read_is_told(tmp_path: Path, read: object) -> N
         read(tmp_path)
 
 
-def test_clearing_takes_the_stages_and_leaves_the_rest(tmp_path: Path) -> None:
+def test_remove_stages_leaves_other_files(tmp_path: Path) -> None:
     for stage in STAGE_ORDER:
         (tmp_path / stage.name).mkdir()
     (tmp_path / ".partial-left").mkdir()
@@ -98,7 +98,7 @@ def test_clearing_takes_the_stages_and_leaves_the_rest(tmp_path: Path) -> None:
     assert left == {"notes.txt", "pretrain", "tokenizer"}
 
 
-def test_what_a_trainer_writes_to_is_not_cleared(tmp_path: Path) -> None:
+def test_locked_stage_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "sft").mkdir()
     with (
         lock_directory(tmp_path / "sft"),
@@ -109,7 +109,7 @@ def test_what_a_trainer_writes_to_is_not_cleared(tmp_path: Path) -> None:
     assert remove_stages(stages_from("sft"), tmp_path) == ["sft"]
 
 
-def test_the_stages_of_a_run() -> None:
+def test_select_stages() -> None:
     def names(**flags: bool) -> list[str]:
         usual = {"run_r1": False, "skip_pretrain": False}
         return [stage.name for stage in select_stages(**(usual | flags))]
@@ -121,7 +121,7 @@ def test_the_stages_of_a_run() -> None:
         stages_from("rl")
 
 
-def test_numbers_stand_below_each_other() -> None:
+def test_table_numbers_are_aligned() -> None:
     rows = [("a", "", "", "1", "2", "", "", ""), ("bbb", "", "", "100", "2", "", "", "")]
     first, second = (line.split() for line in plain_table(rows).splitlines())
     assert (first, second) == (["a", "1", "2"], ["bbb", "100", "2"])
@@ -130,7 +130,7 @@ def test_numbers_stand_below_each_other() -> None:
 
 
 @pytest.mark.parametrize(("code", "said"), [(137, "SIGKILL"), (139, "SIGSEGV")])
-def test_a_trainer_that_was_killed_has_no_last_lines_to_look_at(code: int, said: str) -> None:
+def test_killed_trainer_is_reported_by_signal(code: int, said: str) -> None:
     found = stage_failed("sft", 40, code)
     assert f"sft failed: its trainer was killed by {said}" in found.message
     assert "lower BATCH_SIZE" in str(found.hint)

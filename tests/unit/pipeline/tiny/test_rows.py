@@ -23,7 +23,7 @@ HELD_OUT = rows.held_out_tasks(7, 12)
 MEASURED = {task.question for some in HELD_OUT.values() for task in some}
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(tmp_path: Path) -> None:
+def test_output_depends_only_on_the_seed(tmp_path: Path) -> None:
     texts = [
         [path.read_bytes() for path in rows.write_rows(tmp_path / name, seed, SIZES).values()]
         for name, seed in (("one", 1), ("two", 1), ("three", 2))
@@ -33,7 +33,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(tmp_path: P
 
 
 @pytest.mark.parametrize("stage", SIZES)
-def test_every_row_is_one_that_the_stage_reads(stage: str, tmp_path: Path) -> None:
+def test_every_row_parses(stage: str, tmp_path: Path) -> None:
     path = rows.write_rows(tmp_path, 3, SIZES)[stage]
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == SIZES[stage]
@@ -42,7 +42,7 @@ def test_every_row_is_one_that_the_stage_reads(stage: str, tmp_path: Path) -> No
 
 
 @given(SEEDS)
-def test_arithmetic_is_right(seed: int) -> None:
+def test_arithmetic_is_correct(seed: int) -> None:
     for make, sign in ((tasks.add, 1), (tasks.subtract, -1)):
         task = make(Random(seed))
         a, b = map(int, re.findall(r"\d", task.question))
@@ -52,7 +52,7 @@ def test_arithmetic_is_right(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_comparisons_and_counting_are_right(seed: int) -> None:
+def test_comparisons_and_counting_are_correct(seed: int) -> None:
     task = tasks.compare(Random(seed))
     best = max if re.search("larger|maximum", task.question) else min
     assert int(task.answer) == best(map(int, re.findall(r"\d+", task.question)))
@@ -62,14 +62,14 @@ def test_comparisons_and_counting_are_right(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_what_is_said_again_is_in_the_question(seed: int) -> None:
+def test_repeated_words_occur_in_the_question(seed: int) -> None:
     for make in (tasks.say, tasks.choose):
         task = make(Random(seed))
         assert task.answer in task.question
 
 
 @given(SEEDS)
-def test_what_is_trained_on_is_never_held_out(seed: int) -> None:
+def test_training_tasks_are_never_held_out(seed: int) -> None:
     rng = Random(seed)
     assert not tasks.draw_task(rng)[1].is_held_out
     for message in rows.sft_row(rng)["conversations"][::2]:
@@ -78,7 +78,7 @@ def test_what_is_trained_on_is_never_held_out(seed: int) -> None:
         }
 
 
-def test_every_family_has_something_to_measure_and_all_of_it_is_held_out() -> None:
+def test_every_family_has_held_out_tasks() -> None:
     assert list(HELD_OUT) == list(FAMILIES)
     for family, found in HELD_OUT.items():
         assert found, family
@@ -87,17 +87,17 @@ def test_every_family_has_something_to_measure_and_all_of_it_is_held_out() -> No
     assert rows.held_out_tasks(7, 12) == HELD_OUT
 
 
-def test_the_words_of_an_open_family_hold_out_what_is_asked_in_any_wording() -> None:
+def test_open_families_hold_out_a_task_in_every_wording() -> None:
     one, two = (TinyTask(f"{verb} tumi.", "tumi", "say tumi") for verb in ("Say", "Echo"))
     assert one.is_held_out == two.is_held_out
 
 
-def test_opposites_go_both_ways_without_contradiction() -> None:
+def test_opposites_are_consistent() -> None:
     both = [*words.OPPOSITES, *words.OPPOSITES.values()]
     assert len(both) == len(set(both))
 
 
-def test_the_card_tells_the_figures_it_is_given() -> None:
+def test_model_card_contains_the_metrics() -> None:
     figures = ModelCardMetrics(
         num_parameters=2_340_000,
         vocab_size=1536,
