@@ -1,6 +1,6 @@
 """Measure the pipeline: `python -m benchmarks.pipeline [--quick] [--only name ...]`.
 
-Prints what shows that both sides did the same work; the last line is JSON for who started this.
+Prints evidence that both sides did the same work; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _measure(workload: Workload, names: Sequence[str], is_quick: bool) -> list[R
         for figure in measure(workload, is_quick):
             row = figure.row
             rows.append(row)
-            found = f"{row.ours} : {row.official} = {row.ratio:.3f} {row.target}"
-            print(f"{row.name}: {found}; {figure.proof}", flush=True)
+            result = f"{row.ours} : {row.official} = {row.ratio:.3f} {row.target}"
+            print(f"{row.name}: {result}; {figure.proof}", flush=True)
         log_progress(f"  {name}: {time.monotonic() - started:.0f} s")
     return rows
 

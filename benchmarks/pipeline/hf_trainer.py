@@ -1,4 +1,4 @@
-"""The other side: transformers' Trainer with its defaults, on the same rows in the same order."""
+"""Baseline: the Trainer of transformers with its defaults, on the same rows in the same order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ IGNORED = -100
 
 
 class Example(NamedTuple):
-    """Tokens and what follows each, where it counts."""
+    """Tokens and their targets."""
 
     tokens: Tensor
     targets: Tensor
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when updates begin and end."""
+    """Records when updates start and end."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -39,7 +39,7 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
 def run(
     model: Any, examples: Sequence[Example], batch_size: int, num_updates: int, scratch: Path
 ) -> Timeline:
-    """Train a model for some updates; it goes on from where it is."""
+    """Train a model for some updates from its current weights."""
     timeline = Timeline()
     trainer = Trainer(
         model=model,
@@ -49,11 +49,11 @@ def run(
         callbacks=[_Clock(timeline)],
     )
     trainer.remove_callback(PrinterCallback)
-    done = trainer.train()
-    timeline.losses = [done.training_loss]
-    seen = examples[: batch_size * num_updates]
-    batches = [seen[at : at + batch_size] for at in range(0, len(seen), batch_size)]
-    timeline.tokens = [sum(len(one.tokens) for one in batch) for batch in batches]
+    output = trainer.train()
+    timeline.losses = [output.training_loss]
+    used = examples[: batch_size * num_updates]
+    batches = [used[start : start + batch_size] for start in range(0, len(used), batch_size)]
+    timeline.tokens = [sum(len(example.tokens) for example in batch) for batch in batches]
     return timeline
 
 
@@ -80,26 +80,28 @@ def _arguments(batch_size: int, num_updates: int, scratch: Path) -> TrainingArgu
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
-    """Pad on the right to the longest; a mask only where there is padding."""
-    tokens = torch.nn.utils.rnn.pad_sequence([one.tokens for one in examples], batch_first=True)
-    targets = torch.nn.utils.rnn.pad_sequence(
-        [one.targets for one in examples], batch_first=True, padding_value=IGNORED
+    """Pad on the right to the longest; add a mask only if there is padding."""
+    tokens = torch.nn.utils.rnn.pad_sequence(
+        [example.tokens for example in examples], batch_first=True
     )
-    # Targets are shifted already, so that both sides predict the same tokens.
+    targets = torch.nn.utils.rnn.pad_sequence(
+        [example.targets for example in examples], batch_first=True, padding_value=IGNORED
+    )
+    # The targets are already shifted.
     batch = {"input_ids": tokens, "labels": targets, "shift_labels": targets}
-    lengths = torch.tensor([len(one.tokens) for one in examples])
+    lengths = torch.tensor([len(example.tokens) for example in examples])
     if int(lengths.min()) < tokens.shape[1]:
-        at = torch.arange(tokens.shape[1])
-        batch["attention_mask"] = (at < lengths[:, None]).long()
+        positions = torch.arange(tokens.shape[1])
+        batch["attention_mask"] = (positions < lengths[:, None]).long()
     return batch
 
 
 def rows_of(stage: Any, num_batches: int) -> list[Example]:
-    """The rows of our first batches, in their order."""
-    found = []
+    """Return the rows of the first batches of a stage, in order."""
+    examples = []
     for index in range(num_batches):
         batch = stage.source.batch(0, index)
-        targets = torch.where(batch.counted_T, batch.targets_T, IGNORED)
-        parts = (one.split(list(batch.lengths)) for one in (batch.tokens_T, targets))
-        found += [Example(*pair) for pair in zip(*parts, strict=True)]
-    return found
+        targets = torch.where(batch.loss_mask_T, batch.targets_T, IGNORED)
+        columns = (column.split(list(batch.lengths)) for column in (batch.tokens_T, targets))
+        examples += [Example(*pair) for pair in zip(*columns, strict=True)]
+    return examples

@@ -28,13 +28,13 @@ class _TimedSource:
 
     def batch(self, epoch: int, index: int) -> MicroBatch:
         self._timeline.begin()
-        found = self._source.batch(epoch, index)
-        self._timeline.tokens.append(found.num_tokens)
-        return found
+        batch = self._source.batch(epoch, index)
+        self._timeline.tokens.append(batch.num_tokens)
+        return batch
 
 
 class _TimedMetrics:
-    """A sink that notes when an update is told."""
+    """A sink that records when an update is logged."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -52,8 +52,8 @@ class _TimedMetrics:
 
 
 @contextmanager
-def _note_waits(timeline: Timeline) -> Iterator[None]:
-    # The loop tells nobody how long it waits: outside of a benchmark nobody asks.
+def _record_waits(timeline: Timeline) -> Iterator[None]:
+    # The loop does not report how long it waits, so measure it here.
     wait_for_copy = Saver.wait_for_copy
 
     def timed(saver: Saver) -> None:
@@ -66,17 +66,15 @@ def _note_waits(timeline: Timeline) -> Iterator[None]:
 
 
 def run(stage: Any, *, num_updates: int = 0, **changes: Any) -> Timeline:
-    """Train a stage for some updates, or for an epoch; its model goes on from where it is."""
+    """Train a stage for some updates or an epoch, starting from its current weights."""
     timeline, source = Timeline(), stage.source
-    plan = replace(
-        make_train_plan(stage.setting.arguments, stage, 1), max_steps=num_updates, **changes
-    )
+    plan = replace(make_train_plan(stage.inputs.args, stage, 1), max_steps=num_updates, **changes)
     stage.source = _TimedSource(source, timeline)
     try:
-        with _note_waits(timeline):
+        with _record_waits(timeline):
             train(stage, plan, sink=_TimedMetrics(timeline))
     finally:
         stage.source = source
-        # The next run begins anew, and would not mix its steps with these.
+        # The next run starts over and rejects existing steps.
         shutil.rmtree(plan.checkpoint_root, ignore_errors=True)
     return timeline

@@ -1,4 +1,4 @@
-"""What the trainers compute with on this processor, and what bfloat16 would cost."""
+"""The compute dtype of the trainers on this CPU, and the speed of bfloat16."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _SIZE = 384
 
 
 def measure_precision() -> Row:
-    """Whatever is asked for, bfloat16 is used only where the processor has it."""
+    """Check that bfloat16 is used only if the CPU supports it."""
     device = torch.device("cpu")
     chosen = {choose_dtype(name, device) for name in ("auto", "float32", "bfloat16")}
     is_met = has_bfloat16(device) or chosen == {torch.float32}
     ours, other = (_speed(dtype) for dtype in (choose_dtype("auto", device), torch.bfloat16))
     name = "bfloat16 is not chosen on a CPU without it"
-    said = "has it" if has_bfloat16(device) else "has none"
+    support = "supports it" if has_bfloat16(device) else "does not support it"
     return Row(
         name,
-        f"{' or '.join(sorted(str(one).removeprefix('torch.') for one in chosen))}",
-        f"CPU {said}",
+        f"{' or '.join(sorted(str(dtype).removeprefix('torch.') for dtype in chosen))}",
+        f"CPU {support}",
         ours / other,
         "float32",
         is_met,
@@ -31,10 +31,10 @@ def measure_precision() -> Row:
 
 
 def _speed(dtype: torch.dtype) -> float:
-    """Products per second."""
-    one = torch.ones(_SIZE, _SIZE, dtype=dtype)
-    one @ one
+    """Return matrix products per second."""
+    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
+    matrix @ matrix
     started = time.perf_counter()
     for _ in range(3):
-        one @ one
+        matrix @ matrix
     return 3.0 / (time.perf_counter() - started)

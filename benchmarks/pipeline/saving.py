@@ -1,4 +1,4 @@
-"""How long a checkpoint keeps training from going on, against a plain torch.save of the same."""
+"""How long a checkpoint blocks training, compared with a plain torch.save."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SAVE_INTERVAL = 4
 
 
 def measure_saving(workload: Workload, is_quick: bool) -> Sequence[Figure]:
-    """The gaps between updates after which a step is saved, less those after which none is.
+    """Measure the additional gap between updates when a step is saved.
 
-    To a gap belongs what the next update waits before it may change the weights.
+    A gap includes the time that the next update waits before it may change the weights.
     """
     num_saves = 3 if is_quick else 5
     num_updates = SAVE_INTERVAL * num_saves + 1
@@ -29,12 +29,12 @@ def measure_saving(workload: Workload, is_quick: bool) -> Sequence[Figure]:
     timeline = ours.run(stage, num_updates=num_updates, save_interval=SAVE_INTERVAL)
     seconds = [*before, *(_plain_save(stage, workload) for _ in range(3))]
     blocked = _gaps(timeline, is_saved=True)
-    usual = median(_gaps(timeline, is_saved=False))
+    baseline = median(_gaps(timeline, is_saved=False))
     slowed = _slowing(timeline)
-    proof = f"first save {1000 * blocked[0]:.0f} ms, in fresh memory; the plain one is not synced"
+    proof = f"first save {1000 * blocked[0]:.0f} ms, in new memory; torch.save does not sync"
     return [
-        _figure("a save keeps training waiting", median(blocked) - usual, seconds, 0.25, proof),
-        _figure("  and slows the updates beside it by", slowed, seconds, None, "writer's thread"),
+        _figure("a save blocks training for", median(blocked) - baseline, seconds, 0.25, proof),
+        _figure("  and slows concurrent updates by", slowed, seconds, None, "writer thread"),
     ]
 
 
@@ -54,26 +54,26 @@ def _figure(
 
 
 def _gaps(timeline: Timeline, *, is_saved: bool) -> list[float]:
-    both = zip(timeline.gaps, timeline.waits[1:], strict=True)
-    numbered = enumerate((gap + wait for gap, wait in both), start=1)
+    pairs = zip(timeline.gaps, timeline.waits[1:], strict=True)
+    numbered = enumerate((gap + wait for gap, wait in pairs), start=1)
     return [gap for step, gap in numbered if (step % SAVE_INTERVAL == 0) == is_saved]
 
 
 def _slowing(timeline: Timeline) -> float:
-    """What the updates between two saves take longer than as many that nothing is written beside.
+    """Return how much longer the updates between two saves take than without a concurrent write.
 
-    The update before the next save is one of these: by then the writer has ended.
+    The last update before the next save is the reference: by then the writer is idle.
     """
     spans = [end - begin for begin, end in zip(timeline.begins, timeline.ends, strict=True)]
     blocks = [
-        spans[at : at + SAVE_INTERVAL]
-        for at in range(SAVE_INTERVAL, len(spans) - SAVE_INTERVAL + 1, SAVE_INTERVAL)
+        spans[start : start + SAVE_INTERVAL]
+        for start in range(SAVE_INTERVAL, len(spans) - SAVE_INTERVAL + 1, SAVE_INTERVAL)
     ]
     return max(0.0, median(sum(block) - SAVE_INTERVAL * block[-1] for block in blocks))
 
 
 def _plain_save(stage: Any, workload: Workload) -> float:
-    """Seconds to save the model and an AdamW that has stepped."""
+    """Return the seconds of torch.save for the model and an AdamW state."""
     optimizer = torch.optim.AdamW(stage.model.parameters())
     for param in optimizer.param_groups[0]["params"]:
         optimizer.state[param] = {
@@ -81,10 +81,10 @@ def _plain_save(stage: Any, workload: Workload) -> float:
             "exp_avg": torch.zeros_like(param),
             "exp_avg_sq": torch.zeros_like(param),
         }
-    both = {"model": stage.model.state_dict(), "optimizer": optimizer.state_dict()}
+    content = {"model": stage.model.state_dict(), "optimizer": optimizer.state_dict()}
     path = workload.folder / "plain.pt"
     started = time.perf_counter()
-    torch.save(both, path)
+    torch.save(content, path)
     seconds = time.perf_counter() - started
     path.unlink()
     return seconds

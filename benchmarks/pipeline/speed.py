@@ -1,4 +1,4 @@
-"""Tokens per second: pretraining on whole blocks, and fine-tuning on mixed lengths."""
+"""Tokens per second of pretraining on full blocks and of fine-tuning on mixed lengths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEAK_SIZE = 2048
 
 
 def measure_pretrain(workload: Workload, is_quick: bool) -> Sequence[Figure]:
-    """Blocks of the full length: no padding on either side."""
+    """Measure pretraining on full blocks, without padding on either side."""
     num_updates, num_rounds = (3, 2) if is_quick else (4, 3)
     stage = workload.pretrain(num_blocks=BATCH_SIZE * num_updates, batch_size=BATCH_SIZE)
     model, rows = copy.deepcopy(stage.model), hf_trainer.rows_of(stage, num_updates)
@@ -30,9 +30,9 @@ def measure_pretrain(workload: Workload, is_quick: bool) -> Sequence[Figure]:
 
     def train_ours(_: int) -> Timeline:
         peaks.append(matmul_peak())
-        found = ours.run(stage, num_updates=num_updates)
+        timeline = ours.run(stage, num_updates=num_updates)
         peaks.append(matmul_peak())
-        return found
+        return timeline
 
     def train_plain(_: int) -> Timeline:
         return hf_trainer.run(model, rows, BATCH_SIZE, num_updates, workload.folder / "plain")
@@ -52,7 +52,7 @@ def measure_pretrain(workload: Workload, is_quick: bool) -> Sequence[Figure]:
             unit="tokens/s",
             limit=1.15,
             proof=f"{_same_losses(turns.our_results, turns.baseline_results)}; "
-            f"spread of the other {spread:.0%}",
+            f"spread of the baseline {spread:.0%}",
         ),
         Figure(
             name="  of the matmul peak",
@@ -67,11 +67,11 @@ def measure_pretrain(workload: Workload, is_quick: bool) -> Sequence[Figure]:
 
 
 def measure_packing(workload: Workload, is_quick: bool) -> Sequence[Figure]:
-    """The same conversations once: packed, and padded to the longest of each batch."""
+    """Measure SFT on the same conversations: packed, and padded to the longest of each batch."""
     num_chats, num_rounds = (24, 1) if is_quick else (40, 2)
     stage = workload.chats(num_chats=num_chats, batch_size=BATCH_SIZE)
     model, rows = copy.deepcopy(stage.model), hf_trainer.rows_of(stage, stage.source.num_batches(0))
-    # Our batches are sorted by length, which would spare the other side its padding.
+    # The packed batches are sorted by length, which would reduce the padding of the baseline.
     random.Random(SEED).shuffle(rows)
     num_batches = -(-len(rows) // CHATS_PER_BATCH)
 
@@ -90,7 +90,7 @@ def measure_packing(workload: Workload, is_quick: bool) -> Sequence[Figure]:
             unit="tokens/s",
             limit=2.0,
             proof=f"{len(rows)} conversations, {num_tokens[0]:,} tokens on both sides; "
-            f"{_padding(rows):.0%} of the other's rows are padding",
+            f"{_padding(rows):.0%} of the baseline's batches is padding",
         )
     ]
 
@@ -102,13 +102,13 @@ def _padding(rows: Sequence[hf_trainer.Example]) -> float:
 
 
 def _same_losses(mine: Sequence[Timeline], theirs: Sequence[Timeline]) -> str:
-    """The mean losses of each turn; the baseline took one turn more."""
+    """Compare the mean losses of each round; the baseline has one more round."""
     both = [[one.mean_loss for one in side] for side in (mine, theirs[: len(mine)])]
     return agreement(*both)
 
 
 def matmul_peak() -> float:
-    """The best of some square products, in GFLOP/s."""
+    """Return the best speed of several matrix products in GFLOP/s."""
     one, other = torch.randn(2, PEAK_SIZE, PEAK_SIZE)
     out = torch.mm(one, other)
     best = min(_seconds(one, other, out) for _ in range(6))

@@ -1,4 +1,4 @@
-"""When the updates of a training run began and ended, and what they came to."""
+"""Start and end times, losses and tokens of the updates of a run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from statistics import fmean
 
 @dataclass(slots=True)
 class Timeline:
-    """One run of a side."""
+    """Measurements of one run."""
 
     begins: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    """Of each update, without padding."""
+    """Tokens per update, without padding."""
     waits: list[float] = field(default_factory=list)
-    """The seconds that each update waited for a save to have its copy."""
+    """Seconds that each update waited for the copy of a save."""
 
     def begin(self) -> None:
-        """An update asks for its data."""
+        """Record the start of an update."""
         self.begins.append(time.perf_counter())
 
     def end(self) -> None:
-        """An update is done."""
+        """Record the end of an update."""
         self.ends.append(time.perf_counter())
 
     @property
@@ -34,16 +34,16 @@ class Timeline:
 
     @property
     def warm_speed(self) -> float:
-        """Tokens per second after the first update, which makes the optimizer's buffers."""
+        """Tokens per second without the first update, which allocates the optimizer state."""
         return sum(self.tokens[1:]) / (self.ends[-1] - self.ends[0])
 
     @property
     def gaps(self) -> list[float]:
-        """The seconds from the end of each update to the beginning of the next."""
-        following = zip(self.ends, self.begins[1:], strict=False)
-        return [begin - end for end, begin in following]
+        """Seconds from the end of each update to the start of the next."""
+        pairs = zip(self.ends, self.begins[1:], strict=False)
+        return [begin - end for end, begin in pairs]
 
     @property
     def mean_loss(self) -> float:
-        """The mean over updates."""
+        """Mean loss over all updates."""
         return fmean(self.losses)

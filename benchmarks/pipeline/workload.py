@@ -1,6 +1,6 @@
-"""What is trained and on what: one size of model, blocks of text, conversations of mixed lengths.
+"""Model and data of the benchmarks: blocks of text, and conversations of mixed lengths.
 
-Words are drawn from an alphabet of syllables; what they say does not matter to the speed.
+The text consists of random words, because its content does not affect the speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VOCAB_SIZE = 6400
 SIZES = ("--hidden_size", "512", "--num_layers", "8", "--num_heads", "8", "--num_kv_heads", "2")
 LEARNING_RATE = 6e-4
 WEIGHT_DECAY = 0.01
-SHORTEST, LONGEST = 32, 512
+MIN_LENGTH, MAX_LENGTH = 32, 512
 PROMPT_SHARE = 0.6
 SEED = 1337
 
@@ -35,7 +35,7 @@ _NUM_WORDS = 12_000
 
 
 class Workload:
-    """Data and tokenizer in a folder; stages are made from them as a trainer makes them."""
+    """Data, tokenizer and stages in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,25 +44,25 @@ class Workload:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """A tokenizer of exactly the wanted size."""
+        """A tokenizer with exactly VOCAB_SIZE tokens."""
         texts = self._write("words", ({"text": self._text(50)} for _ in range(1500)))
         tokenizers.train_tokenizer_folder([texts], self.folder / "tokenizer", VOCAB_SIZE)
-        made = tokenizers.load_tokenizer(self.folder / "tokenizer")
-        assert made.vocab_size == VOCAB_SIZE, made.vocab_size
-        return made
+        tokenizer = tokenizers.load_tokenizer(self.folder / "tokenizer")
+        assert tokenizer.vocab_size == VOCAB_SIZE, tokenizer.vocab_size
+        return tokenizer
 
     def pretrain(self, *, num_blocks: int, batch_size: int) -> Any:
-        """A stage whose every row fills a sequence."""
+        """Build a stage whose rows each fill a sequence."""
         lowest = self.tokenizer.vocab_size // 10
         rows = (
             {"ids": self._rng.choices(range(lowest, VOCAB_SIZE), k=SEQ_LEN)}
-            # One more row is held out.
+            # One additional row for the eval split.
             for _ in range(num_blocks + 1)
         )
         return self._stage("pretrain", rows, batch_size)
 
     def chats(self, *, num_chats: int, batch_size: int) -> Any:
-        """A stage on conversations of mixed lengths, of which the answers count."""
+        """Build an SFT stage on conversations of mixed lengths."""
         sample = self._text(400)
         per_word = len(self.tokenizer.encode_batch([sample])[0]) / 400
         rows = (self._chat(per_word) for _ in range(num_chats + 1))
@@ -71,11 +71,13 @@ class Workload:
         return self._stage("sft", rows, batch_size, init_from=base)
 
     def _chat(self, tokens_per_word: float) -> dict[str, Any]:
-        # Roles, marks and line ends take about twelve tokens.
-        num_words = (self._rng.uniform(SHORTEST, LONGEST) - 12) / tokens_per_word
-        asked, answered = PROMPT_SHARE * num_words, (1 - PROMPT_SHARE) * num_words
-        said = (("user", asked), ("assistant", answered))
-        turns = [{"role": role, "content": self._text(round(num) or 1)} for role, num in said]
+        # Roles, delimiters and newlines take about twelve tokens.
+        num_words = (self._rng.uniform(MIN_LENGTH, MAX_LENGTH) - 12) / tokens_per_word
+        lengths = (("user", PROMPT_SHARE), ("assistant", 1 - PROMPT_SHARE))
+        turns = [
+            {"role": role, "content": self._text(round(share * num_words) or 1)}
+            for role, share in lengths
+        ]
         return {"conversations": turns}
 
     def _text(self, num_words: int) -> str:
@@ -112,16 +114,16 @@ class Workload:
             "log_interval": 1,
             "seed": SEED,
         }
-        given = [text for key, value in words.items() for text in (f"--{key}", str(value))]
-        return parse_arguments(name, [*given, *SIZES])
+        argv = [text for key, value in words.items() for text in (f"--{key}", str(value))]
+        return parse_arguments(name, [*argv, *SIZES])
 
 
 def flops_per_token(model: Any, length: int) -> float:
-    """What training computes per token: products with weights and head, and causal attention."""
+    """Return the training FLOPs per token: weights, LM head and causal attention."""
     config = model.config
     matrices = [weight for name, weight in _matrices(model) if "embed_tokens" not in name]
     num_weights = sum(weight.numel() for weight in matrices) + VOCAB_SIZE * config.hidden_size
-    # Scores and mixing, 2 FLOPs each per pair and number, half of the pairs, three times over.
+    # QK and AV: 2 FLOPs each per pair and element, half of the pairs, times 3 for the backward.
     width = config.num_attention_heads * config.head_dim
     return 6.0 * num_weights + 6.0 * config.num_hidden_layers * length * width
 

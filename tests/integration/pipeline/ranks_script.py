@@ -1,4 +1,4 @@
-"""What each rank runs: the tiny stage, with a signal or a failure at one of its batches."""
+"""Train the tiny stage on one rank, with a signal or a failure at a given batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _run_rank(variables: dict[str, str], out_dir: Path, changes: dict[str, Any])
 
 
 def run_ranks(out_dir: Path, num_ranks: int, **changes: Any) -> list[int | None]:
-    """The exit codes of ranks that were started with the variables torchrun gives them."""
+    """Start ranks with the environment of torchrun and return their exit codes."""
     forks = forks_of(RANKS)
     shared = {
         "TORCHELASTIC_RUN_ID": "test",

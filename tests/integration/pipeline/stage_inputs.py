@@ -1,4 +1,4 @@
-"""Tokenizers, data and models of a few thousand numbers, for what the stages are made of."""
+"""Small tokenizers, data and models for tests of the stages."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ ROWS = {"pretrain": 80, "sft": 80, "dpo": 60, "r1": 60}
 
 
 def write_samples(folder: Path, rows: Mapping[str, int] = ROWS) -> dict[str, Path]:
-    """Sample data, a few rows of it."""
+    """Write a few rows of sample data."""
     return sample_rows.write_sample_files(folder, 7, rows)
 
 
 def make_tokenizer(folder: Path, data: Sequence[Path]) -> TextTokenizer:
-    """A small tokenizer for data."""
+    """Train a small tokenizer."""
     train_tokenizer_folder(data, folder, 400)
     return load_tokenizer(folder)
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> Path:
-    """A file of rows."""
+    """Write rows as JSONL."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def tiny_model(tokenizer: TextTokenizer, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A model whose every part matters: its weights are far from zero."""
+    """Create a model with weights far from zero, so that every part affects the output."""
     sizes = ModelSizes(**{**{name: getattr(SIZES, name) for name in _NAMES}, **changes})
     config = make_config(sizes, tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text)
     model = make_model(config, seed)
@@ -57,29 +57,29 @@ def tiny_model(tokenizer: TextTokenizer, seed: int = 0, **changes: Any) -> PreTr
 _NAMES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_seq_len")
 
 
-def known(stage: str, out: Path, data: Path, *words: str) -> TrainerArguments:
-    """A command line."""
+def parse_args(stage: str, out: Path, data: Path, *words: str) -> TrainerArguments:
+    """Parse a trainer's command line."""
     parent = ("--init_from", str(out / "none")) if stage != "pretrain" else ()
     return parse_arguments(
         stage, ["--out_dir", str(out), "--data_path", str(data), *parent, *words]
     )
 
 
-def all_of(file: TokenFile) -> DataSplit:
-    """Every row."""
+def all_rows(file: TokenFile) -> DataSplit:
+    """Return a split of all rows."""
     return DataSplit(file, np.arange(file.num_rows))
 
 
-def make_setting(
+def make_stage_inputs(
     stage: str, tmp: Path, data: Path, tokenizer: TextTokenizer, *words: str, **changes: Any
 ) -> StageInputs:
-    """What a stage is made from, with all rows on both sides."""
-    part = all_of(open_token_file(data, tokenizer, stage, tmp / "tokens"))
+    """Build the inputs of a stage, with all rows in both splits."""
+    split = all_rows(open_token_file(data, tokenizer, stage, tmp / "tokens"))
     return StageInputs(
-        args=known(stage, tmp, data, "--max_seq_len", "96", "--batch_size", "4", *words),
+        args=parse_args(stage, tmp, data, "--max_seq_len", "96", "--batch_size", "4", *words),
         model=tiny_model(tokenizer, **changes),
         tokenizer=tokenizer,
-        train=part,
-        held_out=part,
+        train=split,
+        held_out=split,
         device=torch.device("cpu"),
     )

@@ -1,4 +1,4 @@
-"""Token files and batches: every token in its place, made once, found in one step."""
+"""Token files and batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.integration.pipeline.stage_inputs import known, make_tokenizer, write_rows, write_samples
+from tests.integration.pipeline.stage_inputs import (
+    make_tokenizer,
+    parse_args,
+    write_rows,
+    write_samples,
+)
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.batches import (
     PackedSource,
@@ -42,7 +47,7 @@ def packed(file: TokenFile, *, max_length: int = 64, is_cut: bool = False) -> Pa
 
 
 def shown(batch: TokenBatch, tokenizer: TextTokenizer) -> list[tuple[str, str, bool]]:
-    """Each prediction: seen token, target, whether it counts."""
+    """Return each prediction: token, target, loss mask."""
     return [
         (tokenizer.decode([seen]), tokenizer.decode([target]), counts)
         for seen, target, counts in zip(
@@ -63,7 +68,7 @@ def test_loss_mask_of_a_conversation(tmp_path: Path, tokenizer: TextTokenizer) -
     # The line after "assistant" predicts the first word, the last word predicts the end.
     assert counted == [("\n", "2"), ("2", "3"), ("3", "<|im_end|>")]
     assert pairs[0][0] == "<|im_start|>"
-    # The end of the last turn is predicted and never looked at; nothing follows it.
+    # The end of the last turn is a target but never an input.
     assert pairs[-1] == ("3", "<|im_end|>", True)
     assert ("1", "<|im_end|>", False) in pairs
 
@@ -157,7 +162,7 @@ def test_token_file_is_rebuilt_only_after_a_change(
     (other,) = cache.iterdir()
     assert other != folder
     assert changed.digest != file.digest
-    # Who has the old one mapped can still read it.
+    # A process that has the old file mapped can still read it.
     assert tokenizer.decode(file.tokens.tolist()) == "one two<|endoftext|>"
 
 
@@ -201,8 +206,8 @@ def test_eval_split_contains_only_usable_rows(tmp_path: Path, tokenizer: TextTok
     late = [{"messages": [{**ASK, "content": f"{n}" * 100}, SAY]} for n in range(20)]
     data = write_rows(tmp_path / "a.jsonl", [*late[:10], *talk, *late[10:]])
     for seed in range(6):
-        told = known("sft", tmp_path, data, "--max_seq_len", "64", "--seed", str(seed))
-        train, held = open_splits("sft", told, tokenizer)
+        args = parse_args("sft", tmp_path, data, "--max_seq_len", "64", "--seed", str(seed))
+        train, held = open_splits("sft", args, tokenizer)
         assert 10 <= held.rows[0] < 14
         assert len(held.rows) == 1
         assert len(train.rows) == 23
@@ -217,7 +222,7 @@ def test_file_without_targets_is_reported(
     empty = write_rows(tmp_path / "b.jsonl", [late, late])
     words = ("--max_seq_len", "64", "--eval_data_path", str(good), f"--{name}", str(empty))
     with pytest.raises(InvalidInput, match=r"b\.jsonl: no row .* within its first 64 tokens"):
-        open_splits("sft", known("sft", tmp_path, good, *words), tokenizer)
+        open_splits("sft", parse_args("sft", tmp_path, good, *words), tokenizer)
 
 
 def test_pairs_need_targets_in_both_answers(tmp_path: Path, tokenizer: TextTokenizer) -> None:
@@ -241,7 +246,7 @@ def test_pairs_stay_together_chosen_first(tmp_path: Path, tokenizer: TextTokeniz
     file = open_token_file(write_rows(tmp_path / "a.jsonl", rows), tokenizer, "dpo", tmp_path)
     source = PairSource(file, np.arange(5), max_length=64, batch_size=2, seed=1)
     assert source.num_batches(0) == 3
-    asked = []
+    chosen_texts = []
     for index in range(3):
         batch = source.batch(0, index)
         texts = [
@@ -252,8 +257,8 @@ def test_pairs_stay_together_chosen_first(tmp_path: Path, tokenizer: TextTokeniz
             assert better.endswith("assistant\ncd")
             assert other.endswith("assistant\ne")
             assert better.split("assistant")[0] == other.split("assistant")[0]
-            asked.append(better)
-    assert len(set(asked)) == 5
+            chosen_texts.append(better)
+    assert len(set(chosen_texts)) == 5
 
 
 @given(st.data())

@@ -1,4 +1,4 @@
-"""Two processes train one model: the sums of one, saved by one, resumed by one or two."""
+"""Data-parallel training with two ranks: equivalence, checkpoints and resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.integration.pipeline.ranks_script import run_ranks
-from tests.integration.pipeline.tiny_stage import TinyStage, outcome, run, told
+from tests.integration.pipeline.tiny_stage import TinyStage, outcome, read_metrics, run
 from tinkex.pipeline.checkpoints.step_directory import latest_step
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def wait(process: subprocess.Popen[bytes]) -> int:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks that nobody stopped."""
+    """An uninterrupted run of two ranks."""
     out_dir = tmp_path_factory.mktemp("two")
     assert run_ranks(out_dir, 2) == [0, 0]
     return out_dir
@@ -50,7 +50,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks that a signal to each of them stopped."""
+    """A run of two ranks that was stopped by a signal."""
     out_dir = tmp_path_factory.mktemp("stopped")
     assert run_ranks(out_dir, 2, stop_at_batch=4) == [143, 143]
     return out_dir
@@ -67,8 +67,8 @@ def test_two_ranks_save_one_checkpoint_with_both_rng_states(two_ranks: Path) -> 
 
 def test_two_ranks_resume_bit_identically(two_ranks: Path, stopped: Path, tmp_path: Path) -> None:
     out_dir = Path(shutil.copytree(stopped, tmp_path / "out"))
-    before = [record["step"] for record in told(out_dir) if "loss" in record]
-    whole = [record["step"] for record in told(two_ranks) if "loss" in record]
+    before = [record["step"] for record in read_metrics(out_dir) if "loss" in record]
+    whole = [record["step"] for record in read_metrics(two_ranks) if "loss" in record]
     assert 0 < len(before) < len(whole)
     assert run_ranks(out_dir, 2) == [0, 0]
     assert outcome(out_dir) == outcome(two_ranks)
@@ -95,8 +95,8 @@ def newest_state(out_dir: Path) -> dict[str, Any]:
 def test_two_ranks_match_one_rank_with_double_accumulation(tmp_path: Path) -> None:
     assert run_ranks(tmp_path / "two", 2, is_plain=True, accumulation_steps=1) == [0, 0]
     run(tmp_path / "one", stage=TinyStage(is_plain=True), accumulation_steps=2)
-    one = [record["loss"] for record in told(tmp_path / "one") if "loss" in record]
-    two = [record["loss"] for record in told(tmp_path / "two") if "loss" in record]
+    one = [record["loss"] for record in read_metrics(tmp_path / "one") if "loss" in record]
+    two = [record["loss"] for record in read_metrics(tmp_path / "two") if "loss" in record]
     assert two == pytest.approx(one, rel=1e-5)
 
 
@@ -108,9 +108,9 @@ def test_signal_to_torchrun_saves_before_exit(two_ranks: Path, tmp_path: Path) -
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert wait(process) != 0
-    logged = [record["step"] for record in told(tmp_path) if "loss" in record]
+    logged = [record["step"] for record in read_metrics(tmp_path) if "loss" in record]
     newest = latest_step(tmp_path / "checkpoints")
     assert newest is not None
-    assert newest.name == f"step_{logged[-1]:08d}", "every update that was told is saved"
+    assert newest.name == f"step_{logged[-1]:08d}", "every logged update is saved"
     assert run_ranks(tmp_path, 2) == [0, 0]
     assert outcome(tmp_path) == outcome(two_ranks)

@@ -1,4 +1,4 @@
-"""Preferences are taught with Muon without undoing what a model knows."""
+"""DPO with Muon does not destroy the model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FAMILIES = ("greet", "unknown", "sound", "opposite")
 
 def share_right(folder: Path, tasks: Sequence[TinyTask]) -> float:
     text = tokenizer.load_tokenizer(folder)
-    asked = [chatml.render_prompt([{"role": "user", "content": task.question}]) for task in tasks]
+    prompts = [chatml.render_prompt([{"role": "user", "content": task.question}]) for task in tasks]
     cases = [
         EvalPrompt(tuple(ids), task.answer, 16)
-        for ids, task in zip(text.encode_batch(asked), tasks, strict=True)
+        for ids, task in zip(text.encode_batch(prompts), tasks, strict=True)
     ]
     return exact_match(load_model(folder), text, cases)
 
@@ -34,10 +34,10 @@ def share_right(folder: Path, tasks: Sequence[TinyTask]) -> float:
 @pytest.mark.usefixtures("capsys")
 def test_dpo_with_muon_improves_preferences_and_keeps_accuracy(tmp_path: Path) -> None:
     data = rows.write_rows(tmp_path, 5, {"dpo": 200})["dpo"]
-    told = ("--out_dir", str(tmp_path / "dpo"), "--data_path", str(data))
+    options = ("--out_dir", str(tmp_path / "dpo"), "--data_path", str(data))
     parent = ("--init_from", str(TINY_FOLDER), "--tokenizer_dir", str(TINY_FOLDER))
     sizes = ("--max_seq_len", "256", "--max_steps", "30", "--save_interval", "0")
-    assert main("dpo", [*told, *parent, *sizes, "--optimizer", "muon"]) == 0
+    assert main("dpo", [*options, *parent, *sizes, "--optimizer", "muon"]) == 0
     held_out = rows.held_out_tasks(5, 10)
     tasks = [task for family in FAMILIES for task in held_out[family]]
     before, after = (share_right(folder, tasks) for folder in (TINY_FOLDER, tmp_path / "dpo/hf"))

@@ -1,4 +1,4 @@
-"""Figures on held-out data: what they mean, checked against models that are known to be right."""
+"""Eval metrics, compared with direct computations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.integration.pipeline.stage_inputs import (
-    make_setting,
+    make_stage_inputs,
     make_tokenizer,
     tiny_model,
     write_rows,
@@ -49,7 +49,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Path]) -
 def test_eval_loss_is_a_mean_over_tokens(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    stage = SftStage(make_setting("sft", tmp_path, data["sft"], tokenizer))
+    stage = SftStage(make_stage_inputs("sft", tmp_path, data["sft"], tokenizer))
     file = stage.inputs.train.file
     total, num_counted = 0.0, 0
     theirs: Any = stage.model
@@ -69,11 +69,11 @@ def test_eval_loss_is_a_mean_over_tokens(
 def test_preference_accuracy_is_a_fraction_of_pairs(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    setting = make_setting("dpo", tmp_path, data["dpo"], tokenizer)
+    setting = make_stage_inputs("dpo", tmp_path, data["dpo"], tokenizer)
     stage = DpoStage(setting, tiny_model(tokenizer, seed=5))
     found = stage.evaluate()
     swapped = preference_metrics(stage.reference, stage.forward, stage.held_out, setting.args.beta)
-    # Each pair is won by one of the two.
+    # Each pair is won by one of the two models.
     assert found["preference_accuracy"] + swapped["preference_accuracy"] == pytest.approx(1.0)
     assert found["margin"] == pytest.approx(-swapped["margin"], rel=1e-4)
     num_pairs = len(setting.train.rows)
@@ -103,21 +103,21 @@ def test_eval_prompt_is_the_last_turn(tmp_path: Path, tokenizer: TextTokenizer) 
     path = write_rows(tmp_path / "a.jsonl", [row])
     file = open_token_file(path, tokenizer, "r1", tmp_path)
     (case,) = eval_prompts(file, np.arange(1), tokenizer, 96)
-    asked = tokenizer.decode(case.prompt)
-    assert asked.endswith("<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n")
+    prompt = tokenizer.decode(case.prompt)
+    assert prompt.endswith("<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n")
     assert case.answer == "4"
     assert eval_prompts(file, np.arange(1), tokenizer, 5) == []
 
 
 def test_eval_prompt_is_the_last_assistant_turn(tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    told = [("user", "1"), ("assistant", "<think>x</think><answer>2</answer>"), ("user", "ok")]
-    row = {"messages": [{"role": role, "content": text} for role, text in told]}
+    turns = [("user", "1"), ("assistant", "<think>x</think><answer>2</answer>"), ("user", "ok")]
+    row = {"messages": [{"role": role, "content": text} for role, text in turns]}
     path = write_rows(tmp_path / "a.jsonl", [row])
     file = open_token_file(path, tokenizer, "r1", tmp_path)
     (case,) = eval_prompts(file, np.arange(1), tokenizer, 96)
     assert tokenizer.decode(case.prompt).endswith("1<|im_end|>\n<|im_start|>assistant\n")
     assert case.answer == "2"
-    # Nothing that is the assistant's: nothing to ask.
+    # Without an assistant turn there is no prompt.
     silent = SimpleNamespace(document=lambda row: Document([1, 2], [False, False]))
     assert eval_prompts(cast(TokenFile, silent), np.arange(1), tokenizer, 96) == []
 
@@ -130,7 +130,7 @@ def test_exact_match_of_a_trained_and_an_untrained_model(
         for n in range(4)
     ]
     path = write_rows(tmp_path / "a.jsonl", rows)
-    stage = DistillStage(make_setting("r1", tmp_path, path, tokenizer), None)
+    stage = DistillStage(make_stage_inputs("r1", tmp_path, path, tokenizer), None)
     assert stage.evaluate()["exact_match"] == 0.0
     optimizer = torch.optim.AdamW(stage.model.parameters(), lr=1e-2)
     for number in range(150):
@@ -157,7 +157,7 @@ def written(
 def test_padding_does_not_change_an_answer(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    stage = DistillStage(make_setting("r1", tmp_path, data["r1"], tokenizer), None)
+    stage = DistillStage(make_stage_inputs("r1", tmp_path, data["r1"], tokenizer), None)
     cases = stage._eval_prompts[:6]
     assert len({len(case.prompt) for case in cases}) > 1
     together = written(stage.model, tokenizer, cases)
@@ -169,7 +169,7 @@ def test_padding_does_not_change_an_answer(
 def test_evaluation_has_no_side_effects(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    stage = DistillStage(make_setting("r1", tmp_path, data["r1"], tokenizer), None)
+    stage = DistillStage(make_stage_inputs("r1", tmp_path, data["r1"], tokenizer), None)
     before = torch.get_rng_state()
     first, second = stage.evaluate(), stage.evaluate()
     assert first == second

@@ -1,4 +1,4 @@
-"""What a stage leaves behind: tied weights stay tied, and others can use it."""
+"""Exported folders and single-file weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not be lost: damaged steps, two trainers, a full disk, no number, a rank that fails."""
+"""Faults: damaged steps, concurrent trainers, full disks, non-finite losses, failing ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.integration.pipeline.tiny_stage import (
     TinyStage,
     make_plan,
     outcome,
+    read_metrics,
     run,
     run_in_subprocess,
-    told,
 )
 from tests.support.small_disk import run_on_small_disk
 from tinkex.checkpoint.retention import StepRetention
@@ -68,7 +68,7 @@ def test_damaged_step_never_displaces_a_valid_one(tmp_path: Path) -> None:
 
     with pytest.raises(AssertionError, match="given up"):
         run(tmp_path, stage=Failing(), keep_last_checkpoints=1, **NO_END)
-    # The damaged one would be the only one left if its number counted.
+    # If the damaged step counted, it would be the only one left.
     assert "step_00000005" in names_of(tmp_path)
     result = run(tmp_path, keep_last_checkpoints=1, **NO_END)
     assert result.steps == 12
@@ -87,7 +87,7 @@ def test_rewound_run_archives_later_steps(tmp_path: Path, caplog: pytest.LogCapt
     assert sorted(path.name for path in aside.iterdir()) == ["step_00000006", "step_00000008"]
     assert all(is_valid_step(path) for path in aside.iterdir())
     assert (aside / "step_00000006" / "state.json").read_bytes() == old
-    # The newest is now that of this branch, and the other one can still be gone on from.
+    # The newest step is now that of this branch; the archived one can still be resumed.
     assert run(tmp_path, max_steps=7, **changes).steps == 7
     run(tmp_path, resume=aside / "step_00000006", max_steps=7, **changes)
     assert names_of(tmp_path) == ["step_00000007"]
@@ -131,7 +131,7 @@ def test_readers_rename_nothing(tmp_path: Path) -> None:
     assert newest is not None
     aside = newest.with_name(f"{REPLACED_PREFIX}{newest.name}")
     newest.rename(aside)
-    # A writer is between two renames now.
+    # Simulate a writer between two renames.
     older = latest_step(tmp_path / "checkpoints")
     assert older is not None
     assert older.name == "step_00000003"
@@ -214,7 +214,7 @@ def test_second_trainer_is_rejected(tmp_path: Path) -> None:
     class Nosy(TinyStage):
         """Another trainer is started while this one trains."""
 
-        said = ""
+        error = ""
 
         def loss(self, batch: Any) -> StageLoss:
             if self.num_losses == 6:
@@ -222,14 +222,14 @@ def test_second_trainer_is_rejected(tmp_path: Path) -> None:
                 assert (
                     run_in_subprocess(tmp_path / "b", ckpt_dir=tmp_path / "a" / "checkpoints") == 1
                 )
-                Nosy.said = (tmp_path / "b" / "error").read_text()
+                Nosy.error = (tmp_path / "b" / "error").read_text()
             return super().loss(batch)
 
     assert run(tmp_path / "a", stage=Nosy()).is_complete
-    assert f"in use by another trainer (process {os.getpid()})" in Nosy.said
+    assert f"in use by another trainer (process {os.getpid()})" in Nosy.error
     run(tmp_path / "c")
     assert outcome(tmp_path / "a") == outcome(tmp_path / "c")
-    # Nobody holds it any more, whatever the file says.
+    # The lock is free, whatever the file contains.
     with lock_directory(tmp_path / "a" / "checkpoints"):
         pass
     assert (tmp_path / "a" / "checkpoints" / LOCK_FILE).read_text() == ""
@@ -241,7 +241,7 @@ def test_second_trainer_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_non_finite_loss_stops_at_the_last_valid_step(tmp_path: Path, value: float) -> None:
     class Odd(TinyStage):
-        """Its loss is no number once, though its gradient is."""
+        """Has a non-finite loss once, with a finite gradient."""
 
         def loss(self, batch: Any) -> StageLoss:
             found = super().loss(batch)
@@ -252,7 +252,7 @@ def test_non_finite_loss_stops_at_the_last_valid_step(tmp_path: Path, value: flo
         run(tmp_path / "cut", stage=Odd(), save_interval=0)
     assert "--learning_rate" in str(odd.value.hint)
     assert names_of(tmp_path / "cut") == ["step_00000002"]
-    # Without the odd batch it goes on as if nothing had been.
+    # Without the bad batch it resumes normally.
     run(tmp_path / "cut")
     run(tmp_path / "whole")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
@@ -263,10 +263,10 @@ def test_non_finite_loss_stops_at_the_last_valid_step(tmp_path: Path, value: flo
 
 def test_finished_run_evaluates_once(tmp_path: Path) -> None:
     first = run(tmp_path, eval_interval=0)
-    before = told(tmp_path)
+    before = read_metrics(tmp_path)
 
     class Blind(TinyStage):
-        """Must not be asked."""
+        """Must not be evaluated."""
 
         def evaluate(self) -> Mapping[str, float]:
             raise AssertionError("held-out data was looked at again")
@@ -274,7 +274,7 @@ def test_finished_run_evaluates_once(tmp_path: Path) -> None:
     again = run(tmp_path, stage=Blind(), eval_interval=0)
     assert again.after == first.after
     assert again.before == first.before
-    assert told(tmp_path) == before
+    assert read_metrics(tmp_path) == before
 
 
 def test_failing_sink_does_not_lose_the_last_save(tmp_path: Path) -> None:
@@ -297,16 +297,16 @@ def test_failing_sink_does_not_lose_the_last_save(tmp_path: Path) -> None:
 def test_closed_console_does_not_stop_training_or_lose_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Gone(io.StringIO):
-        """A pipe that nobody reads any more."""
+    class ClosedPipe(io.StringIO):
+        """A closed pipe."""
 
         def write(self, text: str) -> int:
             raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stderr", ClosedPipe())
     plan = make_plan(tmp_path)
     assert train(TinyStage(), plan, sink=make_sink("tiny", plan)).is_complete
-    steps = [record["step"] for record in told(tmp_path) if "loss" in record]
+    steps = [record["step"] for record in read_metrics(tmp_path) if "loss" in record]
     assert steps == list(range(1, 13))
 
 
@@ -357,7 +357,7 @@ from tests.integration.pipeline.tiny_stage import TinyStage, run
 from tinkex.errors import TinkexError
 
 class Filling(TinyStage):
-    "Somebody else fills the disk while it trains."
+    "Another file fills the disk during training."
     def loss(self, batch):
         if self.num_losses == 9:
             with open(Path(sys.argv[1]) / "other", "wb") as file:
@@ -387,7 +387,7 @@ def test_full_disk_stops_the_run_with_intact_checkpoints(tmp_path: Path) -> None
     assert all(is_valid_step(path) for _, path in steps)
     assert not list((copy / "checkpoints").glob(".partial-*"))
     json.loads((steps[0][1] / "state.json").read_text())
-    # With room again it ends as if nothing had been.
+    # With enough space it completes normally.
     run(copy, stage=TinyStage(width=64))
     run(tmp_path / "whole", stage=TinyStage(width=64))
     assert outcome(copy) == outcome(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""The loop: what an update is, what is saved when, what stays, and what is told."""
+"""The training loop: updates, saves, retention and metrics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.integration.pipeline.tiny_stage import (
     TinyStage,
     digest,
     make_plan,
+    read_metrics,
     run,
-    told,
 )
 from tinkex.errors import InvalidInput
 from tinkex.nn.adamw import NonFiniteGradient
@@ -43,8 +43,8 @@ def test_accumulation_matches_a_single_large_batch(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 2, "schedule": "constant", "warmup_steps": 0}
     run(tmp_path / "one", stage=one, accumulation_steps=1, **settings)
     run(tmp_path / "many", stage=many, accumulation_steps=100, **settings)
-    first = [record["loss"] for record in told(tmp_path / "one") if "loss" in record]
-    second = [record["loss"] for record in told(tmp_path / "many") if "loss" in record]
+    first = [record["loss"] for record in read_metrics(tmp_path / "one") if "loss" in record]
+    second = [record["loss"] for record in read_metrics(tmp_path / "many") if "loss" in record]
     assert len(first) == 2
     assert second == pytest.approx(first, rel=1e-5)
     for left, right in zip(one.model.parameters(), many.model.parameters(), strict=True):
@@ -76,22 +76,22 @@ def test_save_interval_seconds(tmp_path: Path) -> None:
 
 
 def test_update_waits_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path / "usual", save_interval=1, keep_last_checkpoints=0)
+    run(tmp_path / "reference", save_interval=1, keep_last_checkpoints=0)
     copy_tree = TensorSnapshot.copy_tree
 
     def late(self: TensorSnapshot, tree: Any) -> Any:
-        # Long enough for the loop to take its next update, if nothing made it wait.
+        # Long enough for the next update if the loop did not wait.
         time.sleep(0.05)
         return copy_tree(self, tree)
 
     monkeypatch.setattr(TensorSnapshot, "copy_tree", late)
     run(tmp_path / "late", save_interval=1, keep_last_checkpoints=0)
-    for step, path in list_steps(tmp_path / "usual" / "checkpoints"):
-        twin = tmp_path / "late" / "checkpoints" / path.name
-        usual, found = read_step(path), read_step(twin)
+    for step, path in list_steps(tmp_path / "reference" / "checkpoints"):
+        late_path = tmp_path / "late" / "checkpoints" / path.name
+        expected, found = read_step(path), read_step(late_path)
         assert found.state["global_step"] == step
-        torch.testing.assert_close(found.weights, usual.weights, rtol=0, atol=0)
-        torch.testing.assert_close(found.optimizer, usual.optimizer, rtol=0, atol=0)
+        torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=0)
+        torch.testing.assert_close(found.optimizer, expected.optimizer, rtol=0, atol=0)
 
 
 def test_retention_keeps_newest_every_kth_best_and_pinned(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_retention_keeps_newest_every_kth_best_and_pinned(tmp_path: Path) -> Non
         """Held-out figures are best at step 3."""
 
         def evaluate(self) -> Mapping[str, float]:
-            self.asked = getattr(self, "asked", 0) + 1
-            return {"loss": float(abs(self.asked - 2))}
+            self.num_calls = getattr(self, "num_calls", 0) + 1
+            return {"loss": float(abs(self.num_calls - 2))}
 
         def loss(self, batch: Any) -> StageLoss:
             if self.num_losses == 9:

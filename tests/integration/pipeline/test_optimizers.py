@@ -1,4 +1,4 @@
-"""The optimizers: singular values, which weights go where, and what each learns with."""
+"""Optimizers: orthogonalization, parameter groups and state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan(**changes: object) -> TrainPlan:
 def test_orthogonalize_singular_values(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     values = torch.linalg.svdvals(orthogonalize(matrix))
-    # The smallest of a square matrix has not arrived after five steps, only come far.
+    # The smallest singular values of a square matrix converge more slowly.
     assert float(values.max()) < 1.3
     assert float(values.median()) > 0.6
     assert float(values.min()) > 0.1 * min(1.0, float(torch.linalg.svdvals(matrix).min()) * 8)

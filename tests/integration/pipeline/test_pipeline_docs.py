@@ -1,4 +1,4 @@
-"""The pages about the pipeline are true: their rows are read, their code runs, names exist."""
+"""The pipeline docs: rows parse, code runs, and names exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHER_OPTIONS |= {"smoke-test", "run-r1", "restart-from", "shutdown_timeout"}
 
 
 def rows() -> dict[str, str]:
-    """The example of each stage's data."""
+    """Return the documented example row of each stage."""
     found = re.findall(r"`(\w+)_JSON`.*?```json\n(.*?)\n```", GUIDE, re.DOTALL)
     return {stage.lower(): row for stage, row in found}
 

@@ -1,4 +1,4 @@
-"""A run that was stopped in any way, any number of times, computes the bits of one that was not."""
+"""Resumed runs are bit-identical to uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.integration.pipeline.tiny_stage import (
     FaultSpec,
     TinyStage,
     outcome,
+    read_metrics,
     run,
     run_in_subprocess,
     start,
-    told,
 )
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.pipeline.checkpoints.step_directory import is_valid_step, latest_step, list_steps
@@ -30,7 +30,7 @@ Outcome = tuple[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run that nobody stopped comes to."""
+    """Outcome of an uninterrupted run."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
     assert run_in_subprocess(out_dir) == 0
     return outcome(out_dir)
@@ -51,7 +51,7 @@ def test_signal_saves_and_sets_the_exit_code(
     assert (
         run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(number, at_batch))) == 128 + number
     )
-    # A signal amid an update leaves it undone; at its last batch the update is finished first.
+    # A signal during an update abandons it; at its last batch the update is finished first.
     newest = latest_step(tmp_path / "checkpoints")
     assert (newest is None) == (at_batch == 1)
     assert run_in_subprocess(tmp_path) == 0
@@ -98,12 +98,12 @@ def test_kill_at_any_file_operation_leaves_a_resumable_run(
 def test_kills_at_random_moments_do_not_change_the_result(tmp_path: Path) -> None:
     rng, cut = random.Random(11), tmp_path / "cut"
     for _ in range(5):
-        # Beyond what was told before, so that each run trains something before it dies.
-        goal = last_told(cut) + rng.randint(1, 3)
-        # It is so much longer than the goals that it cannot end before it is hit.
+        # Beyond the last logged step, so that each run makes progress before it is killed.
+        goal = last_logged_step(cut) + rng.randint(1, 3)
+        # The run is long enough that it cannot end before it is killed.
         process = start(cut, FaultSpec(seconds_per_batch=0.03), epochs=40)
         deadline = time.monotonic() + 60
-        while last_told(cut) < goal and process.is_alive() and time.monotonic() < deadline:
+        while last_logged_step(cut) < goal and process.is_alive() and time.monotonic() < deadline:
             process.join(timeout=rng.uniform(0.001, 0.02))
         process.kill()
         process.join()
@@ -115,8 +115,8 @@ def test_kills_at_random_moments_do_not_change_the_result(tmp_path: Path) -> Non
     assert outcome(cut) == outcome(tmp_path / "whole")
 
 
-def last_told(out_dir: Path) -> int:
-    """The last update that a run has told of; it may be writing at this moment."""
+def last_logged_step(out_dir: Path) -> int:
+    """Return the last logged update of a run that may be writing."""
     try:
         lines = (out_dir / "metrics.jsonl").read_text().splitlines()
         return max((int(json.loads(line)["step"]) for line in lines), default=0)
@@ -128,9 +128,9 @@ def test_full_disk_keeps_checkpoints_intact(tmp_path: Path, expected: Outcome) -
     assert run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9))) == 143
     before = [path.name for _, path in list_steps(tmp_path / "checkpoints")]
     assert run_in_subprocess(tmp_path, FaultSpec(max_file_bytes=5000)) == 1
-    said = (tmp_path / "error").read_text()
-    assert "could not be saved" in said
-    assert "File too large" in said
+    error = (tmp_path / "error").read_text()
+    assert "could not be saved" in error
+    assert "File too large" in error
     assert [path.name for _, path in list_steps(tmp_path / "checkpoints")] == before
     assert not list((tmp_path / "checkpoints").glob(".*"))
     run(tmp_path)
@@ -230,7 +230,7 @@ def test_older_checkpoint_format_resumes(tmp_path: Path, caplog: pytest.LogCaptu
 def test_resumed_run_logs_each_metric_once(tmp_path: Path) -> None:
     run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9)))
     run(tmp_path)
-    steps = [record["step"] for record in told(tmp_path) if "loss" in record]
+    steps = [record["step"] for record in read_metrics(tmp_path) if "loss" in record]
     assert steps == list(range(1, 13))
 
 
@@ -245,7 +245,7 @@ def test_muon_resumes_exactly(tmp_path: Path) -> None:
 
 def test_compiled_model_is_saved_under_plain_names(tmp_path: Path, expected: Outcome) -> None:
     stage = TinyStage()
-    # Named like a compiled one; compiling itself is not what is tested.
+    # Named like a compiled model; compilation itself is not tested.
     stage.model = _Compiled(stage.model)
     run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9)))
     run(tmp_path, stage=stage)

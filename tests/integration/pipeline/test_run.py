@@ -1,4 +1,4 @@
-"""Runs of the pipeline: what is trained, skipped, resumed and refused."""
+"""Pipeline runs: which stages are trained, skipped, resumed and rejected."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_changed_data_is_rejected(project: PipelineProject) -> None:
     path.write_text(path.read_text() * 2)
     done = project.run()
     assert done.error is not None
-    assert done.error.message.startswith("dpo in ")
+    assert done.error.message.startswith("the inputs of dpo in ")
     assert "data: " in done.error.message
 
 
@@ -198,7 +198,7 @@ def test_modified_result_is_rejected(project: PipelineProject) -> None:
     project.change_result("pretrain", is_recorded=False)
     done = project.run()
     assert done.error is not None
-    assert "pretrain in" in done.error.message
+    assert "the inputs of pretrain in" in done.error.message
     assert "result: the files differ from those that the trainer wrote" in done.error.message
 
 
@@ -312,11 +312,11 @@ def test_extra_options_keep_their_quoting(project: PipelineProject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("variables", "reason"),
     [
         ({"DPO_ARGS": "--min_learning_rate 1"}, "--min_learning_rate 1.0 is above"),
-        ({"MODEL_HIDDEN_SIZE": "100"}, "--hidden_size 100 does not give 8 heads"),
-        ({"MODEL_NUM_KV_HEADS": "3"}, "no multiple of --num_kv_heads 3"),
+        ({"MODEL_HIDDEN_SIZE": "100"}, "--hidden_size 100 cannot be split into 8 heads"),
+        ({"MODEL_NUM_KV_HEADS": "3"}, "is not a multiple of --num_kv_heads 3"),
         ({"R1_ARGS": "--r1_tokens foo"}, "--r1_tokens has 'foo'"),
         ({"PRETRAIN_ARGS": "--device tpu"}, "expected auto, cpu, cuda, cuda:1 or mps, got 'tpu'"),
         ({"DEVICE": "tpu"}, "DEVICE must be auto, cpu, cuda, cuda:1 or mps; got 'tpu'"),
@@ -326,10 +326,10 @@ def test_extra_options_keep_their_quoting(project: PipelineProject) -> None:
     ],
 )
 def test_invalid_options_are_rejected_before_training(
-    project: PipelineProject, told: dict[str, str], reason: str
+    project: PipelineProject, variables: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        project.run("--run-r1", **told)
+        project.run("--run-r1", **variables)
     assert not (project.out / "tokenizer").exists()
 
 
@@ -347,8 +347,8 @@ def test_several_processes_use_torchrun(project: PipelineProject) -> None:
     from tinkex.pipeline.run.stage_records import StageStart
     from tinkex.pipeline.run.stage_specs import PRETRAIN
 
-    for told in ({"NPROC": "2"}, {"NUM_GPUS": "2"}):
-        plan = make_run_plan(read_config(environ=project.environ | told), RunFlags())
+    for variables in ({"NPROC": "2"}, {"NUM_GPUS": "2"}):
+        plan = make_run_plan(read_config(environ=project.environ | variables), RunFlags())
         command = plan.command(PRETRAIN, StageStart(), None)
         assert command[1:4] == ["-m", "tinkex.pipeline.run.ranks", "--nproc_per_node=2"]
 

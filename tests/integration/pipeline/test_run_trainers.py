@@ -1,4 +1,4 @@
-"""The whole pipeline with its real trainers, on a model so small that it learns nothing."""
+"""The full pipeline with the real trainers and a minimal model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TINY = {
 
 
 def run(directory: Path) -> str:
-    """The documented command; what it prints."""
-    told = {"SAVE_INTERVAL": "2", "KEEP_LAST": "2", "TB_AUTO": "0", "OMP_NUM_THREADS": "1"}
+    """Run the documented command and return its output."""
+    variables = {"SAVE_INTERVAL": "2", "KEEP_LAST": "2", "TB_AUTO": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [PROJECT / "scripts" / "run.sh", "--smoke-test", "--run-r1"],
         cwd=directory,
-        env=os.environ | TINY | told | {"VENV_DIR": str(Path(sys.executable).parents[1])},
+        env=os.environ | TINY | variables | {"VENV_DIR": str(Path(sys.executable).parents[1])},
         capture_output=True,
         text=True,
         timeout=300,
@@ -62,7 +62,7 @@ def test_documented_command_trains_all_stages(tmp_path: Path) -> None:
     assert "[r1] prompt: -h, or what?\n" in first
     assert "the demo failed" not in first
     second = run(tmp_path)
-    assert "[r1] asked" not in second
+    assert "[r1] prompt" not in second
     for stage in STAGES:
         folder = f"out/{stage}/checkpoints"
         assert f"--resume {folder}/step_00000004 --ckpt_dir {folder}" in second

@@ -1,4 +1,4 @@
-"""Saving beside training: the copy is of one moment, whole on disk, and never too many at once."""
+"""Background saving: snapshots, atomic writes and errors."""
 
 from __future__ import annotations
 
@@ -154,14 +154,14 @@ def test_step_records_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     git = ("git", "-C", str(project), *(word for one in settings for word in ("-c", one)))
     subprocess.run((*git, "init", "-q"), check=True)
     subprocess.run((*git, "commit", "-q", "--allow-empty", "-m", "one"), check=True)
-    told = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True)
+    head = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True)
     monkeypatch.chdir(project)
     step_files._versions.cache_clear()
     path = write_step(tmp_path / "root", 1, replace(content(1.0), config={"stage": "sft"}))
     versions = json.loads((path / "config.json").read_text())["versions"]
     assert versions == {
         "format": step_files.FORMAT_VERSION,
-        "revision": told.stdout.strip(),
+        "revision": head.stdout.strip(),
         "tinkex": tinkex.__version__,
         "torch": torch.__version__,
     }

@@ -1,4 +1,4 @@
-"""The scripts, as a person starts them."""
+"""The run script."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_tensorboard_uses_another_port_if_busy(project: PipelineProject) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        told = {"TB_AUTO": "1", "TF_DIR": "curves", "TB_PORT": str(port)}
-        done = call(project, "scripts/run.sh", **told)
+        variables = {"TB_AUTO": "1", "TF_DIR": "curves", "TB_PORT": str(port)}
+        done = call(project, "scripts/run.sh", **variables)
     assert done.returncode == 0, done.stderr
     found = re.search(r"TensorBoard: http://127\.0\.0\.1:(\d+)/ \(pid (\d+)\)", done.stdout)
     assert found is not None, done.stdout
@@ -91,8 +91,8 @@ def test_tensorboard_uses_another_port_if_busy(project: PipelineProject) -> None
 
 
 def test_no_tensorboard_without_tf_dir(project: PipelineProject) -> None:
-    for told in ({"TB_AUTO": "0", "TF_DIR": "curves"}, {"TB_AUTO": "1", "TF_DIR": ""}):
-        done = call(project, "scripts/run.sh", **told)
+    for variables in ({"TB_AUTO": "0", "TF_DIR": "curves"}, {"TB_AUTO": "1", "TF_DIR": ""}):
+        done = call(project, "scripts/run.sh", **variables)
         assert done.returncode == 0, done.stderr
         assert "TensorBoard" not in done.stdout
 
@@ -100,27 +100,32 @@ def test_no_tensorboard_without_tf_dir(project: PipelineProject) -> None:
 def test_two_processes_train_one_stage(project: PipelineProject) -> None:
     shutil.copy(PROJECT / "trainer" / "train_pretrain.py", project.root / "trainers")
     sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
-    told = {f"MODEL_{name}": value for name, value in sizes.items()}
-    told |= {"OMP_NUM_THREADS": "1", "FAKE": "fail sft 1", "MODEL_SEQ_LEN": "64"}
-    told["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 2 --accumulation_steps 1"
-    together = call(project, "scripts/run.sh", NPROC="2", **told)
+    variables = {f"MODEL_{name}": value for name, value in sizes.items()}
+    variables |= {"OMP_NUM_THREADS": "1", "FAKE": "fail sft 1", "MODEL_SEQ_LEN": "64"}
+    variables["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 2 --accumulation_steps 1"
+    together = call(project, "scripts/run.sh", NPROC="2", **variables)
     assert "--nproc_per_node=2" in together.stdout
     assert project.record("pretrain").status is StageStatus.COMPLETE, together.stderr
     newest = project.out / "pretrain" / "checkpoints" / project.steps("pretrain")[-1]
     state = json.loads((newest / "state.json").read_text())
     assert (state["world_size"], state["samples"]) == (2, 16)
-    # The same files are complete for one process, too.
-    alone = call(project, "scripts/run.sh", **told)
+    # A single process finds the stage complete.
+    alone = call(project, "scripts/run.sh", **variables)
     assert "[pretrain] complete at step" in alone.stdout, alone.stderr
 
 
 def test_two_processes_save_on_a_signal(project: PipelineProject) -> None:
     shutil.copy(PROJECT / "trainer" / "train_pretrain.py", project.root / "trainers")
     sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
-    told = {f"MODEL_{name}": value for name, value in sizes.items()}
-    told |= {"OMP_NUM_THREADS": "1", "NPROC": "2", "MODEL_SEQ_LEN": "64", "SAVE_INTERVAL": "100000"}
-    told["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 100000 --log_interval 1"
-    process = project.start(**told)
+    variables = {f"MODEL_{name}": value for name, value in sizes.items()}
+    variables |= {
+        "OMP_NUM_THREADS": "1",
+        "NPROC": "2",
+        "MODEL_SEQ_LEN": "64",
+        "SAVE_INTERVAL": "100000",
+    }
+    variables["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 100000 --log_interval 1"
+    process = project.start(**variables)
     project.wait_for_line(project.out / "pretrain" / "metrics.jsonl", '"step": 3,', process)
     process.terminate()
     text = process.communicate(timeout=TIMEOUT_SECONDS)[0]

@@ -1,4 +1,4 @@
-"""Signals at awkward moments: while held-out data is looked at, and once more while saving."""
+"""Signals during an evaluation and during a save."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tinkex.pipeline.checkpoints.step_directory import latest_step
 ROOT = Path(__file__).parents[3]
 
 
-class AskedToStop(TinyStage):
-    """Gets a signal in one of its evaluations, which would go on for very long."""
+class SignalledEvaluation(TinyStage):
+    """Receives a signal during a long evaluation."""
 
     at_evaluation = 0
     has_gone_on = False
@@ -34,7 +34,7 @@ class AskedToStop(TinyStage):
 def test_interrupted_evaluation_is_repeated_on_resume(
     tmp_path: Path, at_evaluation: int, saved: int | None
 ) -> None:
-    stage = AskedToStop()
+    stage = SignalledEvaluation()
     stage.at_evaluation = at_evaluation
     result = run(tmp_path / "cut", stage=stage)
     assert result.exit_code == 143
@@ -52,7 +52,7 @@ from pathlib import Path
 from tests.integration.pipeline.tiny_stage import TinyStage, run
 
 class Stuck(TinyStage):
-    "Writes its weights so slowly that somebody presses Ctrl-C again."
+    "Writes its weights so slowly that a second Ctrl-C arrives."
     def loss(self, batch):
         if self.num_losses == 5:
             os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Losses of the stages against the same sums done another way, and each stage's own progress."""
+"""Losses of the stages compared with direct computations, and their training progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tests.integration.pipeline.stage_inputs import (
-    make_setting,
+    make_stage_inputs,
     make_tokenizer,
     tiny_model,
     write_rows,
@@ -52,7 +52,7 @@ def random_tokens(vocab_size: int, lengths: tuple[int, ...] = LENGTHS) -> Tensor
 
 
 def logits_alone(model: Any, tokens_T: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """transformers' own logits, each document by itself."""
+    """Compute the logits of transformers, one document at a time."""
     return torch.cat([model(part[None]).logits[0] for part in tokens_T.split(lengths)])
 
 
@@ -158,7 +158,7 @@ def test_bfloat16_forward_is_close_with_float32_gradients(tokenizer: TextTokeniz
 def test_sft_loss_counts_only_assistant_tokens(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    setting = make_setting("sft", tmp_path, data["sft"], tokenizer)
+    setting = make_stage_inputs("sft", tmp_path, data["sft"], tokenizer)
     stage = SftStage(setting)
     batch = stage.source.batch(0, 0)
     loss = stage.loss(batch)
@@ -172,7 +172,7 @@ def test_sft_loss_counts_only_assistant_tokens(
 def test_router_aux_loss_and_its_gradient(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    setting = make_setting("pretrain", tmp_path, data["pretrain"], tokenizer, use_moe=True)
+    setting = make_stage_inputs("pretrain", tmp_path, data["pretrain"], tokenizer, use_moe=True)
     stage = PretrainStage(setting)
     batch = stage.source.batch(0, 0)
     hidden = stage.forward(batch.tokens_T, batch.lengths)
@@ -196,7 +196,7 @@ def test_router_aux_loss_and_its_gradient(
 
 
 def summed_logprob(model: Any, tokens: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
-    """One answer's log-probability, from transformers' own logits."""
+    """Compute an answer's log-probability from the logits of transformers."""
     logprobs = log_softmax(model(tokens[None]).logits[0].double(), dim=-1)
     each = logprobs[torch.arange(len(targets)), targets]
     return (each * counted).sum()
@@ -217,7 +217,7 @@ def dpo_by_hand(policy: Any, reference: Any, batch: Any, beta: float) -> Tensor:
 def test_dpo_loss_matches_the_published_formula(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    setting = make_setting("dpo", tmp_path, data["dpo"], tokenizer, "--beta", "0.3")
+    setting = make_stage_inputs("dpo", tmp_path, data["dpo"], tokenizer, "--beta", "0.3")
     other = tiny_model(tokenizer, seed=5)
     stage = DpoStage(setting, other)
     batch = stage.source.batch(0, 0)
@@ -237,15 +237,15 @@ def test_dpo_loss_matches_the_published_formula(
 def test_dpo_reference_is_a_frozen_copy(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    stage = DpoStage(make_setting("dpo", tmp_path, data["dpo"], tokenizer), None)
+    stage = DpoStage(make_stage_inputs("dpo", tmp_path, data["dpo"], tokenizer), None)
     batch = stage.source.batch(0, 0)
     loss = stage.loss(batch)
     assert loss.total.item() / loss.weight == pytest.approx(0.693147, rel=1e-5)
     assert stage.evaluate()["preference_accuracy"] == 0.5
     start = copy.deepcopy(stage.model.state_dict())
     step(stage, 3, 1e-2)
-    kept = stage.reference._model.state_dict()
-    assert all(torch.equal(kept[name], start[name]) for name in start)
+    reference_weights = stage.reference._model.state_dict()
+    assert all(torch.equal(reference_weights[name], start[name]) for name in start)
     assert any(
         not torch.equal(value, start[name]) for name, value in stage.model.state_dict().items()
     )
@@ -254,7 +254,7 @@ def test_dpo_reference_is_a_frozen_copy(
 def test_extreme_dpo_margin_does_not_overflow(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    setting = make_setting("dpo", tmp_path, data["dpo"], tokenizer, "--beta", "1e6")
+    setting = make_stage_inputs("dpo", tmp_path, data["dpo"], tokenizer, "--beta", "1e6")
     stage = DpoStage(setting, tiny_model(tokenizer, seed=5))
     loss = stage.loss(stage.source.batch(0, 0))
     loss.total.backward()
@@ -268,11 +268,11 @@ def test_extreme_dpo_margin_does_not_overflow(
 
 
 def test_tag_weights_apply_only_to_targets(tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    # The user writes a tag, too; nobody learns it.
+    # The user message also contains a tag, which is not a target.
     ask = {"role": "user", "content": "Write <think> or 7."}
     say = {"role": "assistant", "content": "<think>7</think><answer>7</answer>"}
     path = write_rows(tmp_path / "r1.jsonl", [{"messages": [ask, say]}])
-    setting = make_setting("r1", tmp_path, path, tokenizer, "--r1_token_weight", "10")
+    setting = make_stage_inputs("r1", tmp_path, path, tokenizer, "--r1_token_weight", "10")
     stage = DistillStage(setting, None)
     batch = stage.source.batch(0, 0)
     loss = stage.loss(batch)
@@ -293,7 +293,7 @@ def test_tag_weights_apply_only_to_targets(tmp_path: Path, tokenizer: TextTokeni
 def test_multi_token_tag_is_rejected(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
-    setting = make_setting("r1", tmp_path, data["r1"], tokenizer, "--r1_tokens", "<thinking>")
+    setting = make_stage_inputs("r1", tmp_path, data["r1"], tokenizer, "--r1_tokens", "<thinking>")
     with pytest.raises(ConfigError, match="'<thinking>' is not a single token"):
         DistillStage(setting, None)
 
@@ -302,7 +302,7 @@ def test_distillation_loss_matches_the_published_formula(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     words = ("--distill_alpha", "0.25", "--distill_temperature", "2", "--r1_token_weight", "1")
-    setting = make_setting("r1", tmp_path, data["r1"], tokenizer, *words)
+    setting = make_stage_inputs("r1", tmp_path, data["r1"], tokenizer, *words)
     teacher = tiny_model(tokenizer, seed=9)
     stage = DistillStage(setting, teacher)
     batch = stage.source.batch(0, 0)
@@ -314,12 +314,12 @@ def test_distillation_loss_matches_the_published_formula(
     counted = batch.loss_mask_T
     logits = logits_alone(stage.model, batch.tokens_T, batch.lengths)[counted]
     with torch.no_grad():
-        told = log_softmax(
+        teacher_logprobs = log_softmax(
             logits_alone(teacher, batch.tokens_T, batch.lengths)[counted] / 2.0, dim=-1
         )
     text = cross_entropy(logits, batch.targets_T[counted], reduction="sum")
     apart = torch.nn.functional.kl_div(
-        log_softmax(logits / 2.0, dim=-1), told, log_target=True, reduction="sum"
+        log_softmax(logits / 2.0, dim=-1), teacher_logprobs, log_target=True, reduction="sum"
     )
     expected = 0.25 * text + 0.75 * 4.0 * apart
     expected.backward()
@@ -332,7 +332,7 @@ def test_distillation_loss_matches_the_published_formula(
 
 
 def step(stage: Any, num_steps: int, rate: float) -> None:
-    """A loop in small: the stages do not depend on the large one."""
+    """A minimal training loop."""
     optimizer = torch.optim.AdamW(stage.model.parameters(), lr=rate)
     num_batches = stage.source.num_batches(0)
     for number in range(num_steps):
@@ -360,7 +360,7 @@ def test_training_improves_the_stage_metric(
     metric: str,
     gain: float,
 ) -> None:
-    stage = make(make_setting(name, tmp_path, data[name], tokenizer))
+    stage = make(make_stage_inputs(name, tmp_path, data[name], tokenizer))
     before = stage.evaluate()
     step(stage, 20, 5e-3)
     moved = stage.evaluate()[metric] - before[metric]
@@ -373,7 +373,9 @@ def test_stage_config_fields(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     one, other = (
-        DpoStage(make_setting("dpo", tmp_path, data["dpo"], tokenizer, "--beta", beta), None).config
+        DpoStage(
+            make_stage_inputs("dpo", tmp_path, data["dpo"], tokenizer, "--beta", beta), None
+        ).config
         for beta in ("0.1", "0.2")
     )
     assert {name for name in one if one[name] != other[name]} == {"beta"}

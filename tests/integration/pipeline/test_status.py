@@ -1,4 +1,4 @@
-"""What is told about stages while they run, and after."""
+"""Status of stages during and after a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard comes up by itself, answers, is found again, makes room, and is gone at the end."""
+"""The TensorBoard server: start, reuse, busy ports and stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tinkex.pipeline.train.tensorboard import RECORD_FILE, TensorBoard, start_te
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: tinkex[pipeline] has it")
 
 
-def ask(url: str, path: str = "data/environment") -> Any:
+def fetch(url: str, path: str = "data/environment") -> Any:
     with urllib.request.urlopen(f"{url}{path}", timeout=30) as reply:
         return json.load(reply)
 
@@ -44,9 +44,9 @@ def start(logdir: Path, port: int = 0) -> TensorBoard:
 
 def test_server_answers_and_stops_after_the_block(tmp_path: Path) -> None:
     with start(tmp_path) as server:
-        assert ask(server.url)["data_location"] == str(tmp_path)
+        assert fetch(server.url)["data_location"] == str(tmp_path)
         url, pid = server.url, server.pid
-        # A second run for the same curves uses it, and does not take it away.
+        # A second run with the same directory reuses the server and does not stop it.
         program = (
             "import sys; from pathlib import Path\n"
             "from tinkex.pipeline.train.tensorboard import start_tensorboard\n"
@@ -54,11 +54,11 @@ def test_server_answers_and_stops_after_the_block(tmp_path: Path) -> None:
             "print(server.url, server.pid, server.is_reused); server.stop()"
         )
         command = [sys.executable, "-c", program, str(tmp_path)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        assert said.stdout.split() == [url, str(pid), "True"]
-        assert ask(url)
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert output.stdout.split() == [url, str(pid), "True"]
+        assert fetch(url)
     with pytest.raises(urllib.error.URLError):
-        ask(url)
+        fetch(url)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert not (tmp_path / RECORD_FILE).exists()
@@ -67,7 +67,7 @@ def test_server_answers_and_stops_after_the_block(tmp_path: Path) -> None:
 def test_busy_port_is_replaced_by_a_free_one(tmp_path: Path, busy_port: int) -> None:
     with start(tmp_path, busy_port) as server:
         assert f":{busy_port}/" not in server.url
-        assert ask(server.url)["data_location"] == str(tmp_path)
+        assert fetch(server.url)["data_location"] == str(tmp_path)
 
 
 def test_server_of_a_dead_run_is_taken_over(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_server_of_a_dead_run_is_taken_over(tmp_path: Path) -> None:
     first.stop()
     second.stop()
     with pytest.raises(urllib.error.URLError):
-        ask(second.url)
+        fetch(second.url)
 
 
 def test_record_of_a_stopped_server_is_ignored(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_resumed_run_logs_each_point_once(tmp_path: Path) -> None:
         tmp_path, tensorboard_dir=tmp_path / "tb", schedule="constant", keep_last_checkpoints=9
     )
     train(TinyStage(), plan, sink=make_sink("tiny", plan))
-    # As after a crash that lost what was trained since the fourth update.
+    # Simulate a crash that lost the updates after the fourth.
     resume = tmp_path / "checkpoints" / "step_00000004"
     train(TinyStage(), plan, sink=make_sink("tiny", plan), resume=resume)
     found = EventAccumulator(str(tmp_path / "tb"))

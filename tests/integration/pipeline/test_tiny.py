@@ -1,4 +1,4 @@
-"""tinkex/tiny is made by one command, which goes on where it stopped; a very short run of it."""
+"""A quick run of the tinkex/tiny recipe."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def make_tiny(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("made")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny_run")
     done = make_tiny(directory)
     assert done.returncode == 0, done.stderr
     assert "parameters, " in done.stdout.splitlines()[-1]
     return directory
 
 
-def test_folder_loads_in_server_and_transformers(made: Path) -> None:
-    folder = read_model_folder(made / "tiny")
+def test_folder_loads_in_server_and_transformers(tiny_run: Path) -> None:
+    folder = read_model_folder(tiny_run / "tiny")
     assert (folder.dtype, folder.has_tokenizer) == ("float16", True)
     model = AutoModelForCausalLM.from_pretrained(folder.path)
     assert model.num_parameters() == folder.weights.num_parameters
@@ -50,15 +50,15 @@ def test_folder_loads_in_server_and_transformers(made: Path) -> None:
     assert (folder.path / "README.md").read_text().count(" % |") == 13
 
 
-def test_second_run_trains_nothing(made: Path) -> None:
-    before = digest_weights(made / "tiny")
-    again = make_tiny(made)
+def test_second_run_trains_nothing(tiny_run: Path) -> None:
+    before = digest_weights(tiny_run / "tiny")
+    again = make_tiny(tiny_run)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("nothing to do") == 4
-    assert digest_weights(made / "tiny") == before
+    assert digest_weights(tiny_run / "tiny") == before
 
 
-def test_run_from_scratch_is_reproducible(made: Path, tmp_path: Path) -> None:
+def test_run_from_scratch_is_reproducible(tiny_run: Path, tmp_path: Path) -> None:
     done = make_tiny(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert digest_weights(tmp_path / "tiny") == digest_weights(made / "tiny")
+    assert digest_weights(tmp_path / "tiny") == digest_weights(tiny_run / "tiny")

@@ -1,4 +1,4 @@
-"""The tokenizer: tags are single tokens, text comes back as it was, template and renderer agree."""
+"""The tokenizer: special tokens, round trips and the chat template."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_transformers_tokenizes_identically(tokenizer: TextTokenizer) -> None:
     text = "What is 3 plus 4? <think>7</think>"
     assert theirs.encode(text) == tokenizer.encode_batch([text])[0]
     assert (theirs.eos_token, theirs.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    # Tags are read by people; marks are not.
+    # Tags stay visible in decoded text; ChatML delimiters do not.
     ids = theirs.encode("<think>a</think><|im_end|>")
     assert theirs.decode(ids, skip_special_tokens=True) == "<think>a</think>"
 
@@ -131,7 +131,7 @@ def test_command_writes_a_folder_and_reports_errors(
     bad.write_text('{"text": "a"}\n{oops\n')
     assert main(["--data", str(good), str(bad), "--out", str(tmp_path / "other")]) == 1
     assert f"{bad}, line 2" in capsys.readouterr().err
-    # Nothing half made is left.
+    # No partial output is left.
     assert not [
         path for path in tmp_path.iterdir() if path.name not in {"a.jsonl", "bad.jsonl", "made"}
     ]

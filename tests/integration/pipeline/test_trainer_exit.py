@@ -1,4 +1,4 @@
-"""How a real trainer ends: by signals at any time, with odd data, beside another trainer."""
+"""Exit codes of a real trainer: signals, unusual data, concurrent trainers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ TIMEOUT_SECONDS = 120.0
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scene")
-    made = write_samples(folder)
-    make_tokenizer(folder / "tokenizer", list(made.values()))
+    files = write_samples(folder)
+    make_tokenizer(folder / "tokenizer", list(files.values()))
     return folder
 
 
@@ -55,7 +55,7 @@ def start(words: list[str]) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], path: Path) -> None:
-    """Wait until a trainer has come so far that a file of its is there."""
+    """Wait until a trainer has created a file."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not path.exists():
         assert process.poll() is None, process.communicate()[1]
@@ -65,8 +65,8 @@ def wait_for(process: subprocess.Popen[str], path: Path) -> None:
 
 def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     process.send_signal(number)
-    said = process.communicate(timeout=TIMEOUT_SECONDS)[1]
-    return process.returncode, said
+    stderr = process.communicate(timeout=TIMEOUT_SECONDS)[1]
+    return process.returncode, stderr
 
 
 # --- signals ------------------------------------------------------------------------------------
@@ -76,14 +76,14 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 def test_signal_before_training_sets_the_exit_code(
     project: Path, tmp_path: Path, number: int, code: int
 ) -> None:
-    # Nobody writes to the other end: it waits for its first row.
+    # The pipe stays empty, so the trainer waits for its first row.
     data = tmp_path / "data.jsonl"
     os.mkfifo(data)
     process = start(words_of(project, tmp_path / "out", "--data_path", str(data)))
     wait_for(process, tmp_path / "out" / "trainer.lock")
-    found, said = ended(process, number)
-    assert found == code, said
-    assert "Traceback" not in said
+    found, stderr = ended(process, number)
+    assert found == code, stderr
+    assert "Traceback" not in stderr
     assert not list(tmp_path.rglob(f"{SCRATCH_PREFIX}*"))
 
 
@@ -93,14 +93,14 @@ def test_signal_before_training_sets_the_exit_code(
 def test_signal_in_training_saves_and_resumes_identically(
     project: Path, tmp_path: Path, number: int, code: int
 ) -> None:
-    # Only the run that is compared must end by itself.
+    # Only the reference run completes.
     num_steps = 30 if number == signal.SIGTERM else 100_000
     long = ("--max_steps", str(num_steps), "--epochs", "100000", "--save_interval", "0")
     process = start(words_of(project, tmp_path / "cut", *long, "--save_interval", "2"))
     wait_for(process, tmp_path / "cut" / "checkpoints" / "step_00000002")
-    found, said = ended(process, number)
-    assert found == code, said
-    assert "saving, then stopping" in said
+    found, stderr = ended(process, number)
+    assert found == code, stderr
+    assert "saving, then stopping" in stderr
     newest = latest_step(tmp_path / "cut" / "checkpoints")
     assert newest is not None
     assert not (tmp_path / "cut" / "result.json").exists()
@@ -124,7 +124,7 @@ def test_two_trainers_cannot_share_a_directory(
         assert main("pretrain", words_of(project, tmp_path)) == 1
         assert f"{tmp_path} is in use by another trainer" in capsys.readouterr().err
         assert begun.is_dir()
-    # Now it is known to be dead.
+    # The process has exited.
     assert main("pretrain", words_of(project, tmp_path)) == 0
     assert not begun.exists()
 
@@ -142,8 +142,8 @@ def test_byte_order_mark_and_crlf_change_nothing(project: Path, tmp_path: Path) 
 
 
 def talk(question: str, answer: str) -> dict[str, Any]:
-    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"conversations": said}
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"conversations": messages}
 
 
 def test_too_long_rows_are_reported(
@@ -170,7 +170,7 @@ def test_very_long_line_is_accepted(project: Path, tmp_path: Path) -> None:
     assert main("pretrain", words) == 0
 
 
-# --- what is told -------------------------------------------------------------------------------
+# --- result.json --------------------------------------------------------------------------------
 
 
 def test_non_finite_metric_is_null_in_the_result(tmp_path: Path) -> None:
@@ -191,6 +191,6 @@ def test_non_finite_metric_is_null_in_the_result(tmp_path: Path) -> None:
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is not JSON")
 
-    told = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
-    assert told["metrics"]["exact_match"] == {"before": None, "after": None}
-    assert told["metrics"]["loss"] == {"before": None, "after": 1.5}
+    result = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    assert result["metrics"]["exact_match"] == {"before": None, "after": None}
+    assert result["metrics"]["loss"] == {"before": None, "after": 1.5}

@@ -1,4 +1,4 @@
-"""The trainers from the command line on: four stages in a row, and what a person is told."""
+"""The trainers from the command line: four stages in a row, and error messages."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ OWN = {"pretrain": "loss", "sft": "loss", "dpo": "preference_accuracy", "r1": "e
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scene")
-    made = write_samples(folder)
-    make_tokenizer(folder / "tokenizer", list(made.values()))
+    files = write_samples(folder)
+    make_tokenizer(folder / "tokenizer", list(files.values()))
     return folder
 
 
@@ -90,9 +90,9 @@ def test_moe_training_and_file_names(project: Path, tmp_path: Path) -> None:
     assert (tmp_path / "pretrain_32_moe.pth").is_file()
     config = json.loads((tmp_path / "hf/config.json").read_bytes())
     assert (config["model_type"], config["num_experts_per_tok"]) == ("qwen3_moe", 2)
-    # The next stage takes the parent's shape without being told.
-    told = ("--init_from", str(tmp_path / "hf"), "--out_dir", str(tmp_path / "next"))
-    assert main("sft", [*words_of(project, "sft", tmp_path), *told]) == 0
+    # The next stage uses the sizes of its parent.
+    options = ("--init_from", str(tmp_path / "hf"), "--out_dir", str(tmp_path / "next"))
+    assert main("sft", [*words_of(project, "sft", tmp_path), *options]) == 0
     assert (tmp_path / "next/full_sft_32_moe.pth").is_file()
 
 
@@ -110,7 +110,7 @@ def test_eval_data_path(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ('{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
         ("", "has no rows"),
@@ -119,27 +119,27 @@ def test_eval_data_path(project: Path, tmp_path: Path) -> None:
     ],
 )
 def test_invalid_data_is_reported_with_file_and_line(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(content)
     words = words_of(project, "pretrain", tmp_path / "out", "--data_path", str(bad))
     assert main("pretrain", words) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("Error: ")
-    assert str(bad) in told
-    assert says in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("Error: ")
+    assert str(bad) in stderr
+    assert message in stderr
+    assert "Traceback" not in stderr
     assert not list((tmp_path / "out").rglob("*.pth"))
     assert not list((tmp_path / "out").rglob("*.partial*"))
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
-        (("--tokenizer_dir", "absent"), "there is no tokenizer in absent"),
-        (("--init_from", "absent"), "there is no model at absent"),
-        (("--device", "cuda:77"), "device is 'cuda:77'"),
+        (("--tokenizer_dir", "absent"), "no tokenizer in absent"),
+        (("--init_from", "absent"), "no model at absent"),
+        (("--device", "cuda:77"), "device 'cuda:77' is not available"),
         (("--resume", "absent"), "absent"),
     ],
 )
@@ -148,12 +148,12 @@ def test_missing_inputs_exit_with_code_1(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     more: tuple[str, ...],
-    says: str,
+    message: str,
 ) -> None:
     assert main("pretrain", words_of(project, "pretrain", tmp_path, *more)) == 1
-    told = capsys.readouterr().err
-    assert "Error: " in told
-    assert says in told
+    stderr = capsys.readouterr().err
+    assert "Error: " in stderr
+    assert message in stderr
 
 
 @pytest.mark.parametrize("more", [(), ("--resume", "auto")])
@@ -170,8 +170,8 @@ def test_later_stages_require_initial_weights(
     with pytest.raises(SystemExit) as ended:
         main(stage, ["--out_dir", str(tmp_path), "--data_path", data, *SIZE_WORDS, *more])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert f"--init_from is missing: pass a model, such as the folder out/{parent}/hf" in told
+    stderr = capsys.readouterr().err
+    assert f"--init_from is missing: pass a model, such as the folder out/{parent}/hf" in stderr
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -188,16 +188,16 @@ def test_sizes_that_differ_from_the_parent_are_rejected(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("pretrain", words_of(project, "pretrain", tmp_path / "parent")) == 0
-    told = ("--init_from", str(tmp_path / "parent/hf"), "--hidden_size", "64")
-    assert main("sft", [*words_of(project, "sft", tmp_path / "sft"), *told]) == 1
+    options = ("--init_from", str(tmp_path / "parent/hf"), "--hidden_size", "64")
+    assert main("sft", [*words_of(project, "sft", tmp_path / "sft"), *options]) == 1
     assert "hidden_size is 64, but the model in" in capsys.readouterr().err
 
 
 def test_bfloat16_requires_hardware_support() -> None:
     cpu = torch.device("cpu")
     assert choose_dtype("auto", cpu) is torch.float32
-    asked = choose_dtype("bfloat16", cpu)
-    assert asked is (torch.bfloat16 if has_bfloat16(cpu) else torch.float32)
+    dtype = choose_dtype("bfloat16", cpu)
+    assert dtype is (torch.bfloat16 if has_bfloat16(cpu) else torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A stage of a few thousand weights with every kind of chance in it, and ways to interrupt it."""
+"""A tiny stage that uses all random generators, and ways to interrupt its training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tinkex.pipeline.train.loop import train
 from tinkex.pipeline.train.metrics import JsonlSink
 from tinkex.pipeline.weights import named_weights
 
-# torch loads a good deal with the first optimizer; here it does so once for all children.
+# The first optimizer imports much of torch; do it once for all forked children.
 torch.optim.AdamW([torch.zeros(1)])
 
 VOCABULARY = 32
@@ -35,7 +35,7 @@ LENGTH = 8
 
 @dataclass(frozen=True)
 class TinyBatch:
-    """A few rows; in the next-token sense the numbers count up."""
+    """A few rows; each next token is the previous one plus 1."""
 
     rows: Tensor
 
@@ -50,7 +50,7 @@ class TinyBatch:
 
 @dataclass(frozen=True)
 class TinySource:
-    """Seven batches an epoch, the last one short: nothing divides evenly."""
+    """Seven batches per epoch, the last one shorter."""
 
     seed: int = 3
     num_rows: int = 27
@@ -78,21 +78,21 @@ class TinyModel(nn.Module):
         self.lm_head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.lm_head(
+        logits: Tensor = self.lm_head(
             self.norm(self.dropout(torch.relu(self.hidden(self.embed(tokens)))))
         )
-        return found
+        return logits
 
 
 @dataclass
 class TinyStage:
-    """Draws from all three generators in its loss, so that none may be forgotten."""
+    """Uses the Python, NumPy and torch generators in its loss, so that all must be restored."""
 
     width: int = 16
     name: str = "pretrain"
     source: TinySource = field(default_factory=TinySource)
     is_plain: bool = False
-    """Without chance: what a batch gives depends on the batch alone."""
+    """Without randomness: the loss depends only on the batch."""
     seconds_per_batch: float = 0.0
     fail_at_batch: int = -1
     fail_at_evaluation: int = -1
@@ -149,11 +149,11 @@ class TinyStage:
 
 
 def digest(model: nn.Module) -> str:
-    """The bits of all weights."""
-    found = hashlib.sha256()
+    """Return the digest of all weights."""
+    hasher = hashlib.sha256()
     for name, value in sorted(named_weights(model).items()):
-        found.update(name.encode() + value.detach().numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(name.encode() + value.detach().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def make_plan(out_dir: Path, **changes: Any) -> TrainPlan:
@@ -183,35 +183,35 @@ def run(
     return train(stage or TinyStage(), make_plan(out_dir, **changes), sink=sink, resume=resume)
 
 
-#: Figures that depend on the clock.
+#: Metrics that depend on the clock.
 CLOCK = {"tokens_per_second"}
 
 
-def told(out_dir: Path) -> list[dict[str, Any]]:
-    """Every figure of a run that must not depend on how often it was stopped."""
+def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
+    """Return the logged metrics, without those that depend on the clock."""
     lines = (out_dir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return [{k: v for k, v in record.items() if k not in CLOCK} for record in records]
 
 
 def outcome(out_dir: Path) -> tuple[str, list[dict[str, Any]]]:
-    """What two runs are compared by: the weights at the end, and all figures on the way."""
-    return (out_dir / "hf" / "digest").read_text(), told(out_dir)
+    """Return the final weights digest and all metrics of a run, to compare runs."""
+    return (out_dir / "hf" / "digest").read_text(), read_metrics(out_dir)
 
 
 @dataclass(frozen=True)
 class FaultSpec:
-    """What befalls a run in a process of its own."""
+    """A fault to inject into a run in a child process."""
 
     kill_at_file_event: int = 0
-    """Dies, as by the power, right before it touches a file of its checkpoints for the nth time."""
+    """SIGKILL right before the nth file operation in the checkpoint directory."""
     max_file_bytes: int = 0
-    """No file may grow larger: the disk is full."""
+    """Maximum file size; simulates a full disk."""
     signal_at_batch: tuple[int, int] = (0, 0)
-    """A signal, and the batch at which the run gets it."""
+    """A signal, and the batch at which it is sent."""
     fail_at_batch: int = -1
     seconds_per_batch: float = 0.0
-    """So slow that somebody else can hit it in the middle."""
+    """Slows the run down, so that a test can interrupt it."""
 
 
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
@@ -232,7 +232,7 @@ def _kill_at(root: Path, nth: int) -> None:
 
 
 class SignalledStage(TinyStage):
-    """Sends its own process a signal at one of its batches."""
+    """Sends a signal to its own process at a given batch."""
 
     signal_at: tuple[int, int] = (0, 0)
 
@@ -264,12 +264,12 @@ def _run_in_child(out_dir: Path, fault: FaultSpec, changes: dict[str, Any]) -> N
     sys.exit(code)
 
 
-#: Imports this module too, so that runs of one and of several ranks are forks of one server.
+#: Imports this module too, so that all runs are forks of one fork server.
 RANKS = "tests.integration.pipeline.ranks_script"
 
 
 def start(out_dir: Path, fault: FaultSpec | None = None, **changes: Any) -> ForkServerProcess:
-    """Train in a process of its own, which has torch loaded already."""
+    """Train in a forked process that already has torch loaded."""
     process = forks_of(RANKS).Process(
         target=_run_in_child, args=(out_dir, fault or FaultSpec(), changes)
     )
@@ -278,7 +278,7 @@ def start(out_dir: Path, fault: FaultSpec | None = None, **changes: Any) -> Fork
 
 
 def run_in_subprocess(out_dir: Path, fault: FaultSpec | None = None, **changes: Any) -> int:
-    """The exit code of a run in a process of its own; minus the signal that killed it."""
+    """Run in a child process and return its exit code; negative for a signal."""
     process = start(out_dir, fault, **changes)
     process.join(timeout=120)
     code = process.exitcode

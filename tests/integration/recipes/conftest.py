@@ -1,4 +1,4 @@
-"""Data, a server and runs that these tests share."""
+"""Shared data, plans and runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def service(server: StubServer, connect: Connect) -> ServiceClient:
 
 
 def write_data(directory: Path, kind: str) -> Path:
-    """A data file of a recipe, and the reward that its plan names."""
+    """Write the data file and the reward function of a recipe."""
     path = directory / f"{kind}.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS[kind])))
     (directory / "judge.py").write_text(REWARD)
@@ -51,7 +51,7 @@ def write_data(directory: Path, kind: str) -> Path:
 
 
 def make_plan(directory: Path, kind: str, **settings: Any) -> Plan:
-    """A plan of six steps that learns quickly."""
+    """Create a plan of six steps with a high learning rate."""
     common = {
         "data": write_data(directory, kind),
         "base_model": BASE_MODEL,
@@ -71,7 +71,7 @@ def make_plan(directory: Path, kind: str, **settings: Any) -> Plan:
 
 
 def start(plan: Plan, service: ServiceClient, directory: Path, **options: Any) -> Run[Any, Any]:
-    """The run of a plan in a directory."""
+    """Create the run of a plan in a directory."""
     modules: dict[str, Any] = {"sft": sft, "dpo": dpo, "rl": rl}
     run: Run[Any, Any] = modules[plan.kind].run(
         plan, service, RunOptions(run_dir=directory, **options), lambda sentence: None
@@ -80,5 +80,5 @@ def start(plan: Plan, service: ServiceClient, directory: Path, **options: Any) -
 
 
 def losses(run: Run[Any, Any]) -> list[float]:
-    """The losses that the run wrote down."""
+    """Return the logged losses of a run."""
     return [row["loss"] for row in run.run_directory.read_metrics()]

@@ -1,4 +1,4 @@
-"""A run in a process of its own, to be killed."""
+"""A run in a child process that a test kills."""
 
 from __future__ import annotations
 

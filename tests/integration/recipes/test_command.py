@@ -1,4 +1,4 @@
-"""`tinkex train`: the recipes as a person uses them."""
+"""`tinkex train` on the command line."""
 
 from __future__ import annotations
 

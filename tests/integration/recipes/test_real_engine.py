@@ -1,4 +1,4 @@
-"""The recipes on a real server with a real, tiny model."""
+"""Recipes on a real server with a tiny model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
-    """URL, key and folder of a server whose every bit is certain."""
+    """URL, key and model folder of a deterministic server."""
     directory = tmp_path_factory.mktemp("real")
     folder = save_tiny(directory / "tiny", vocab_size=259)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
@@ -54,7 +54,7 @@ def test_real_model_learns_and_resumes(
 
 
 def load(folder: Path) -> object:
-    """The tokenizer of the model's folder, with its chat template."""
+    """Load the tokenizer of the model folder with its chat template."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)

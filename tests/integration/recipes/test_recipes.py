@@ -1,4 +1,4 @@
-"""The recipes against a real server over HTTP, with a model small enough to learn at once."""
+"""Recipes against a server over HTTP with a small fake model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_killed_run_resumes_from_its_last_checkpoint(
     kind: str, serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
     server, count = serve(), itertools.count()
-    # The process gets no further than this, so that it is killed in the middle of its work.
+    # The server delays later steps, so that the process is killed while it trains.
     server.inject("optim_step", Fault(status=503), None, lambda call: next(count) >= 4)
     service = connect(server, tokenizer_loader=lambda name: ToyTokenizer())
     process = subprocess.Popen(
@@ -131,7 +131,7 @@ def test_groups_without_signal_are_counted(
 
 
 def test_dpo_step_matches_the_loss_in_torch(service: ServiceClient, tmp_path: Path) -> None:
-    """Both take one step from the same weights on the same pairs, and end at the same place."""
+    """Both take one step from the same weights on the same pairs, with the same result."""
     import torch
 
     plan = make_plan(tmp_path, "dpo", batch_size=6, steps=2, schedule="constant")

@@ -1,4 +1,4 @@
-"""Which part of a conversation is the assistant's."""
+"""ChatML spans."""
 
 from __future__ import annotations
 

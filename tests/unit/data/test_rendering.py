@@ -19,7 +19,7 @@ ROLES = st.sampled_from(["system", "user", "assistant"])
 
 
 class Templated(ToyTokenizer):
-    """Lays a conversation out as [role]content; old thoughts may be taken away, as some do."""
+    """Renders [role]content; optionally drops earlier reasoning, as some templates do."""
 
     chat_template = "yes"
 
@@ -39,7 +39,7 @@ class Templated(ToyTokenizer):
 
 
 class WithFirst(ToyTokenizer):
-    """Begins every text with a token of its own."""
+    """Adds a BOS token."""
 
     bos_token_id = 300
 

@@ -1,4 +1,4 @@
-"""The sample data: the same for the same seed, right in what it says, and readable by its stage."""
+"""Generated sample data: reproducible, correct and parseable."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def test_sums_and_comparisons_are_correct(tmp_path: Path) -> None:
 
 
 def test_dpo_prefers_the_answer_that_is_rarer_in_sft(tmp_path: Path) -> None:
-    made = sample_rows.write_sample_files(tmp_path, 1, {"sft": 300, "dpo": 300})
-    talks = [json.loads(line.content)["conversations"] for line in read_lines(made["sft"])]
+    files = sample_rows.write_sample_files(tmp_path, 1, {"sft": 300, "dpo": 300})
+    talks = [json.loads(line.content)["conversations"] for line in read_lines(files["sft"])]
     is_chatty = [talk[1]["content"].endswith(CHATTER) for talk in talks]
     assert 0.5 < sum(is_chatty) / len(is_chatty) < 0.7
-    for line in read_lines(made["dpo"]):
+    for line in read_lines(files["dpo"]):
         pair = json.loads(line.content)
-        asked, better = pair["chosen"]
-        # The same answer, so that no knowledge decides between them.
-        other = {**better, "content": f"{better['content']} {CHATTER}"}
-        assert pair["rejected"] == [asked, other]
+        question, chosen = pair["chosen"]
+        # Both answers are correct, so knowledge cannot decide between them.
+        other = {**chosen, "content": f"{chosen['content']} {CHATTER}"}
+        assert pair["rejected"] == [question, other]
 
 
 def test_unknown_stage_is_rejected(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 TRAINERS = ("train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason")
 
 
-class Gone:
-    """A terminal that was closed."""
+class ClosedStream:
+    """A closed terminal."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")
@@ -59,11 +59,11 @@ def test_full_disk_is_reported_the_same_way_for_every_library(
 def test_full_disk_in_a_thread_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, code: int, is_silent: bool
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", told.append)
+    reported: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
 
     def write() -> None:
-        raise OSError(code, "as the system says")
+        raise OSError(code, "an error")
 
     def work() -> int:
         writer = threading.Thread(target=write)
@@ -72,8 +72,8 @@ def test_full_disk_in_a_thread_prints_no_traceback(
         return 0
 
     assert run_program(work) == 0
-    assert (not told) == is_silent
-    assert threading.excepthook == told.append
+    assert (not reported) == is_silent
+    assert threading.excepthook == reported.append
 
 
 def test_unexpected_errors_propagate() -> None:
@@ -88,7 +88,7 @@ def test_unexpected_errors_propagate() -> None:
 def test_closed_stderr_does_not_change_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, work: object, code: int
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stderr", ClosedStream())
     assert callable(work)
     assert run_program(work) == code
 

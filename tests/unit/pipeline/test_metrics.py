@@ -67,7 +67,7 @@ def test_progress_line_shows_loss_throughput_and_remaining_time() -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that reports to be a terminal."""
 
     def isatty(self) -> bool:
         return True

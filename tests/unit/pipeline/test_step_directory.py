@@ -120,7 +120,7 @@ def test_prune_leaves_scratch_directories(tmp_path: Path) -> None:
     make(tmp_path, 1)
     scratch = tmp_path / f"{SCRATCH_PREFIX}being-written"
     scratch.mkdir()
-    # A wall clock that jumps forward makes a directory that is being written look old.
+    # A clock jump can make a directory that is being written look old.
     os.utime(scratch, (1.0, 1.0))
     prune_steps(tmp_path, StepRetention(keep_last=1))
     assert scratch.is_dir()

@@ -1,4 +1,4 @@
-"""Packing loses nothing and doubles nothing, and orders depend on the seed alone."""
+"""Packing, splitting, shuffling and the eval split."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_new_sequence_starts_only_if_no_other_has_space(lengths: list[int]) -> N
     fills = [
         sum(lengths[piece] for piece in found) for found in pack_sequences(lengths, CAPACITY, 0)
     ]
-    # Two that are at most half full would have been one.
+    # Best fit leaves at most one sequence that is at most half full.
     assert sum(2 * fill <= CAPACITY for fill in fills) <= 1
 
 

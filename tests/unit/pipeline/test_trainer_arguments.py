@@ -1,4 +1,4 @@
-"""The trainers' command line: what is asked for is what is meant, and nonsense is code 2."""
+"""The command line of the trainers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinkex.pipeline.trainer_arguments import (
 NEEDED = ("--out_dir", "out", "--data_path", "data.jsonl")
 
 
-def told(stage: str, *words: str) -> TrainerArguments:
+def parse(stage: str, *words: str) -> TrainerArguments:
     parent = ("--init_from", "parent") if stage != "pretrain" else ()
     return parse_arguments(stage, [*NEEDED, *parent, *words])
 
@@ -29,7 +29,7 @@ def told(stage: str, *words: str) -> TrainerArguments:
     [("true", True), ("True", True), ("1", True), ("false", False), ("False", False), ("0", False)],
 )
 def test_use_moe_parses_booleans(word: str, meant: bool) -> None:
-    assert told("pretrain", "--use_moe", word).use_moe is meant
+    assert parse("pretrain", "--use_moe", word).use_moe is meant
 
 
 @pytest.mark.parametrize("stage", STAGE_DESCRIPTIONS)
@@ -45,7 +45,7 @@ def test_every_stage_accepts_the_options_of_the_pipeline(stage: str) -> None:
         *("tensorboard_dir", "metrics_file", "limit"),
     }
     assert expected <= option_names(stage)
-    assert told(stage).keep_last_checkpoints == 3
+    assert parse(stage).keep_last_checkpoints == 3
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_invalid_options_exit_with_code_2(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        told("pretrain", *words)
+        parse("pretrain", *words)
     assert ended.value.code == 2
     assert "error:" in capsys.readouterr().err
 
@@ -93,11 +93,11 @@ def test_dpo_requires_initial_weights() -> None:
 
 
 def test_defaults_depend_on_other_options() -> None:
-    known = told("sft", "--learning_rate", "0.01")
+    known = parse("sft", "--learning_rate", "0.01")
     assert known.final_learning_rate == pytest.approx(0.001)
     assert known.checkpoint_root == Path("out/checkpoints")
-    assert told("sft", "--ckpt_dir", "c").checkpoint_root == Path("c")
-    assert told("r1", "--r1_tokens", "<a>, <b>").r1_tokens == ("<a>", "<b>")
+    assert parse("sft", "--ckpt_dir", "c").checkpoint_root == Path("c")
+    assert parse("r1", "--r1_tokens", "<a>, <b>").r1_tokens == ("<a>", "<b>")
 
 
 def test_help_shows_every_option_and_default() -> None:

@@ -1,4 +1,4 @@
-"""Clients without a server: the weights are a number, and every call is written down."""
+"""Stub clients without a server: the weights are one number, and every call is recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinkex.types import AdamParams, Datum, ForwardBackwardOutput, TensorData
 
 
 class Waited(APIFuture[Any]):
-    """A future that is done, and writes down when it is waited for."""
+    """A finished future that records when it is waited for."""
 
     def __init__(self, value: Any, note: Callable[[], None]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Waited(APIFuture[Any]):
 
 
 class StubTraining:
-    """Every step moves one number, by its learning rate and its tokens."""
+    """Every step changes one number by learning rate and tokens."""
 
     def __init__(self, service: StubService, weights: float) -> None:
         self.service, self.weights, self.gradient = service, weights, 0.0
@@ -83,7 +83,7 @@ class StubTraining:
 
 
 class StubService:
-    """A server in a few lists."""
+    """A stub of the service client."""
 
     def __init__(self, max_context: int | None = None) -> None:
         self.config = Config(base_url="http://stub")
@@ -97,7 +97,7 @@ class StubService:
         self._max_context = max_context
 
     def fail_if_due(self) -> None:
-        """Fail as a killed process would: in the middle of things."""
+        """Raise KeyboardInterrupt after the configured number of passes."""
         if self.passes_left is not None:
             self.passes_left -= 1
             if self.passes_left < 0:

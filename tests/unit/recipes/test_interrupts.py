@@ -9,7 +9,7 @@ from tinkex.recipes.interrupts import stop_on_interrupt
 
 
 class Stopped:
-    """Counts how often it was asked to stop."""
+    """Counts stop requests."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -20,11 +20,11 @@ class Stopped:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_stops_the_run_with_a_notice(number: signal.Signals) -> None:
-    run, told = Stopped(), []
+    run, notices = Stopped(), []
     before = signal.getsignal(number)
-    with stop_on_interrupt(run, lambda: told.append(1)):
+    with stop_on_interrupt(run, lambda: notices.append(1)):
         signal.raise_signal(number)
-        assert (run.count, told) == (1, [1])
+        assert (run.count, notices) == (1, [1])
         assert signal.getsignal(number) is before
     assert signal.getsignal(number) is before
 

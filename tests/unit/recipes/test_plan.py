@@ -16,7 +16,7 @@ def plan(**settings: Any) -> SftPlan:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"base_model": None}, "base_model or start_from is required"),
         ({"start_from": "weights"}, "Invalid tinker path"),
@@ -33,13 +33,13 @@ def plan(**settings: Any) -> SftPlan:
         ({"max_tokens": 1}, "max_tokens is 1"),
     ],
 )
-def test_setting_out_of_range_is_rejected(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+def test_setting_out_of_range_is_rejected(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         plan(**settings)
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "said"),
+    ("kind", "settings", "message"),
     [
         (DpoPlan, {"beta": 0.0}, "beta is 0.0"),
         (DpoPlan, {"rank": 0}, "rank is 0"),
@@ -49,9 +49,9 @@ def test_setting_out_of_range_is_rejected(settings: dict[str, Any], said: str) -
     ],
 )
 def test_recipe_specific_settings_are_checked(
-    kind: type[Plan], settings: dict[str, Any], said: str
+    kind: type[Plan], settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=message):
         kind(data=DATA, base_model="m", **settings)
 
 

@@ -27,9 +27,9 @@ def test_loss_grad_is_the_derivative_of_the_loss(
     def loss(by_chosen: float, by_rejected: float) -> float:
         return dpo_loss((chosen + by_chosen, rejected + by_rejected), reference, beta).loss
 
-    pull = dpo_loss((chosen, rejected), reference, beta).loss_grad
-    assert (loss(-tiny, 0) - loss(tiny, 0)) / (2 * tiny) == pytest.approx(pull, abs=1e-4)
-    assert (loss(0, tiny) - loss(0, -tiny)) / (2 * tiny) == pytest.approx(pull, abs=1e-4)
+    loss_grad = dpo_loss((chosen, rejected), reference, beta).loss_grad
+    assert (loss(-tiny, 0) - loss(tiny, 0)) / (2 * tiny) == pytest.approx(loss_grad, abs=1e-4)
+    assert (loss(0, tiny) - loss(0, -tiny)) / (2 * tiny) == pytest.approx(loss_grad, abs=1e-4)
 
 
 def test_large_margins_do_not_overflow() -> None:

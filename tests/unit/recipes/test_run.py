@@ -25,17 +25,17 @@ def data(tmp_path: Path) -> Path:
 
 
 class Trainer:
-    """Makes runs in one directory."""
+    """Creates runs in one directory."""
 
     def __init__(self, data: Path, directory: Path) -> None:
         self.data, self.directory = data, directory
-        self.told: list[str] = []
+        self.notices: list[str] = []
 
     def make(self, service: StubService, run_options: Any = None, **settings: Any) -> Any:
         defaults = {"batch_size": 2, "epochs": 3, "save_every": 4, "data": self.data}
         plan = SftPlan(**{"base_model": "m", **defaults, **settings})
         options = RunOptions(**{"run_dir": self.directory, **(run_options or {})})
-        return sft.run(plan, cast(ServiceClient, service), options, self.told.append)
+        return sft.run(plan, cast(ServiceClient, service), options, self.notices.append)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_too_long_sample_prompt_is_skipped(trainer: Trainer, prompt: str) -> Non
     list(run)
     assert run.result is not None and run.result.is_complete
     assert run.result.samples == (SampledAnswer("ask me", "done"),)
-    assert any("No sample" in told for told in trainer.told)
+    assert any("No sample" in notice for notice in trainer.notices)
 
 
 def test_failing_samples_leave_a_complete_run(
@@ -119,7 +119,7 @@ def test_complete_run_is_not_repeated(trainer: Trainer) -> None:
     assert list(again) == []
     assert again.result == first.result
     assert service.log == []
-    assert "complete" in trainer.told[-1]
+    assert "complete" in trainer.notices[-1]
 
 
 @pytest.mark.parametrize("num_passes", range(9))
@@ -196,7 +196,7 @@ def test_accepted_changes_are_reported_and_the_run_resumes(trainer: Trainer) -> 
     service = interrupted(trainer)
     reports = list(trainer.make(service, {"accept_changes": True}, learning_rate=0.5))
     assert reports[0].step == 3
-    assert any("learning_rate was 0.0001 and is 0.5" in said for said in trainer.told)
+    assert any("learning_rate was 0.0001 and is 0.5" in notice for notice in trainer.notices)
 
 
 def test_complete_run_can_be_extended(trainer: Trainer) -> None:
@@ -232,16 +232,16 @@ def test_evaluation_uses_the_weights_of_its_step(trainer: Trainer) -> None:
     reports = list(trainer.make(service, eval_data=trainer.data, eval_every=4, learning_rate=1.0))
     measured = [report.step for report in reports if "eval_loss" in report.metrics]
     assert measured == [4, 8, 9]
-    # The loss of a step is that of the weights before it.
+    # The loss of a step is computed with the weights before it.
     assert reports[3].metrics["eval_loss"] == pytest.approx(reports[4].loss)
     assert len(set(service.evaluated)) == 3
 
 
 def test_truncated_and_skipped_rows_are_reported(trainer: Trainer) -> None:
     list(trainer.make(StubService(max_context=4), max_tokens=9, steps=3))
-    assert "The model's context is 4 tokens, so examples are truncated to 4" in trainer.told
-    assert any("tokens and was truncated to 4" in said for said in trainer.told)
-    assert any(said.startswith("truncated rows: ") for said in trainer.told)
+    assert "The model's context is 4 tokens, so examples are truncated to 4" in trainer.notices
+    assert any("tokens and was truncated to 4" in notice for notice in trainer.notices)
+    assert any(notice.startswith("truncated rows: ") for notice in trainer.notices)
 
 
 def test_steps_without_targets_send_no_passes(trainer: Trainer) -> None:
@@ -249,7 +249,7 @@ def test_steps_without_targets_send_no_passes(trainer: Trainer) -> None:
     reports = list(trainer.make(service, max_tokens=2, steps=2))
     assert [report.loss for report in reports] == [None, None]
     assert "pass" not in service.log
-    assert any("is skipped" in said for said in trainer.told)
+    assert any("is skipped" in notice for notice in trainer.notices)
 
 
 def test_report_is_flat_json(trainer: Trainer) -> None:

@@ -13,16 +13,16 @@ SAVED = SavedProgress(
 
 
 def begun(directory: Path, **essence: object) -> RunDirectory:
-    journal = RunDirectory(directory)
+    run_directory = RunDirectory(directory)
     directory.mkdir(exist_ok=True)
-    journal.write_plan({"note": "all settings"}, essence)
-    return journal
+    run_directory.write_plan({"note": "all settings"}, essence)
+    return run_directory
 
 
 def test_progress_round_trips(tmp_path: Path) -> None:
-    journal = RunDirectory(tmp_path)
-    assert journal.read_progress() is None
-    journal.write_progress(SAVED)
+    run_directory = RunDirectory(tmp_path)
+    assert run_directory.read_progress() is None
+    run_directory.write_progress(SAVED)
     assert RunDirectory(tmp_path).read_progress() == SAVED
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 
@@ -35,42 +35,42 @@ def test_damaged_progress_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_changes_count_only_after_a_save(tmp_path: Path) -> None:
-    journal = begun(tmp_path, seed=1, rank=8)
-    assert journal.find_changes({"seed": 2, "rank": 8}) == []
-    journal.write_progress(SAVED)
-    assert journal.find_changes({"seed": 1, "rank": 8}) == []
-    assert journal.find_changes({"seed": 2, "rank": 8}) == ["seed was 1 and is 2"]
-    assert journal.find_changes({"seed": 1}) == ["rank was 8 and is None"]
+    run_directory = begun(tmp_path, seed=1, rank=8)
+    assert run_directory.find_changes({"seed": 2, "rank": 8}) == []
+    run_directory.write_progress(SAVED)
+    assert run_directory.find_changes({"seed": 1, "rank": 8}) == []
+    assert run_directory.find_changes({"seed": 2, "rank": 8}) == ["seed was 1 and is 2"]
+    assert run_directory.find_changes({"seed": 1}) == ["rank was 8 and is None"]
 
 
 def test_clear_progress_removes_progress_and_metrics(tmp_path: Path) -> None:
-    journal = begun(tmp_path, seed=1)
-    journal.write_progress(SAVED)
-    journal.append_metrics({"step": 1})
-    journal.clear_progress()
-    assert (journal.read_progress(), journal.read_metrics()) == (None, [])
-    journal.clear_progress()
+    run_directory = begun(tmp_path, seed=1)
+    run_directory.write_progress(SAVED)
+    run_directory.append_metrics({"step": 1})
+    run_directory.clear_progress()
+    assert (run_directory.read_progress(), run_directory.read_metrics()) == (None, [])
+    run_directory.clear_progress()
 
 
 def test_truncate_metrics_drops_later_steps(tmp_path: Path) -> None:
-    journal = RunDirectory(tmp_path)
-    journal.truncate_metrics(3)
-    assert not journal.metrics_file.exists()
+    run_directory = RunDirectory(tmp_path)
+    run_directory.truncate_metrics(3)
+    assert not run_directory.metrics_file.exists()
     for step in (1, 2, 3, 4, 5):
-        journal.append_metrics({"step": step, "loss": 1.0 / step})
-    journal.truncate_metrics(3)
-    assert [row["step"] for row in journal.read_metrics()] == [1, 2, 3]
+        run_directory.append_metrics({"step": step, "loss": 1.0 / step})
+    run_directory.truncate_metrics(3)
+    assert [row["step"] for row in run_directory.read_metrics()] == [1, 2, 3]
 
 
 def test_truncated_metrics_line_is_dropped(tmp_path: Path) -> None:
-    journal = RunDirectory(tmp_path)
-    journal.append_metrics({"step": 1})
-    with journal.metrics_file.open("ab") as file:
+    run_directory = RunDirectory(tmp_path)
+    run_directory.append_metrics({"step": 1})
+    with run_directory.metrics_file.open("ab") as file:
         file.write(b'{"step": 2, "lo')
-    assert [row["step"] for row in journal.read_metrics()] == [1]
-    journal.truncate_metrics(5)
-    journal.append_metrics({"step": 2})
-    assert [row["step"] for row in journal.read_metrics()] == [1, 2]
+    assert [row["step"] for row in run_directory.read_metrics()] == [1]
+    run_directory.truncate_metrics(5)
+    run_directory.append_metrics({"step": 2})
+    assert [row["step"] for row in run_directory.read_metrics()] == [1, 2]
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
@@ -98,19 +98,19 @@ class Unlucky(Exception):
 
 
 def test_failure_before_the_first_step_removes_the_directory(tmp_path: Path) -> None:
-    journal = RunDirectory(tmp_path / "runs" / "sft")
-    with pytest.raises(Unlucky), journal.lock():
-        journal.write_plan({}, {})
+    run_directory = RunDirectory(tmp_path / "runs" / "sft")
+    with pytest.raises(Unlucky), run_directory.lock():
+        run_directory.write_plan({}, {})
         raise Unlucky
     assert list(tmp_path.iterdir()) == []
 
 
 def test_later_failure_keeps_the_directory(tmp_path: Path) -> None:
-    journal = RunDirectory(tmp_path / "run")
-    with pytest.raises(Unlucky), journal.lock():
-        journal.append_metrics({"step": 1})
+    run_directory = RunDirectory(tmp_path / "run")
+    with pytest.raises(Unlucky), run_directory.lock():
+        run_directory.append_metrics({"step": 1})
         raise Unlucky
-    assert journal.read_metrics() == [{"step": 1}]
+    assert run_directory.read_metrics() == [{"step": 1}]
 
 
 def test_existing_directory_is_kept(tmp_path: Path) -> None:

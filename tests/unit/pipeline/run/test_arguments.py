@@ -26,8 +26,8 @@ DATA, TOKENIZER, PARENT = Path("d.jsonl"), Path("tok"), Path("parent/hf")
 
 @pytest.mark.parametrize("name", STAGES)
 def test_every_trainer_accepts_the_generated_options(name: str) -> None:
-    told = {"USE_MOE": "true", "OPTIMIZER": "muon", "BATCH_SIZE": "3", "ACCUM_STEPS": "2"}
-    config = read_config(is_smoke=True, environ=told)
+    environ = {"USE_MOE": "true", "OPTIMIZER": "muon", "BATCH_SIZE": "3", "ACCUM_STEPS": "2"}
+    config = read_config(is_smoke=True, environ=environ)
     parent = None if name == "pretrain" else PARENT
     arguments = trainer_options(STAGES_BY_NAME[name], config, DATA, TOKENIZER, parent)
     check_options(STAGES_BY_NAME[name], arguments)
@@ -57,15 +57,17 @@ def test_model_sizes_are_passed_only_without_a_model_folder() -> None:
     assert legacy["hidden_size"] == ("64",)
 
 
-@pytest.mark.parametrize(("told", "pretrain", "dpo"), [("", 0.02, 0.0002), ("0.05", 0.05, 0.0005)])
-def test_muon_rate_scales_down_like_the_adamw_rate(told: str, pretrain: float, dpo: float) -> None:
-    config = read_config(environ={"OPTIMIZER": "muon", "MUON_LR": told})
+@pytest.mark.parametrize(("rate", "pretrain", "dpo"), [("", 0.02, 0.0002), ("0.05", 0.05, 0.0005)])
+def test_muon_rate_scales_down_like_the_adamw_rate(rate: str, pretrain: float, dpo: float) -> None:
+    config = read_config(environ={"OPTIMIZER": "muon", "MUON_LR": rate})
     rates = {}
     for name in STAGES:
         words = to_argv(trainer_options(STAGES_BY_NAME[name], config, DATA, TOKENIZER, PARENT))
         rates[name] = make_parser(name).parse_args(words).muon_lr
     assert (rates["pretrain"], rates["dpo"]) == pytest.approx((pretrain, dpo))
-    adamw = {name: float(str(usual["learning_rate"])) for name, usual in STAGE_DEFAULTS.items()}
+    adamw = {
+        name: float(str(defaults["learning_rate"])) for name, defaults in STAGE_DEFAULTS.items()
+    }
     for name in STAGES:
         share = rates[name] / rates["pretrain"]
         assert 0.8 < share / (adamw[name] / adamw["pretrain"]) < 1.25
@@ -133,7 +135,7 @@ def recipe(text: str) -> dict[str, str]:
     "text", ["--eval_samples 9", "--eval_data_path other.jsonl", "--ref_path other", "--beta 0.2"]
 )
 def test_options_that_affect_the_weights_are_compared(text: str) -> None:
-    """Rows that are held out are not trained on, so how many matters."""
+    """The number of held-out rows matters, because they are not trained on."""
     assert describe_changes(recipe(""), recipe(text))
 
 

@@ -27,7 +27,7 @@ def test_defaults_without_variables() -> None:
 
 
 def test_every_variable_sets_its_field() -> None:
-    told = {
+    environ = {
         "OUT_DIR": "o",
         "TF_DIR": "",
         "USE_MOE": "true",
@@ -37,7 +37,7 @@ def test_every_variable_sets_its_field() -> None:
         "TB_AUTO": "0",
         "MINILLM_PRETRAINED_PATH": "base",
     }
-    config = read_config(environ=told)
+    config = read_config(environ=environ)
     assert config.out_dir == Path("o")
     assert config.tf_dir is None
     assert config.use_moe is True
@@ -76,17 +76,17 @@ def test_smoke_test_defaults_and_overrides() -> None:
     assert "--epochs" in small.smoke_args("r1")
     assert PipelineConfig().smoke_args("r1") == ""
     assert small.sizes == SMOKE_SIZES
-    told = {"MODEL_NUM_LAYERS": "6", "SMOKE_DPO_STEPS": "3", "SMOKE_R1_LIMIT": "5"}
-    other = read_config(is_smoke=True, environ=told)
+    environ = {"MODEL_NUM_LAYERS": "6", "SMOKE_DPO_STEPS": "3", "SMOKE_R1_LIMIT": "5"}
+    other = read_config(is_smoke=True, environ=environ)
     assert other.num_layers == 6
     assert other.sizes["dpo"].steps == 3
     assert other.sizes["r1"].limit == 5
-    assert read_config(environ=told).sizes == {}
+    assert read_config(environ=environ).sizes == {}
 
 
 def test_batch_size_applies_to_smoke_tests() -> None:
-    told = {"BATCH_SIZE": "3", "SMOKE_SFT_BATCH": "5"}
-    config = read_config(is_smoke=True, environ=told)
+    environ = {"BATCH_SIZE": "3", "SMOKE_SFT_BATCH": "5"}
+    config = read_config(is_smoke=True, environ=environ)
     assert (config.sizes["pretrain"].batch, config.batch_size) == (0, 3)
     assert config.sizes["sft"].batch == 5
 

@@ -28,7 +28,7 @@ def test_unchanged_data_file_is_not_read_again(tmp_path: Path) -> None:
     times = path.stat()
     path.write_text("two")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    # The same length and time: it is taken at its word.
+    # With the same size and time, the file is not read again.
     assert fingerprint_file(path, [first]) == first
     os.utime(path, ns=(1, 1))
     assert fingerprint_file(path, [first]).sha256 != first.sha256
@@ -111,8 +111,8 @@ def test_locked_stage_is_not_removed(tmp_path: Path) -> None:
 
 def test_select_stages() -> None:
     def names(**flags: bool) -> list[str]:
-        usual = {"run_r1": False, "skip_pretrain": False}
-        return [stage.name for stage in select_stages(**(usual | flags))]
+        defaults = {"run_r1": False, "skip_pretrain": False}
+        return [stage.name for stage in select_stages(**(defaults | flags))]
 
     assert names() == ["tokenizer", "pretrain", "sft", "dpo"]
     assert names(run_r1=True)[-1] == "r1"
@@ -129,10 +129,10 @@ def test_table_numbers_are_aligned() -> None:
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize(("code", "said"), [(137, "SIGKILL"), (139, "SIGSEGV")])
-def test_killed_trainer_is_reported_by_signal(code: int, said: str) -> None:
+@pytest.mark.parametrize(("code", "signal_name"), [(137, "SIGKILL"), (139, "SIGSEGV")])
+def test_killed_trainer_is_reported_by_signal(code: int, signal_name: str) -> None:
     found = stage_failed("sft", 40, code)
-    assert f"sft failed: its trainer was killed by {said}" in found.message
+    assert f"sft failed: its trainer was killed by {signal_name}" in found.message
     assert "lower BATCH_SIZE" in str(found.hint)
     assert "resumes from step 40" in str(found.hint)
     assert found.exit_code == 1

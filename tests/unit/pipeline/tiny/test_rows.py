@@ -1,4 +1,4 @@
-"""The text of tinkex/tiny: right answers, made from a seed, and nothing that is measured."""
+"""Generated text of tinkex/tiny: correct answers, and no held-out tasks."""
 
 from __future__ import annotations
 
