@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +66,13 @@ def make_train_plan(args: TrainerArguments, stage: Stage, world_size: int) -> Tr
     if warmup is None:
         per_epoch = -(-stage.source.num_batches(0) // (args.accumulation_steps * world_size))
         warmup = min(_MAX_WARMUP_STEPS, (args.max_steps or args.epochs * per_epoch) // 20)
-    shared = {name: getattr(args, name) for name in _SHARED_FIELDS}
+    # Every other field of the plan is an option of the same name.
+    names = {field.name for field in fields(TrainPlan)} - {"warmup_steps", "args"}
     return TrainPlan(
-        **shared,
-        ckpt_dir=args.checkpoint_root,
-        min_learning_rate=args.final_learning_rate,
+        **{name: getattr(args, name) for name in names},
         warmup_steps=warmup,
-        device=args.device,
-        dtype=args.dtype,
         args={key: to_plain_json(value) for key, value in asdict(args).items()},
     )
-
-
-#: Fields with the same name in TrainerArguments and TrainPlan.
-_SHARED_FIELDS = (
-    *("out_dir", "epochs", "max_steps", "batch_size", "accumulation_steps", "learning_rate"),
-    *("schedule", "optimizer", "muon_lr", "weight_decay", "grad_clip", "seed", "save_interval"),
-    *("save_interval_seconds", "keep_last_checkpoints", "keep_every", "eval_interval"),
-    *("log_interval", "tensorboard_dir", "allow_partial"),
-)
 
 
 def to_plain_json(value: object) -> object:

@@ -240,11 +240,6 @@ class TrainerArguments:
     )
 
     @property
-    def checkpoint_root(self) -> Path:
-        """Root directory of step checkpoints."""
-        return self.ckpt_dir or self.out_dir / "checkpoints"
-
-    @property
     def final_learning_rate(self) -> float:
         """Learning rate at the end of the schedule."""
         final = self.min_learning_rate

@@ -98,6 +98,7 @@ def test_save_and_evaluation_intervals() -> None:
 def test_defaults_derived_from_other_fields() -> None:
     plan = TrainPlan(out_dir=Path("out"), learning_rate=0.5)
     assert plan.checkpoint_root == Path("out/checkpoints")
+    assert TrainPlan(out_dir=Path("out"), ckpt_dir=Path("c")).checkpoint_root == Path("c")
     assert plan.final_learning_rate == pytest.approx(0.05)
 
 
