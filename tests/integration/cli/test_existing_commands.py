@@ -31,7 +31,7 @@ def test_keys(tinkex: RunCli) -> None:
     }
     again = tinkex("key", "revoke", str(made["id"]), "--json")
     assert again.exit_code == 1
-    assert "no key" in again.failure["message"]
+    assert "no active key" in again.failure["message"]
     shown = tinkex("key", "list").out
     assert "mine" in shown
     # Tables show a relative time, JSON an ISO time.

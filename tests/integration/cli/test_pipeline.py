@@ -224,7 +224,7 @@ def test_plot_of_unknown_metric_lists_available_ones(
 ) -> None:
     made.run()
     unknown = tinkex("pipeline", "plot", "sft", "--metric", "lss")
-    assert "It has: loss." in unknown.err
+    assert "Available: loss." in unknown.err
     assert tinkex("pipeline", "plot", "r1").exit_code == 1
     assert tinkex("pipeline", "plot", "rl").exit_code == 2
     assert tinkex("pipeline", "plot", "sft", "-o", str(tmp_path / "c.gif")).exit_code == 2

@@ -117,7 +117,7 @@ def test_doctor_on_healthy_machine(seeded: SeededServer, tinkex: RunCli) -> None
     assert result.exit_code == 0
     found = diagnosis(result.out)
     assert all(row["status"] == "ok" for row in found.values()), found
-    assert "offers 1 model" in found["server"]["message"]
+    assert "has 1 model" in found["server"]["message"]
     assert "from TINKER_API_KEY" in found["key"]["message"]
     assert KEY not in result.out
 

@@ -64,7 +64,7 @@ def test_truncated_body_fails_and_is_resumed(
     failed = tinkex(*words, "--json")
     assert failed.exit_code == 1
     assert "stopped at 5000 of" in failed.failure["message"]
-    assert "goes on where it stopped" in failed.failure["hint"]
+    assert "resumes where it stopped" in failed.failure["hint"]
     folder = folder_of(place, external)
     assert names(place) == [f".{folder.name}.partial"]
     server.clear_faults()
