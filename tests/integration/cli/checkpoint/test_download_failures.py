@@ -1,4 +1,4 @@
-"""`checkpoint download`: whatever goes wrong, it is whole and checked or not there."""
+"""`checkpoint download`: after any failure the folder is either complete or absent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tinkex.testing.calls import Call
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that breaks is tried again at once."""
+    """Retry broken connections without delay."""
     monkeypatch.setattr(transfer, "_BACKOFF_POLICY", RetryPolicy(first_wait_seconds=0.001))
 
 
@@ -57,7 +57,7 @@ def is_large(call: Call) -> bool:
 def test_truncated_body_fails_and_is_resumed(
     seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
-    """Protocol 12.2: the official one takes 500 of 100,000 bytes for the whole."""
+    """The official CLI accepts a truncated body."""
     server, words = seeded.server, ("checkpoint", "download", external, "-o", str(place))
     server.inject("download", Fault(cut_after_bytes=5000), match=is_weights)
     server.inject("download", Fault(drop=True), times=None, match=is_weights)
@@ -86,10 +86,10 @@ def test_download_resumes_after_server_crash(
         threading.Thread(target=server.stop).start()
         return True
 
-    # An archive is looked at once before it is fetched.
+    # An archive is requested once before the actual download.
     cut = Fault(cut_after_bytes=5000)
     server.inject("download", cut, times=1 if kind == "files" else 2, match=is_large)
-    # It goes on for a moment, then the server is not there any more.
+    # The download resumes for a moment, then the server stops.
     server.inject(
         "download", Fault(drop=True), match=lambda call: is_large(call) and cut_and_die(call)
     )
@@ -219,7 +219,7 @@ def test_unwritable_destination_is_an_error(
 def test_existing_folder_is_replaced_atomically(
     kind: str, seeded: SeededServer, external: str, tinkex: RunCli, place: Path
 ) -> None:
-    """The official one deletes the old folder before it asks for the new one."""
+    """The official CLI deletes the old folder before the download."""
     path = external if kind == "files" else seeded.training
     folder = folder_of(place, path)
     folder.mkdir()
@@ -269,7 +269,7 @@ def test_concurrent_download_to_same_place_is_rejected(
 
 
 def interrupted(seeded: SeededServer, path: str, place: Path, num_calls: int) -> str:
-    """Press Ctrl-C when the server was asked for so many files; returns what was said."""
+    """Press Ctrl-C after `num_calls` file requests, and return the output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tinkex", "checkpoint", "download", path, "-o", str(place)],
         stdout=subprocess.PIPE,
@@ -295,9 +295,9 @@ def test_ctrl_c_keeps_partial_files_and_download_resumes(
     cut = Fault(cut_after_bytes=5000)
     server.inject("download", cut, times=1 if kind == "files" else 2, match=is_large)
     server.inject("download", Fault(delay_seconds=60.0), match=is_large)
-    told = interrupted(seeded, path, place, num_calls=3)
-    assert f"{INTERRUPTED_MESSAGE}\n{RESUME_HINT}\n" in told
-    assert "Error" not in told
+    output = interrupted(seeded, path, place, num_calls=3)
+    assert f"{INTERRUPTED_MESSAGE}\n{RESUME_HINT}\n" in output
+    assert "Error" not in output
     folder = folder_of(place, path)
     assert names(place) == [f".{folder.name}.partial"]
     server.clear_faults()
@@ -310,8 +310,8 @@ def test_ctrl_c_keeps_partial_files_and_download_resumes(
 
 def test_ctrl_c_before_first_byte_leaves_no_files(seeded: SeededServer, place: Path) -> None:
     seeded.server.inject("download", Fault(delay_seconds=60.0), times=None)
-    told = interrupted(seeded, seeded.training, place, num_calls=1)
-    assert "goes on" not in told
+    output = interrupted(seeded, seeded.training, place, num_calls=1)
+    assert RESUME_HINT not in output
     assert names(place) == []
 
 
@@ -329,13 +329,13 @@ def test_ctrl_c_during_export_download_deletes_export(seeded: SeededServer, plac
 def test_unpacking_stops_when_it_is_cancelled(
     seeded: SeededServer, connect: Connect, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread is waited for: nothing appears after the end."""
-    started, may_go_on = threading.Event(), threading.Event()
+    """The thread is joined, so no files appear afterwards."""
+    started, may_continue = threading.Event(), threading.Event()
     extract = checkpoint.extract_archive
 
     def slow(archive: Path, fresh: Path, **options: object) -> Path:
         started.set()
-        assert may_go_on.wait(TIMEOUT_SECONDS)
+        assert may_continue.wait(TIMEOUT_SECONDS)
         return extract(archive, fresh, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoint, "extract_archive", slow)
@@ -343,6 +343,6 @@ def test_unpacking_stops_when_it_is_cancelled(
     work = rest.download_checkpoint(seeded.training, place / "out")
     assert started.wait(TIMEOUT_SECONDS)
     work.cancel()
-    may_go_on.set()
+    may_continue.set()
     eventually(lambda: names(place) == [])
     assert not (place / "out").exists()
