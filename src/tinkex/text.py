@@ -138,7 +138,7 @@ def load_tokenizer(
 def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tokenizer:
     try:
         tokenizer = loader(tokenizer_id) if loader else _load_pretrained(tokenizer_id, revision)
-    except Exception as error:  # tokenizers raises plain Exception, a loader may raise anything
+    except Exception as error:  # tokenizers raises Exception, a loader may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"Failed to load tokenizer {tokenizer_id!r}: {reason}"
         hint = (
@@ -187,7 +187,7 @@ def _check_hub() -> None:
         raise ConnectionError("it is not in the cache of Hugging Face, which is offline")
     try:
         get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-    except Exception as error:  # whichever HTTP library the hub's client uses
+    except Exception as error:  # depends on the HTTP library of the hub's client
         raise ConnectionError(
             f"it is not in the cache of Hugging Face, and {constants.ENDPOINT} cannot be reached"
         ) from error
@@ -251,7 +251,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
             return_dict=False,
         )
-    except Exception as error:  # a template raises what its author chose
+    except Exception as error:  # a template may raise anything
         raise InvalidInput(
             f"The chat template of {_tokenizer_name(tokenizer)} refused the messages: {error}"
         ) from error

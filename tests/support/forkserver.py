@@ -1,4 +1,4 @@
-"""Processes that start in milliseconds: forks of one that has imported everything."""
+"""Processes that start in milliseconds: forks of one that has imported the modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _preloaded: tuple[str, ...] = ()
 
 
 def forks_of(*modules: str) -> ForkServerContext:
-    """A context whose processes have these modules loaded.
+    """Return a context whose processes have these modules loaded.
 
     A test run has one fork server. If another file made it load other modules, it is stopped here:
     otherwise every process would import these for itself, which takes seconds.

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server of our own: on a free loopback port, its files gone when it is."""
+"""A temporary PostgreSQL server on a free loopback port."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import psycopg
 
 from tests.support.ports import free_port
 
-#: Where Debian keeps the servers, one directory per version.
+#: Debian's PostgreSQL programs, one directory per version.
 _DEBIAN = Path("/usr/lib/postgresql")
 _START_SECONDS = 60.0
-#: Nothing here must outlive the test run, so nothing needs to reach the disk.
+#: The data is temporary, so nothing must be flushed to disk.
 _OPTIONS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -32,7 +32,7 @@ _OPTIONS = {
 
 
 class PostgresServer:
-    """A server that is running from the moment it exists until `stop`."""
+    """A server that runs until `stop` is called."""
 
     def __init__(self) -> None:
         self._programs = find_programs()
@@ -49,20 +49,20 @@ class PostgresServer:
             raise
 
     def create_database(self) -> str:
-        """The URL of a new, empty database."""
+        """Create an empty database and return its URL."""
         name = f"store_{next(self._numbers)}"
         with psycopg.connect(self._address("postgres"), autocommit=True) as db:
             db.execute(f'CREATE DATABASE "{name}"')
         return self._address(name)
 
     def drop_database(self, url: str) -> None:
-        """Remove a database, whoever may still be connected to it."""
+        """Drop a database, also with open connections."""
         name = url.rpartition("/")[2]
         with psycopg.connect(self._address("postgres"), autocommit=True) as db:
             db.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
     def stop(self) -> None:
-        """End the server at once: nobody will want its files again."""
+        """Stop the server immediately and delete its files."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(timeout=_START_SECONDS)
         shutil.rmtree(self._directory)
@@ -87,7 +87,7 @@ class PostgresServer:
             raise RuntimeError(f"initdb failed: {made.stderr}")
 
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
-        # Somebody may take a port between our look and the server's: then the next one.
+        # Another process may take the port before the server does; then try the next one.
         for _ in range(5):
             port = free_port()
             process = self._launch(port)
@@ -118,7 +118,7 @@ class PostgresServer:
 
 
 def find_programs() -> Path:
-    """The directory of PostgreSQL's server programs: Debian's newest, or that on the PATH."""
+    """Return the directory of the PostgreSQL programs: Debian's newest, or the one on the PATH."""
     versions = [path for path in _DEBIAN.glob("*/bin") if (path / "initdb").exists()]
     if versions:
         return max(versions, key=lambda path: float(path.parent.name))
@@ -132,7 +132,7 @@ def find_programs() -> Path:
 
 
 def _account() -> dict[str, Any]:
-    """Whose process the server is: it refuses to be root's."""
+    """Return the user of the server process; PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     names = {entry.pw_name: entry for entry in pwd.getpwall()}

@@ -1,4 +1,4 @@
-"""Rows with values that the tests do not care about."""
+"""Insert rows with default values into a store."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def convert_disk_full(path: Path) -> Iterator[None]:
     """Convert errors about a full disk to `OSError(ENOSPC)` for `path`; others pass unchanged."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # libraries report a full disk with many types
         if not is_disk_full(error):
             raise
         raise OSError(errno.ENOSPC, DISK_FULL_MESSAGE, str(path)) from error
