@@ -25,11 +25,11 @@ class Environment(NamedTuple):
     """Settings from environment variables."""
 
     api_key: str | None = None
-    """TINKEX_API_KEY or TINKER_API_KEY: the API key."""
+    """TINKER_API_KEY, or TINKEX_API_KEY which takes precedence: the API key."""
     api_key_variable: str = "TINKER_API_KEY"
     """The variable that the key came from."""
     base_url: str | None = None
-    """TINKEX_BASE_URL or TINKER_BASE_URL: the URL of the server."""
+    """TINKER_BASE_URL, or TINKEX_BASE_URL which takes precedence: the URL of the server."""
     credential_command: str | None = None
     """TINKER_CREDENTIAL_CMD: a shell command that prints a credential."""
     project_id: str | None = None
@@ -37,7 +37,7 @@ class Environment(NamedTuple):
     tags: tuple[str, ...] = ()
     """TINKER_TAGS: comma-separated tags for new sessions."""
     log_level: str | None = None
-    """TINKEX_LOG or TINKER_LOG: debug, info, warning or error."""
+    """TINKEX_LOG, or TINKER_LOG: debug, info, warning or error."""
     telemetry: bool = False
     """TINKEX_TELEMETRY: 1 sends usage events to the server; off by default."""
     access_client_id: str | None = None
