@@ -18,7 +18,7 @@ MIN_SHARED_TOKENS = 64
 MAX_LIGHT_SEQUENCES = 4
 #: The time of steps of light tenants alone, relative to steps of all.
 LIGHT_TIME_RATIO = 4.0
-#: One in so many sequences is added beyond the limit, for tenants without any.
+#: max_sequences / RESERVE_DIVISOR more sequences may run, for tenants without any.
 RESERVE_DIVISOR = 8
 
 
