@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -180,7 +181,11 @@ def exchange_bytes(address: Any, data: bytes) -> bytes:
         contextlib.suppress(ConnectionError),
     ):
         line.sendall(data)
-        line.shutdown(socket.SHUT_WR)
+        try:
+            line.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:  # the server has closed the connection already
+                raise
         while piece := line.recv(1 << 16):
             heard += piece
     return heard
