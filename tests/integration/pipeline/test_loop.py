@@ -134,7 +134,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     assert weights["embed.weight"].data_ptr() == weights["lm_head.weight"].data_ptr()
 
 
-def test_legacy_weights_are_written_at_each_save(
+def test_legacy_weights_match_the_model_and_are_rewritten_if_missing(
     tmp_path: Path,
 ) -> None:
     stage = TinyStage()

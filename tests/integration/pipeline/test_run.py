@@ -48,7 +48,7 @@ def test_failed_demo_does_not_fail_the_run(
     assert f"Error: cannot generate with {project.out / 'r1' / 'hf'}" in capfd.readouterr().err
 
 
-def test_smoke_run_twice_resumes(project: PipelineProject) -> None:
+def test_second_smoke_run_prints_the_resume_command(project: PipelineProject) -> None:
     """SAVE_INTERVAL=2 KEEP_LAST=2, twice: step directories, then --resume in the log."""
     first = project.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
     assert project.steps("pretrain") == ["step_00000002", "step_00000004"]

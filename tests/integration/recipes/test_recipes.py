@@ -80,7 +80,7 @@ def test_killed_run_resumes_from_its_last_checkpoint(
     kind: str, serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
     server, count = serve(), itertools.count()
-    # The server delays later steps, so that the process is killed while it trains.
+    # The server rejects later steps, so that the process is still training when it is killed.
     server.inject("optim_step", Fault(status=503), None, lambda call: next(count) >= 4)
     service = connect(server, tokenizer_loader=lambda name: ToyTokenizer())
     process = subprocess.Popen(
