@@ -50,7 +50,7 @@ def test_server_without_models_serves_built_in_model(serve: Serve, home: Path) -
     url = serve_process.ready()
     assert served(url, serve_process.key) == TINY_SERVED
     with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
-        with pytest.raises(BadRequestError, match=f"there is: {TINY}"):
+        with pytest.raises(BadRequestError, match=f"available: {TINY}"):
             service.create_lora_training_client("Qwen/Qwen3-8B", rank=4)
         service.create_lora_training_client(TINY, rank=4)
 
