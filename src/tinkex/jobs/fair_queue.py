@@ -10,9 +10,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tinkex.jobs.fair_share import FairShare
 from tinkex.jobs.job_types import PASS_KINDS, JobKind
 from tinkex.jobs.sample_queue import SampleQueue
-from tinkex.jobs.scheduling import FairShare
 from tinkex.store.records import JobRecord, RunRecord
 
 #: Tokens charged for an operation that is not a pass.

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
-from tinkex.jobs.scheduling import FairShare
+from tinkex.jobs.fair_share import FairShare
 from tinkex.store.records import JobRecord
 
 SampleSource: TypeAlias = tuple[str, str]

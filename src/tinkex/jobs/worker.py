@@ -19,6 +19,7 @@ from tinkex.home import Home
 from tinkex.jobs.active_samples import ActiveSamples
 from tinkex.jobs.adapter_memory import AdapterMemory
 from tinkex.jobs.fair_queue import BatchLimits, FairQueue
+from tinkex.jobs.fair_share import AdaptiveBatchSize
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, Failed, JobOutcome
 from tinkex.jobs.lease import WorkerLease
@@ -27,7 +28,6 @@ from tinkex.jobs.queue import CANCEL_PREFIX
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
-from tinkex.jobs.scheduling import AdaptiveBatchSize
 from tinkex.jobs.served_models import ServedModels
 from tinkex.jobs.snapshots import SnapshotPolicy, SnapshotWriter
 from tinkex.jobs.wakeup import WakeupListener
