@@ -10,7 +10,7 @@ run "$bin/ruff" format --check src tests trainer examples benchmarks docs
 run "$bin/mypy"
 run "$bin/lint-imports" --no-cache
 run "$bin/deptry" src
-# Two processes, file by file: tests mostly wait for a process or a socket. Files run in directory order:
-# sorted by their number of tests, files with few long tests would run last and leave one process idle.
-OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest -n 2 --dist loadfile \
+# Three processes on two cores, file by file: tests mostly wait for a process or a socket. Files run in directory order:
+# sorted by their number of tests, files with few long tests would run last and leave the others idle.
+OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest -n 3 --dist loadfile \
   --no-loadscope-reorder "$@"
