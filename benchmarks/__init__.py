@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 
 SIDES = {"ours": "tinkex", "official": "tinker"}
 API_KEY = "tml-benchmark"
+#: What the server with fixed responses responds to.
+BASE_MODEL = "tinkex/bigram"
+NUM_SAMPLED_TOKENS = 8
+NUM_TRAINED_TOKENS = 2048
 
 
 class Row(NamedTuple):
@@ -68,8 +72,8 @@ def run_module(module: str, package: str, **changes: str) -> dict[str, Any]:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A stub server in a process of its own, so that neither client shares its time."""
-    command = [sys.executable, "-m", "tinkex.testing", "--no-record", "--port", "0"]
+    """A server with fixed responses, in another process: only the client is measured."""
+    command = [sys.executable, "-m", "benchmarks.canned_server"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     try:

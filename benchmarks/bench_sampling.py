@@ -10,11 +10,19 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import SIDES, Row, at_least, at_most, medians, run_against_server
+from benchmarks import (
+    BASE_MODEL,
+    NUM_SAMPLED_TOKENS,
+    SIDES,
+    Row,
+    at_least,
+    at_most,
+    medians,
+    run_against_server,
+)
 
 ROUNDS = 3
 NUM_SAMPLES = 2000
-BASE_MODEL = "tinkex/bigram"
 
 
 def main() -> list[Row]:
@@ -38,7 +46,7 @@ async def measure(package: str) -> dict[str, float]:
     service = tinker.ServiceClient()
     sampler = await service.create_sampling_client_async(base_model=BASE_MODEL)
     prompt = tinker.ModelInput.from_ints(list(range(32)))
-    params = tinker.SamplingParams(max_tokens=8, temperature=1.0)
+    params = tinker.SamplingParams(max_tokens=NUM_SAMPLED_TOKENS, temperature=1.0)
     await asyncio.gather(*(sampler.sample_async(prompt, 1, params) for _ in range(20)))
     cpu_before, started = time.process_time(), time.perf_counter()
     answers = await asyncio.gather(

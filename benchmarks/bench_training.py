@@ -10,13 +10,20 @@ import time
 from statistics import median
 from typing import Any
 
-from benchmarks import SIDES, Row, at_least, at_most, medians, run_against_server
+from benchmarks import (
+    BASE_MODEL,
+    NUM_TRAINED_TOKENS,
+    SIDES,
+    Row,
+    at_least,
+    at_most,
+    medians,
+    run_against_server,
+)
 
 ROUNDS = 3
 NUM_STEPS = 8
 NUM_EXAMPLES = 64
-NUM_TOKENS = 2048
-BASE_MODEL = "tinkex/bigram"
 
 
 def main() -> list[Row]:
@@ -26,7 +33,7 @@ def main() -> list[Row]:
         for side, package in SIDES.items():
             runs[side].append(run_against_server("bench_training", package))
     ours, official = medians(runs["ours"]), medians(runs["official"])
-    name = f"training steps of {NUM_EXAMPLES} x {NUM_TOKENS:,} tokens"
+    name = f"training steps of {NUM_EXAMPLES} x {NUM_TRAINED_TOKENS:,} tokens"
     return [
         at_least(name, ours["per_second"], official["per_second"], "/s"),
         at_most("  client CPU per step", ours["cpu_ms"], official["cpu_ms"], "ms"),
@@ -66,10 +73,10 @@ def measure(package: str) -> dict[str, float]:
 
 
 def make_datum(tinker: Any, first: int) -> Any:
-    tokens = [(first + 7 * index) % 500 for index in range(NUM_TOKENS + 1)]
+    tokens = [(first + 7 * index) % 500 for index in range(NUM_TRAINED_TOKENS + 1)]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * NUM_TOKENS},
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * NUM_TRAINED_TOKENS},
     )
 
 

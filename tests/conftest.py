@@ -8,9 +8,11 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.postgres import PostgresServer
 from tinkex.logs import ROOT, attach_once
@@ -20,7 +22,7 @@ from tinkex.logs import ROOT, attach_once
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same with a terminal that goes away, if nohup started this.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# Whoever runs the tests may say how wide his terminal is; tables must not be as wide as that.
+# Tables must not depend on the width of the terminal that runs the tests.
 os.environ.pop("COLUMNS", None)
 
 # Servers and `model add` put tokenizers into the cache of Hugging Face: not into the user's.
@@ -39,6 +41,28 @@ settings.register_profile(
 )
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+#: Packages whose tests share servers; one process runs all of them, so that they start once.
+SHARED_SERVER_PACKAGES = (
+    "tests/acceptance/cli/",
+    "tests/acceptance/engine/",
+    "tests/acceptance/server/",
+)
+
+
+class SharedServerScheduling(LoadFileScheduling):
+    """Distributes tests to processes by file, and by package if the package shares servers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        packages = (package for package in SHARED_SERVER_PACKAGES if nodeid.startswith(package))
+        return next(packages, nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedServerScheduling:
+    """Replace the scheduler of `--dist loadfile`."""
+    return SharedServerScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

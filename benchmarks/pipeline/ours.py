@@ -14,7 +14,6 @@ from benchmarks.pipeline.timeline import Timeline
 from tinkex.pipeline.checkpoints.saver import Saver
 from tinkex.pipeline.stage_interface import BatchSource, MicroBatch
 from tinkex.pipeline.train.loop import train
-from tinkex.pipeline.train_stage import make_train_plan
 
 
 class _TimedSource:
@@ -68,13 +67,13 @@ def _record_waits(timeline: Timeline) -> Iterator[None]:
 def run(stage: Any, *, num_updates: int = 0, **changes: Any) -> Timeline:
     """Train a stage for some updates or an epoch, starting from its current weights."""
     timeline, source = Timeline(), stage.source
-    plan = replace(make_train_plan(stage.inputs.args, stage, 1), max_steps=num_updates, **changes)
+    settings = replace(stage.inputs.settings, max_steps=num_updates, **changes)
     stage.source = _TimedSource(source, timeline)
     try:
         with _record_waits(timeline):
-            train(stage, plan, sink=_TimedMetrics(timeline))
+            train(stage, settings, sink=_TimedMetrics(timeline))
     finally:
         stage.source = source
         # The next run starts over and rejects existing steps.
-        shutil.rmtree(plan.checkpoint_root, ignore_errors=True)
+        shutil.rmtree(settings.checkpoint_root, ignore_errors=True)
     return timeline

@@ -17,13 +17,14 @@ from torch import Tensor
 from tinkex.pipeline import tokenizer as tokenizers
 from tinkex.pipeline.checkpoints.export import export_folder
 from tinkex.pipeline.distributed import DistributedContext
+from tinkex.pipeline.settings_sources import make_settings
 from tinkex.pipeline.stage_setup import build_stage
 from tinkex.pipeline.tokenizer import TextTokenizer
-from tinkex.pipeline.trainer_arguments import TrainerArguments, parse_arguments
+from tinkex.pipeline.train_settings import TrainSettings
 
 SEQ_LEN = 512
 VOCAB_SIZE = 6400
-SIZES = ("--hidden_size", "512", "--num_layers", "8", "--num_heads", "8", "--num_kv_heads", "2")
+SIZES = {"hidden_size": 512, "num_layers": 8, "num_heads": 8, "num_kv_heads": 2}
 LEARNING_RATE = 6e-4
 WEIGHT_DECAY = 0.01
 MIN_LENGTH, MAX_LENGTH = 32, 512
@@ -90,14 +91,13 @@ class Workload:
 
     def _stage(self, name: str, rows: Iterable[Any], batch_size: int, **more: object) -> Any:
         data = self._write(f"{name}-{batch_size}", rows)
-        return build_stage(
-            name, self._arguments(name, data, batch_size, more), DistributedContext()
-        )
+        return build_stage(name, self._settings(name, data, batch_size, more), DistributedContext())
 
-    def _arguments(
+    def _settings(
         self, name: str, data: Path, batch_size: int, more: Mapping[str, object]
-    ) -> TrainerArguments:
-        words: dict[str, object] = {
+    ) -> TrainSettings:
+        values: dict[str, object] = {
+            **SIZES,
             **more,
             "out_dir": self.folder / data.stem,
             "data_path": data,
@@ -114,8 +114,7 @@ class Workload:
             "log_interval": 1,
             "seed": SEED,
         }
-        argv = [text for key, value in words.items() for text in (f"--{key}", str(value))]
-        return parse_arguments(name, [*argv, *SIZES])
+        return make_settings(name, values)
 
 
 def flops_per_token(model: Any, length: int) -> float:

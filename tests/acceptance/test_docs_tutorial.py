@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.acceptance.test_docs_commands import ROOT, run_page, script_of
-from tinkex.pipeline.config import STAGES
+from tinkex.pipeline.settings_options import STAGES
 
 __all__ = ["run_page"]
+pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "tutorials" / "from-nothing.md"
 #: Enough to see that every command works; what it shows takes longer.
 FEW = {f"SMOKE_{stage.upper()}_STEPS": "3" for stage in STAGES}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Half a minute is enough on a machine that does nothing else; it only says that nothing hangs.
 TIMEOUT_SECONDS = 600.0

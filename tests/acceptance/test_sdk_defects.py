@@ -230,10 +230,10 @@ def count_ticks(sdk: ModuleType, url: str) -> int:
     return asyncio.run(save())
 
 
-def test_saving_does_not_block_callers_loop(official: Official) -> None:
-    with StubServer(work_seconds=2.0) as server:
-        assert official(count_ticks, server.url) < 10
-        assert count_ticks(tinkex, server.url) > 15
+def test_saving_does_not_block_callers_loop(official: Official, server: StubServer) -> None:
+    server.inject("save_weights_for_sampler", Fault(delay_seconds=2.0), times=None)
+    assert official(count_ticks, server.url) < 10
+    assert count_ticks(tinkex, server.url) > 15
 
 
 # --- polling ----------------------------------------------------------------------------------

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tokenizers
 
 from tinkex.errors import InvalidInput
+from tinkex.models import TINY_FOLDER
 from tinkex.text import encode, load_tokenizer, render_chat
 
 pytest.importorskip("transformers")
@@ -59,3 +63,50 @@ def test_base_model_has_no_chat_template(tmp_path: Path) -> None:
 def test_empty_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="Failed to load tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("model_type", [None, "qwen3", "llama"])
+def test_generic_tokenizer_equals_that_of_auto_tokenizer(
+    tmp_path: Path, model_type: str | None
+) -> None:
+    from transformers import AutoTokenizer
+
+    for path in TINY_FOLDER.iterdir():
+        if path.name.startswith("tokenizer") or path.suffix == ".jinja":
+            shutil.copy(path, tmp_path)
+    if model_type:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    ours, auto = load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(ours) is type(auto)
+    for text in ("", "  two  spaces\n", "naïve 12,345 <|im_end|> 🙂"):
+        assert encode(ours, text) == auto.encode(text)
+        assert ours.decode(auto.encode(text)) == auto.decode(auto.encode(text))
+    chat = [{"role": "user", "content": "hello"}]
+    assert render_chat(ours, chat) == render_chat(auto, chat)
+    for name in (
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "all_special_ids",
+        "chat_template",
+    ):
+        assert getattr(ours, name) == getattr(auto, name)
+
+
+def test_generic_tokenizer_is_loaded_without_torch(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, TEMPLATE)
+    probe = (
+        "import sys; from tinkex.text import load_tokenizer, render_chat\n"
+        f"render_chat(load_tokenizer({folder!r}), [{{'role': 'user', 'content': 'hello'}}])\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_class_of_its_own_is_not_replaced(tmp_path: Path) -> None:
+    """A model type whose tokenizer has its own class in transformers gets that class."""
+    folder = make_folder(tmp_path, None)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    tokenizer = load_tokenizer(folder)
+    assert type(tokenizer).__name__ == "Qwen2Tokenizer"

@@ -19,9 +19,14 @@ import pytest
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.config import read_config
 from tinkex.pipeline.run.plan import parse_flags
-from tinkex.pipeline.run.report import StageOutcome, summary_line, table_rows, write_table
-from tinkex.pipeline.run.run_errors import RunStopped
-from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.run.report import (
+    RunOutput,
+    RunStopped,
+    StageOutcome,
+    summary_line,
+    table_rows,
+    write_table,
+)
 from tinkex.pipeline.run.runner import run_pipeline
 from tinkex.pipeline.run.stage_records import StageRecord, read_record
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tinkex.engine.fake.toy_tokenizer import ToyTokenizer as ToyTokenizer
     from tinkex.testing.calls import Call as Call
     from tinkex.testing.faults import Fault as Fault
-    from tinkex.testing.stub import StubServer as StubServer
+    from tinkex.testing.server import StubServer as StubServer
 
 _HOME = {
     "Call": "tinkex.testing.calls",
     "Fault": "tinkex.testing.faults",
-    "StubServer": "tinkex.testing.stub",
+    "StubServer": "tinkex.testing.server",
     "ToyTokenizer": "tinkex.engine.fake.toy_tokenizer",
 }
 __all__ = ["Call", "Fault", "StubServer", "ToyTokenizer"]

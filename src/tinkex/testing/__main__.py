@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import signal
 import sys
 
 from tinkex.testing.dialects import DIALECTS
-from tinkex.testing.stub import StubServer
+from tinkex.testing.server import StubServer
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
@@ -16,9 +15,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM, then stop cleanly."""
     options = _parser().parse_args(arguments)
-    # What is kept is kept for ever; looking through it again and again costs a third of the time.
-    gc.set_threshold(200_000, 20, 100)
-    # Blocked before the server's thread exists, so that no thread but this one sees them.
+    # Blocked before the server's threads exist, so that only this thread receives them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     with StubServer(
         port=options.port,
@@ -37,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tinkex.testing",
-        description="A Tinker server with a tiny real model, for tests and benchmarks.",
+        description="A Tinker server with a tiny real model, for tests.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--port", type=int, default=0, help="port to serve on; 0 takes a free one")

@@ -1,21 +1,36 @@
-"""What arrived at the stub server, kept so that a test can look at it."""
+"""The requests that the stub server received, recorded for tests."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import defaultdict
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from tinkex.errors import InvalidInput
+from tinkex.testing.asgi import CALL, ASGIApp, Receive, Scope, Send, replay_body
 from tinkex.types import ForwardBackwardRequest
 from tinkex.wire.codec import decompress_zstd
+from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 from tinkex.wire.proto import decode_forward_backward_request
 
+#: The endpoint of file downloads, which have no row in the table.
+DOWNLOAD = "download"
+_FILES_PREFIX = f"{PREFIX}/files/"
+_PLACEHOLDER = re.compile(r"\\\{(\w+)\\\}")
 #: What a request may grow to when it is unpacked.
 MAX_UNPACKED_BYTES = 1 << 28
+
+
+def check_endpoint(name: str) -> str:
+    """Return a name of the endpoint table (or `download`), or refuse a misspelled one."""
+    if name not in ENDPOINTS and name != DOWNLOAD:
+        raise InvalidInput(f"{name!r} is not an endpoint; known are {', '.join(ENDPOINTS)}")
+    return name
 
 
 class Call:
@@ -34,7 +49,6 @@ class Call:
         "ids",
         "method",
         "path",
-        "tenant",
         "was_served",
     )
 
@@ -55,7 +69,6 @@ class Call:
         self.ids = ids
         self.arrived_at = time.monotonic()
         self.api_key = raw_header(raw_headers, b"x-api-key")
-        self.tenant = ""
         self.was_served = False
         """Whether the call reached the application; one that a fault replaced did not."""
         self._raw_query = raw_query
@@ -135,7 +148,7 @@ class CallLog:
         self._num_watchers = 0
 
     def add(self, call: Call) -> None:
-        """Keep a call, and tell whoever waits for one."""
+        """Record a call and wake the threads that wait for one."""
         self._calls.append(call)
         self._by_endpoint[call.endpoint].append(call)
         if self._num_watchers:
@@ -166,3 +179,77 @@ class CallLog:
     def _summary(self) -> str:
         counts = {name: len(calls) for name, calls in list(self._by_endpoint.items())}
         return ", ".join(f"{name or '?'} {count}" for name, count in counts.items())
+
+
+class EndpointMatcher:
+    """Finds a request's row of the endpoint table: by a dict for plain paths, else by pattern."""
+
+    def __init__(self) -> None:
+        self._plain: dict[tuple[str, str], str] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], str]] = []
+        for name, endpoint in ENDPOINTS.items():
+            path = PREFIX + endpoint.path
+            if "{" in path:
+                self._patterns.append((endpoint.method, _path_pattern(path), name))
+            else:
+                self._plain[endpoint.method, path] = name
+
+    def match(self, method: str, raw_path: str) -> tuple[str, dict[str, str]]:
+        """The endpoint's name, or an empty one, and the ids in the path."""
+        name = self._plain.get((method, raw_path))
+        if name is not None:
+            return name, {}
+        for wanted, pattern, candidate in self._patterns:
+            found = pattern.fullmatch(raw_path) if wanted == method else None
+            if found is not None:
+                return candidate, {key: unquote(text) for key, text in found.groupdict().items()}
+        return DOWNLOAD if raw_path.startswith(_FILES_PREFIX) else "", {}
+
+
+def _path_pattern(path: str) -> re.Pattern[str]:
+    """A checkpoint id is two segments, every other id is one."""
+
+    def placeholder(match: re.Match[str]) -> str:
+        segment = "[^/]+/[^/]+" if match[1] == "checkpoint_id" else "[^/]+"
+        return f"(?P<{match[1]}>{segment})"
+
+    return re.compile(_PLACEHOLDER.sub(placeholder, re.escape(path)))
+
+
+class CallRecorder:
+    """Reads the whole body, records the call, and lets the application read the body again."""
+
+    def __init__(self, app: ASGIApp, log: CallLog | None) -> None:
+        self._app = app
+        self._log = log
+        self._matcher = EndpointMatcher()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Record a request and pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = await _read_body(receive)
+        if body is None:
+            return
+        path = scope["raw_path"].decode("latin-1")
+        endpoint, ids = self._matcher.match(scope["method"], path)
+        call = Call(
+            endpoint, scope["method"], path, scope["query_string"], scope["headers"], body, ids
+        )
+        if self._log is not None:
+            self._log.add(call)
+        scope[CALL] = call
+        await self._app(scope, replay_body(body, receive), send)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The request's body, or None if the client disconnected before it was complete."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)

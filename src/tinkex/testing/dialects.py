@@ -1,11 +1,27 @@
-"""How servers of this API differ: which endpoints they have, and how they word their answers."""
+"""Dialects: which endpoints other servers of this API lack, and how their responses differ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from tinkex.errors import InvalidInput
+from tinkex.testing.asgi import (
+    CALL,
+    ASGIApp,
+    BufferedResponse,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    buffer_response,
+    json_response,
+    send_response,
+)
+from tinkex.testing.calls import Call
 from tinkex.wire.endpoints import ENDPOINTS
 
 #: What came with SDK 0.36 and servers of older versions lack.
@@ -110,12 +126,80 @@ def find_dialect(name: str) -> Dialect:
     return DIALECTS[name]
 
 
-def check_endpoint(name: str) -> str:
-    """Return a name of the endpoint table (or `download`), or refuse a misspelled one."""
-    if name not in ENDPOINTS and name != DOWNLOAD:
-        raise InvalidInput(f"{name!r} is not an endpoint; known are {', '.join(ENDPOINTS)}")
-    return name
+class DialectAdapter:
+    """Makes the application behave like another kind of server of this API."""
+
+    def __init__(self, app: ASGIApp, dialect: Dialect) -> None:
+        self._app = app
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse what this kind of server does not read, and rewrite what it answers."""
+        call: Call | None = scope.get(CALL)
+        if call is None:
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refuse(call)
+        if refusal is not None:
+            await send_response(send, refusal)
+            return
+        is_archive = call.endpoint == "checkpoint_archive"
+        if not self._dialect.writes_proto or (is_archive and not self._dialect.archive_redirects):
+            scope = {**scope, "headers": _accept_json(scope["headers"])}
+        if not self._dialect.rewrites(call.endpoint):
+            await self._app(scope, receive, send)
+            return
+        response = await buffer_response(self._app, scope, receive)
+        await send_response(send, self._rewrite(call, response))
+
+    def _refuse(self, call: Call) -> BufferedResponse | None:
+        if call.endpoint in self._dialect.lacks:
+            return json_response(404, {"detail": f"no such endpoint: {call.method} {call.path}"})
+        if call.endpoint == "forward_backward":
+            is_readable = self._dialect.reads_proto if call.is_proto else self._dialect.reads_json
+            if not is_readable:
+                content_type = call.headers.get("content-type", "no content type")
+                return json_response(
+                    415, {"detail": f"forward_backward cannot be read as {content_type}"}
+                )
+        return None
+
+    def _rewrite(self, call: Call, response: BufferedResponse) -> BufferedResponse:
+        if not _is_json(response) or response.status >= 500:
+            return response
+        content = msgspec.json.decode(response.body)
+        if call.endpoint == "retrieve_future":
+            return self._rewrite_result(response, content)
+        if "request_id" not in content:
+            return response
+        if not self._dialect.names_sequences:
+            content.pop("sample_sequence_ids", None)
+        if self._dialect.long_promises:
+            content |= {"future_id": content["request_id"], "status": "pending"}
+        return response.with_json(content)
+
+    def _rewrite_result(self, response: BufferedResponse, content: Any) -> BufferedResponse:
+        if response.status == 408:
+            if self._dialect.pending_is_ok:
+                return response.with_json({"type": "try_again", **content}, 200)
+            if self._dialect.fails_by_status:
+                return response.with_json({"detail": "Timeout waiting for result"}, 408)
+        is_failure = response.status == 200 and "error" in content and "category" in content
+        if not (is_failure and self._dialect.fails_by_status):
+            return response
+        if content["category"] == "user":
+            return response.with_json({"detail": content["error"]}, 400)
+        return response.with_json({"detail": "Unknown error"}, 500)
 
 
-#: What file downloads are called among the endpoints, which have no row for them.
-DOWNLOAD = "download"
+def _accept_json(headers: Headers) -> Headers:
+    return [
+        *(pair for pair in headers if pair[0] != b"accept"),
+        (b"accept", b"application/json"),
+    ]
+
+
+def _is_json(response: BufferedResponse) -> bool:
+    return any(
+        name.lower() == b"content-type" and b"json" in value for name, value in response.headers
+    )

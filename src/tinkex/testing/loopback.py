@@ -1,133 +1,103 @@
-"""uvicorn in a thread: quick to start, quick to stop, one write per answer."""
+"""uvicorn in a thread: the server's own HTTP protocol, quick to start and to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
-from tinkex.installation import install_command
-from tinkex.testing.answers import Answer
-from tinkex.testing.app import CONNECTION, StubApp
+import uvicorn
 
-try:
-    import uvicorn
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-except ModuleNotFoundError as error:
-    raise ImportError(f"the stub server needs {error.name}: {install_command('server')}") from error
+from tinkex.server.http.connection_protocol import LimitedHttpProtocol
+from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
+from tinkex.server.http.request_context import Services
+from tinkex.testing.asgi import CONNECTION, ASGIApp
 
 HOST = "127.0.0.1"
 _BACKLOG = 4096
 _STOP_SECONDS = 10.0
+#: Enough for every test; the real server derives it from the descriptor limit.
+_MAX_DESCRIPTORS = 1 << 16
 
 
 class _Connection:
-    """A request's way back to its client, for what ASGI cannot say or says slowly."""
+    """A request's connection, for what ASGI cannot express."""
 
-    __slots__ = ("_cycle", "_protocol")
+    __slots__ = ("_transport",)
 
-    def __init__(self, protocol: _Protocol) -> None:
-        self._protocol = protocol
-        self._cycle = protocol.cycle
-
-    def answer(self, answer: Answer) -> None:
-        """Send a complete answer in one write.
-
-        Two packets cost the client a second wake-up, and over some stacks a delayed
-        acknowledgement.
-        """
-        cycle, protocol = self._cycle, self._protocol
-        if cycle.disconnected:
-            return
-        cycle.response_started = cycle.response_complete = True
-        head = [STATUS_LINE[answer.status]]
-        for name, value in answer.headers:
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"content-length: %d\r\n" % len(answer.body))
-        head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-        if cycle.scope["method"] != "HEAD":
-            head.append(answer.body)
-        protocol.transport.write(b"".join(head))
-        if not cycle.keep_alive:
-            protocol.transport.close()
-            return
-        protocol.flow.resume_reading()
-        # uvicorn would set an alarm for an idle connection here; idle ones may stay.
-        if protocol.pipeline:
-            cycle.on_response()
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
 
     def write(self, data: bytes) -> None:
         """Send bytes that need not be HTTP."""
-        self._protocol.transport.write(data)
+        self._transport.write(data)
 
     def close(self) -> None:
         """Close the connection when everything written is sent."""
-        self._protocol.transport.close()
+        self._transport.close()
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, with the connection in the scope."""
+class _Protocol(LimitedHttpProtocol):
+    """The server's protocol, with the connection in the scope."""
 
     def on_headers_complete(self) -> None:
         """Prepare the request; the application's task has been made but has not run yet."""
         super().on_headers_complete()
-        cast("dict[str, Any]", self.scope)[CONNECTION] = _Connection(self)
+        cast("dict[str, Any]", self.scope)[CONNECTION] = _Connection(cast("Any", self.transport))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which waits for a signal instead of looking for one ten times a second."""
+    """uvicorn's server, which waits for an event instead of polling ten times a second."""
 
-    def __init__(self, config: uvicorn.Config, loopback: Loopback) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services, loopback: Loopback) -> None:
         super().__init__(config)
+        self._services = services
         self._loopback = loopback
         self.stopping = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Serve until told to stop."""
-        self._loopback.tell_ready(asyncio.get_running_loop())
+        """Serve until stopped."""
+        self._loopback.set_ready(asyncio.get_running_loop())
         await self.stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close everything at once: whoever waits for an answer sees the connection end."""
+        """Close everything at once: clients that wait for a response see the connection end."""
         for listener in sockets or []:
             asyncio.get_running_loop().remove_reader(listener)
-        # asyncio forgets, and leaves open, a connection that is half accepted when close() comes.
+        # asyncio leaves a connection open that is half accepted when close() is called.
         await asyncio.sleep(0.001)
         for server in self.servers:
             server.close()
         for listener in sockets or []:
             listener.close()
-        self._loopback.tell_stopping()
         while self.server_state.connections or self.server_state.tasks:
-            # Again and again: a connection may have been accepted and not be known here yet.
+            # Repeated: a connection may have been accepted and not be known here yet.
             for connection in list(self.server_state.connections):
-                cast("HttpToolsProtocol", connection).transport.abort()
+                cast("LimitedHttpProtocol", connection).transport.abort()
+            self._services.waiters.release_all()
             await asyncio.sleep(0.001)
         for server in self.servers:
             await server.wait_closed()
+        await self.lifespan.shutdown()
 
 
 class Loopback:
     """Serves an application on this machine, from a thread of its own, until stopped."""
 
-    def __init__(
-        self,
-        app: StubApp,
-        port: int,
-        on_ready: Callable[[asyncio.AbstractEventLoop], None],
-        on_stopping: Callable[[], None],
-    ) -> None:
-        self._on_ready = on_ready
-        self._on_stopping = on_stopping
+    def __init__(self, app: ASGIApp, port: int, services: Services) -> None:
+        self._services = services
         self._listener = socket.create_server((HOST, port), backlog=_BACKLOG)
         self.port: int = self._listener.getsockname()[1]
+        connections = ConnectionRegistry(
+            ConnectionLimits.from_config(services.config, _MAX_DESCRIPTORS)
+        )
         self._config = uvicorn.Config(
             cast("Any", app),
-            http=_Protocol,
+            http=cast("Any", partial(_Protocol, connections=connections)),
             ws="none",
-            lifespan="off",
+            lifespan="on",
             loop="asyncio",
             log_config=None,
             access_log=False,
@@ -135,6 +105,8 @@ class Loopback:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
+            # Idle connections may stay: tests pause for as long as they like.
+            timeout_keep_alive=3600,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: _Server | None = None
@@ -150,25 +122,20 @@ class Loopback:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - told to the thread that waits
+        except BaseException as error:  # noqa: BLE001 - reported by the thread that started this
             self._failure = error
         finally:
             self._listener.close()
             self._is_ready.set()
 
     async def _serve(self) -> None:
-        self._server = _Server(self._config, self)
+        self._server = _Server(self._config, self._services, self)
         await self._server.serve(sockets=[self._listener])
 
-    def tell_ready(self, loop: asyncio.AbstractEventLoop) -> None:
+    def set_ready(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called by the server's thread when connections are accepted."""
         self._loop = loop
-        self._on_ready(loop)
         self._is_ready.set()
-
-    def tell_stopping(self) -> None:
-        """Called by the server's thread when the connections are closed."""
-        self._on_stopping()
 
     def stop(self) -> None:
         """Stop serving and wait for the thread to end."""
@@ -176,4 +143,4 @@ class Loopback:
             self._loop.call_soon_threadsafe(self._server.stopping.set)
         self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
-            raise RuntimeError(f"the stub server did not stop within {_STOP_SECONDS} s")
+            raise RuntimeError(f"the stub server did not stop within {_STOP_SECONDS:g} s")

@@ -1,13 +1,14 @@
-"""AppServer: the real server application with the fake engine, inside the calling process."""
+"""StubServer: the server application with the fake engine, inside the calling process."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,16 +20,10 @@ from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import InvalidInput
 from tinkex.home import Home
 from tinkex.installation import install_command
-from tinkex.testing.calls import Call, CallLog
-from tinkex.testing.dialects import check_endpoint, find_dialect
-from tinkex.testing.faults import Fault, FaultPlan, Match
-from tinkex.testing.middleware import (
-    ASGIApp,
-    CallRecorder,
-    DialectAdapter,
-    FaultInjector,
-    KeyAdapter,
-)
+from tinkex.testing.asgi import CALL, ASGIApp, Receive, Scope, Send
+from tinkex.testing.calls import Call, CallLog, CallRecorder, check_endpoint
+from tinkex.testing.dialects import DialectAdapter, find_dialect
+from tinkex.testing.faults import Fault, FaultInjector, FaultPlan, Match
 
 try:
     from tinkex.jobs.served_models import ServedModels
@@ -47,7 +42,7 @@ try:
     from tinkex.store.database import Connection, Database
     from tinkex.store.keys import KEY_PREFIX
     from tinkex.store.records import SessionRecord
-    from tinkex.testing.app_loopback import HOST, Loopback
+    from tinkex.testing.loopback import HOST, Loopback
 except ModuleNotFoundError as error:
     raise ImportError(f"the stub server needs {error.name}: {install_command('server')}") from error
 
@@ -88,8 +83,8 @@ class Session:
     finish_detail: str | None = None
 
 
-class AppServer:
-    """The real application in this process, on a free port of this machine, as StubServer is used.
+class StubServer:
+    """The server application in this process, on a free port of this machine.
 
     It trains and samples a real, tiny model: a bigram table over 512 tokens, of which the first 256
     are bytes. Use it as a context manager, or call `start` and `stop`. Its store and checkpoints
@@ -128,7 +123,7 @@ class AppServer:
             jwt_seconds=token_seconds,
             inline_result_bytes=_INLINE_RESULT_BYTES,
         )
-        self._api_keys = None if api_keys is None else tuple(api_keys)
+        self._api_keys = None if api_keys is None else sorted(set(api_keys))
         self._key_by_tenant: dict[str, str] = {}
         self._faults = FaultPlan()
         self._log = CallLog() if record else None
@@ -141,10 +136,10 @@ class AppServer:
         if self._running is not None:
             raise RuntimeError("the stub server is running already")
         with contextlib.ExitStack() as stack:
-            with open_store(self._config) as database:
-                self._key_by_tenant = database.write(self._create_keys)
-            stack.enter_context(_run_worker(self._config))
+            _create_store(self._config.home)
             services = stack.enter_context(open_services(self._config))
+            self._key_by_tenant = services.database.write(self._create_keys)
+            stack.enter_context(_run_worker(services))
             loopback = Loopback(self._make_app(services), self._port, services)
             stack.callback(loopback.stop)
             self._port = loopback.port
@@ -176,12 +171,13 @@ class AppServer:
     def _create_keys(self, db: Connection) -> dict[str, str]:
         """Make a tenant per API key, unless it exists; the key of each tenant by its id."""
         key_by_tenant = {}
-        for key in (_ONLY_KEY,) if self._api_keys is None else self._api_keys:
+        for number, key in enumerate((_ONLY_KEY,) if self._api_keys is None else self._api_keys):
             secret = self._stored_key(key)
             found = keys.find_by_secret(db, secret)
             if found is None:
-                tenant = keys.get_or_create_tenant(db, f"tenant of {key}", clock.now())
-                found = keys.insert_key(db, tenant.id, secret, name=key, now=clock.now())
+                email = f"user{number or ''}@example.com"
+                tenant = keys.get_or_create_tenant(db, email, clock.now())
+                found = keys.insert_key(db, tenant.id, secret, name="stub key", now=clock.now())
             key_by_tenant[found.tenant_id] = "" if self._api_keys is None else key
         return key_by_tenant
 
@@ -304,17 +300,52 @@ class AppServer:
         self._faults.clear()
 
 
+class KeyAdapter:
+    """Replaces the API key of every request by the one that the application knows."""
+
+    def __init__(self, app: ASGIApp, stored_key: Callable[[str], str]) -> None:
+        self._app = app
+        self._stored_key = stored_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Replace the credential of a request and pass it on."""
+        call: Call | None = scope.get(CALL)
+        if call is not None:
+            key = self._stored_key(call.api_key or "")
+            others = [pair for pair in scope["headers"] if pair[0] != b"x-api-key"]
+            header = [(b"x-api-key", key.encode("latin-1"))] if key else []
+            scope = {**scope, "headers": [*others, *header]}
+        await self._app(scope, receive, send)
+
+
+@functools.cache
+def _empty_store() -> bytes:
+    """The content of a new store's file, which is faster to copy than to create."""
+    with tempfile.TemporaryDirectory(prefix="tinkex-stub-") as folder:
+        with open_store(StubConfig(home=Path(folder), engine="fake")):
+            pass
+        return Home(Path(folder)).store_file.read_bytes()
+
+
+def _create_store(folder: Path) -> None:
+    """Create a home with an empty store, unless the server was started before."""
+    home = Home(folder)
+    home.create()
+    if not home.store_file.exists():
+        home.store_file.write_bytes(_empty_store())
+
+
 @contextlib.contextmanager
-def _run_worker(config: ServerConfig) -> Iterator[None]:
+def _run_worker(services: Services) -> Iterator[None]:
     """Run a worker with the fake engine in a thread until the block ends."""
+    config, database = services.config, services.database
     with contextlib.ExitStack() as stack:
-        database = stack.enter_context(contextlib.closing(Database(config.store_url)))
         engine = FakeEngine(config.models, seconds_per_op=config.fake_seconds)
         stack.callback(engine.close)
         worker = Worker(
-            database=database, engine=engine, home=Home(config.home), config=worker_config(config)
+            database=database, engine=engine, home=services.home, config=worker_config(config)
         )
-        # The thread publishes them too, but clients may ask before it has begun.
+        # The thread publishes them too, but a client may list them before it has started.
         database.write(ServedModels(engine, database, lambda: False).publish)
         thread = threading.Thread(target=worker.run, name="tinkex-stub-worker", daemon=True)
         thread.start()

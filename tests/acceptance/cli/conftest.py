@@ -66,7 +66,7 @@ class User:
         return [each["session_id"] for each in listed["sessions"]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cli_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A server started by `tinkex serve`."""
     server = start_server(tmp_path_factory.mktemp("server"))

@@ -25,7 +25,7 @@ TIMEOUT_SECONDS = 180.0
 NUM_TENANTS = 4
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def isolated_environment() -> Iterator[None]:
     """No key, URL or home of this machine reaches a test."""
     with pytest.MonkeyPatch.context() as patch:
@@ -35,13 +35,13 @@ def isolated_environment() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Base model folders."""
     return make_folders(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(
     tmp_path_factory: pytest.TempPathFactory, folders: Mapping[str, Path]
 ) -> Iterator[LocalServer]:
@@ -49,7 +49,7 @@ def server(
     yield from served(tmp_path_factory.mktemp("plain"), folders)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def exact_server(
     tmp_path_factory: pytest.TempPathFactory, folders: Mapping[str, Path]
 ) -> Iterator[LocalServer]:
@@ -114,7 +114,7 @@ def new_context(server: LocalServer, directory: Path) -> ScenarioContext:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Official]:
     """The official SDK in its own process: it leaves sockets open, which is an error in tests."""
     context = multiprocessing.get_context("spawn")

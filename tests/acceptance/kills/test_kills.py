@@ -151,7 +151,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         return train(server, threading.Semaphore(0))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
 def test_training_results_are_identical_after_kills(
     tmp_path: Path, undisturbed: list[Any], seed: int
 ) -> None:

@@ -46,14 +46,14 @@ def _is_server(value: Any) -> bool:
     return isinstance(value, RealServer)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A server with small chunks, short timeouts and plain API keys."""
     settings = {"jwt": False, "gap_seconds": SHORT_GAP, "client_flags": SMALL_CHUNKS}
     yield from serving(tmp_path_factory.mktemp("plain"), settings)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def jwt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A server that uses tokens, compression and the other alternative protocol paths."""
     settings = {
@@ -65,7 +65,7 @@ def jwt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]
     yield from serving(tmp_path_factory.mktemp("jwt"), settings)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A slow server with a short queue."""
     settings = {"fake_seconds": 0.5, "max_jobs_per_tenant": 8}
@@ -144,7 +144,7 @@ def prepare_process() -> None:
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Official]:
     """The process of the official SDK, which leaves sockets open: an error in this process."""
     context = multiprocessing.get_context("spawn")

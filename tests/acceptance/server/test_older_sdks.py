@@ -67,7 +67,7 @@ def python_with(version: str) -> Path:
         pytest.skip(f"tinker {version} cannot be installed: {error}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hidden_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Block torch: it is an optional dependency of the SDK and takes seconds to load."""
     folder = tmp_path_factory.mktemp("hidden")

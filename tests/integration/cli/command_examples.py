@@ -114,6 +114,10 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
+#: Commands whose examples another example cannot follow on the same server.
+REMOVING = {"checkpoint delete", "session finish"}
+
+
 def all_commands(group: click.Command = main, names: tuple[str, ...] = ()) -> Iterator[str]:
     """Return the paths of all commands, including groups that run without a subcommand."""
     if not isinstance(group, click.Group) or group.invoke_without_command:
@@ -174,9 +178,16 @@ class Stage:
 
 @pytest.fixture
 def stage(
-    seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tinkex: RunCli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Stage]:
+    """Commands that remove what the others need get a server of their own."""
     from huggingface_hub import constants
+
+    is_alone = request.node.callspec.params.get("name") in REMOVING
+    seeded = request.getfixturevalue("own_seeded" if is_alone else "shared_seeded")
 
     hub = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)

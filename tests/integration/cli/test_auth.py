@@ -292,7 +292,7 @@ def test_whoami_with_plain_keys(guarded: StubServer, tinkex: RunCli) -> None:
     where = ("--base-url", guarded.url, "--api-key", KEY)
     found = tinkex("auth", "whoami", *where, "--json").json
     assert (found["user_urn"], found["email"]) == (None, "user@example.com")
-    assert found["organization"] == "Stub organization"
+    assert found["organization"] == "user@example.com"
     assert "stub key" in tinkex("auth", "whoami", *where).out
     guarded.inject("get_api_key", Fault(status=404), times=None)
     failed = tinkex("auth", "whoami", *where, "--json")

@@ -15,6 +15,12 @@ from tinkex.testing import Fault
 WRONG = "tml-wrong"
 
 
+@pytest.fixture
+def seeded(shared_seeded: SeededServer) -> SeededServer:
+    """Nothing here changes the server."""
+    return shared_seeded
+
+
 @pytest.mark.parametrize(
     ("status", "title"),
     [

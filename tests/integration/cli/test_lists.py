@@ -8,13 +8,21 @@ from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.integration.conftest import BASE_MODEL, KEY, Connect, Serve
 
 
+@pytest.fixture
+def seeded(shared_seeded: SeededServer) -> SeededServer:
+    """Nothing here changes the server."""
+    return shared_seeded
+
+
 def test_runs_are_listed_newest_first(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("run", "list", "--json").json
     assert [run["training_run_id"] for run in found["runs"]] == seeded.run_ids[::-1]
     assert (found["total"], found["shown"]) == (2, 2)
     shown = tinkex("run", "list").out
     assert shown.startswith("2 training runs\n")
-    assert "Rank 8" in shown
+    assert all(run_id in shown for run_id in seeded.run_ids)
+    assert "Finished" in shown
+    assert "Rank 8" in tinkex("run", "list", "-c", "id,lora").out
 
 
 def test_limit_reports_hidden_items(seeded: SeededServer, tinkex: RunCli) -> None:
@@ -72,7 +80,7 @@ def test_run_info(seeded: SeededServer, tinkex: RunCli) -> None:
     assert (found["lora_rank"], found["user_metadata"]) == (8, {"team": "red"})
     assert found["last_checkpoint"]["tinker_path"] == seeded.training
     shown = tinkex("run", "info", seeded.run_ids[1]).out
-    for text in (seeded.training, seeded.sampler, "Yes (Rank 8)", "- team", "OK"):
+    for text in (seeded.training, seeded.sampler, "Yes (Rank 8)", "- team", "Finished"):
         assert text in shown
 
 

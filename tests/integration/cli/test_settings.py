@@ -42,6 +42,12 @@ def profiles(tmp_path: Path) -> Path:
 # --- config -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def seeded(shared_seeded: SeededServer) -> SeededServer:
+    """Nothing here changes the server."""
+    return shared_seeded
+
+
 def test_default_settings(tinkex: RunCli, tmp_path: Path) -> None:
     found = settings(tinkex)
     home = tmp_path / ".tinkex"

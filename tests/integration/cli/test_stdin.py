@@ -22,7 +22,13 @@ ASKING = {"delete": "Delete 1 checkpoint?", "unpublish": "private?"}
 CHANGES = ("delete_checkpoint", "unpublish_checkpoint")
 
 
-def changes(seeded: SeededServer) -> int:
+@pytest.fixture
+def seeded(shared_seeded: SeededServer) -> SeededServer:
+    """Nothing here changes the server."""
+    return shared_seeded
+
+
+def num_changes(seeded: SeededServer) -> int:
     return sum(len(seeded.server.calls(name)) for name in CHANGES)
 
 
@@ -47,7 +53,7 @@ def test_delete_without_an_answer_deletes_nothing(
     assert result.returncode == 1
     assert result.stderr.endswith("Delete 1 checkpoint? [y/N] \nCancelled.\n")
     assert bool(result.stdout) == bool(flags)
-    assert changes(seeded) == 0
+    assert num_changes(seeded) == 0
 
 
 @pytest.mark.parametrize("command", ASKING)
@@ -65,17 +71,19 @@ def test_only_yes_on_a_terminal_confirms(command: str, typed: bytes, seeded: See
     assert ASKING[command] in result.stderr
     assert result.stderr.endswith("Cancelled.\n")
     assert "Traceback" not in result.stderr
-    assert changes(seeded) == 0
+    assert num_changes(seeded) == 0
 
 
-def test_piped_yes_confirms_and_ends_the_prompt_line(seeded: SeededServer, tmp_path: Path) -> None:
+def test_piped_yes_confirms_and_ends_the_prompt_line(
+    own_seeded: SeededServer, tmp_path: Path
+) -> None:
     answer = tmp_path / "answer"
     answer.write_text("y\n")
     with answer.open() as stdin:
-        result = run_with(stdin, "checkpoint", "delete", seeded.training)
+        result = run_with(stdin, "checkpoint", "delete", own_seeded.training)
     assert result.returncode == 0, result.stderr
     assert result.stderr.endswith("Delete 1 checkpoint? [y/N] \nDeleted 1 checkpoint.\n")
-    assert changes(seeded) == 1
+    assert num_changes(own_seeded) == 1
 
 
 @pytest.mark.parametrize("words", [("auth", "login"), ("auth", "login", "--api-key-stdin")])

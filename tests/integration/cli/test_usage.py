@@ -13,14 +13,20 @@ from tests.integration.conftest import BASE_MODEL, PROMPT, SHORT, TIMEOUT_SECOND
 
 
 @pytest.fixture
-def busy(seeded: SeededServer, connect: Connect) -> SeededServer:
+def seeded(shared_seeded: SeededServer) -> SeededServer:
+    """Nothing here changes the server."""
+    return shared_seeded
+
+
+@pytest.fixture
+def busy(own_seeded: SeededServer, connect: Connect) -> SeededServer:
     """A server after some training and sampling."""
-    service = connect(seeded.server, user_metadata={"team": "red"})
+    service = connect(own_seeded.server, user_metadata={"team": "red"})
     training = service.create_lora_training_client(BASE_MODEL, rank=1)
     training.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     sampling = service.create_sampling_client(base_model=BASE_MODEL)
     sampling.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
-    return seeded
+    return own_seeded
 
 
 def test_a_summary_by_model(busy: SeededServer, tinkex: RunCli) -> None:

@@ -18,7 +18,7 @@ NAME = "tiny"
 MakeEngine = Callable[..., TorchEngine]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """Use one thread, because tests run in parallel processes."""
     before = torch.get_num_threads()
@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model as transformers saves it."""
     return save_tiny(tmp_path_factory.mktemp("models") / NAME)

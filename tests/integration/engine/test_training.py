@@ -186,14 +186,26 @@ def test_cancelled_pass_leaves_no_gradient(make_engine: MakeEngine) -> None:
     assert engine._adapters["a"].state.gradient is None
 
 
-def test_forward_leaves_no_gradient(engine: TorchEngine) -> None:
+def test_step_without_gradient_changes_nothing(engine: TorchEngine) -> None:
     engine.create("a", spec())
+    forward_backward(engine, "a", *batch(0))
+    step(engine, "a")
     output = forward_backward(engine, "a", *batch(1), forward_only=True)
     assert output.metrics["loss:sum"] > 0
-    before = weights(engine, "a")
+    state = engine._adapters["a"].state
+    before = {name: buffer.clone() for name, buffer in state.buffers().items()}
     metrics = step(engine, "a")
-    assert metrics["has_gradient"] == 0.0
-    assert torch.equal(weights(engine, "a"), before)
+    assert metrics == {
+        "grad_norm": 0.0,
+        "learning_rate": metrics["learning_rate"],
+        "param_norm": pytest.approx(float(state.weights.norm()), rel=1e-6),
+        "update_norm": 0.0,
+        "step": 1.0,
+        "clipped": 0.0,
+        "has_gradient": 0.0,
+    }
+    assert state.num_steps == 1
+    assert all(torch.equal(before[name], buffer) for name, buffer in state.buffers().items())
 
 
 def test_invalid_pass_does_not_affect_others(engine: TorchEngine) -> None:

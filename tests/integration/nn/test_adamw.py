@@ -35,7 +35,7 @@ class Buffers:
 
     def step(
         self,
-        gradient: Tensor | None,
+        gradient: Tensor,
         number: int,
         params: AdamParams,
         *,
@@ -120,23 +120,6 @@ def test_clipped_gradient_has_the_clip_norm() -> None:
     assert metrics["grad_norm"] == pytest.approx(float(random(1, 50.0).norm()), rel=1e-5)
     assert metrics["clipped"] == 1.0
     assert float(buffers.first.norm()) == pytest.approx(2.0, rel=1e-5)
-
-
-def test_step_without_gradient_is_skipped() -> None:
-    buffers = Buffers()
-    buffers.step(random(1), 1, PARAMS["decay"])
-    before = buffers.copies()
-    metrics = buffers.step(None, 2, PARAMS["decay"])
-    assert buffers.equals(before)
-    assert metrics == {
-        "grad_norm": 0.0,
-        "learning_rate": 0.02,
-        "param_norm": pytest.approx(float(buffers.weights.norm()), rel=1e-6),
-        "update_norm": 0.0,
-        "step": 1.0,
-        "clipped": 0.0,
-        "has_gradient": 0.0,
-    }
 
 
 def test_zero_gradient_is_a_step() -> None:

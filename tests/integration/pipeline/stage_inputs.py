@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 
 from tinkex.data import sample_rows
 from tinkex.pipeline.model import ModelSizes, make_config, make_model
+from tinkex.pipeline.settings_sources import parse_arguments
 from tinkex.pipeline.stages.base import DataSplit, StageInputs
 from tinkex.pipeline.token_file import TokenFile, open_token_file
 from tinkex.pipeline.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer_folder
-from tinkex.pipeline.trainer_arguments import TrainerArguments, parse_arguments
+from tinkex.pipeline.train_settings import TrainSettings
 
 SIZES = ModelSizes(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, max_seq_len=96)
 SIZE_WORDS = (
@@ -57,7 +58,7 @@ def tiny_model(tokenizer: TextTokenizer, seed: int = 0, **changes: Any) -> PreTr
 _NAMES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_seq_len")
 
 
-def parse_args(stage: str, out: Path, data: Path, *words: str) -> TrainerArguments:
+def parse_args(stage: str, out: Path, data: Path, *words: str) -> TrainSettings:
     """Parse a trainer's command line."""
     parent = ("--init_from", str(out / "none")) if stage != "pretrain" else ()
     return parse_arguments(
@@ -76,7 +77,7 @@ def make_stage_inputs(
     """Build the inputs of a stage, with all rows in both splits."""
     split = all_rows(open_token_file(data, tokenizer, stage, tmp / "tokens"))
     return StageInputs(
-        args=parse_args(stage, tmp, data, "--max_seq_len", "96", "--batch_size", "4", *words),
+        settings=parse_args(stage, tmp, data, "--max_seq_len", "96", "--batch_size", "4", *words),
         model=tiny_model(tokenizer, **changes),
         tokenizer=tokenizer,
         train=split,

@@ -72,7 +72,9 @@ def test_preference_accuracy_is_a_fraction_of_pairs(
     setting = make_stage_inputs("dpo", tmp_path, data["dpo"], tokenizer)
     stage = DpoStage(setting, tiny_model(tokenizer, seed=5))
     found = stage.evaluate()
-    swapped = preference_metrics(stage.reference, stage.forward, stage.held_out, setting.args.beta)
+    swapped = preference_metrics(
+        stage.reference, stage.forward, stage.held_out, setting.settings.beta
+    )
     # Each pair is won by one of the two models.
     assert found["preference_accuracy"] + swapped["preference_accuracy"] == pytest.approx(1.0)
     assert found["margin"] == pytest.approx(-swapped["margin"], rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_stage_starts_from_legacy_weights(tmp_path: Path, tokenizer: TextTokeniz
 
 def test_mismatched_weights_are_rejected_by_name(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_legacy(named_weights(tiny_model(tokenizer)), tmp_path / "a.pth")
-    larger = make_config(SIZES.__class__(hidden_size=64, num_layers=3), 400, 2, 0)
+    larger = make_config(replace(SIZES, hidden_size=64, num_layers=3), 400, 2, 0)
     with pytest.raises(ConfigError, match=r"a\.pth: .*layers\.2") as refused:
         load_model(tmp_path / "a.pth", larger)
     assert refused.value.hint

@@ -36,10 +36,10 @@ from tinkex.pipeline.checkpoints.step_directory import (
     prune_steps,
 )
 from tinkex.pipeline.checkpoints.step_files import StepContent, write_step
+from tinkex.pipeline.output_locks import LOCK_FILE, lock_directory
 from tinkex.pipeline.stage_interface import StageLoss
 from tinkex.pipeline.train.loop import train
 from tinkex.pipeline.train.metrics import JsonlSink, MultiSink, make_sink
-from tinkex.pipeline.trainer_lock import LOCK_FILE, lock_directory
 
 NO_END: dict[str, Any] = {"schedule": "constant"}
 

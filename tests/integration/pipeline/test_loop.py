@@ -30,6 +30,7 @@ from tinkex.pipeline.checkpoints.step_files import read_step
 from tinkex.pipeline.stage_interface import StageLoss
 from tinkex.pipeline.train.loop import train
 from tinkex.pipeline.train.metrics import ConsoleSink
+from tinkex.pipeline.train_settings import OPTIONS
 
 
 def steps_of(out_dir: Path) -> list[int]:
@@ -112,13 +113,14 @@ def test_retention_keeps_newest_every_kth_best_and_pinned(tmp_path: Path) -> Non
 
 
 def test_state_json_fields(tmp_path: Path) -> None:
-    run(tmp_path, max_steps=5, args={"device": torch.device("cpu"), "out_dir": tmp_path})
+    run(tmp_path, max_steps=5, device="cpu")
     newest = latest_step(tmp_path / "checkpoints")
     assert newest is not None
     text = (newest / "state.json").read_text()
     state = json.loads(text)
     assert (state["epoch"], state["step_in_epoch"], state["global_step"]) == (1, 2, 5)
-    assert state["args"] == {"device": "cpu", "out_dir": str(tmp_path)}
+    assert set(state["args"]) == set(OPTIONS)
+    assert (state["args"]["device"], state["args"]["out_dir"]) == ("cpu", str(tmp_path))
     assert text == json.dumps(state, indent=2, sort_keys=True) + "\n"
     assert set(torch.load(newest / "optimizer.pt", weights_only=True)) == {"optimizer", "scaler"}
     names = {path.name for path in newest.iterdir()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -11,11 +9,13 @@ from torch import nn
 from tests.integration.pipeline.tiny_stage import TinyModel
 from tinkex.errors import CheckpointError
 from tinkex.pipeline.optimizers import Muon, make_optimizer, orthogonalize, split_parameters
-from tinkex.pipeline.stage_interface import TrainPlan
+from tinkex.pipeline.settings_sources import make_settings
+from tinkex.pipeline.train_settings import TrainSettings
 
 
-def plan(**changes: object) -> TrainPlan:
-    return TrainPlan(out_dir=Path("out"), **changes)  # type: ignore[arg-type]
+def plan(**changes: object) -> TrainSettings:
+    paths = {"out_dir": "out", "data_path": "data.jsonl"}
+    return make_settings("pretrain", paths | changes)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (32, 96), (96, 32), (3, 32, 48)])

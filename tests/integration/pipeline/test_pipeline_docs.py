@@ -13,8 +13,9 @@ import pytest
 
 from tinkex.data.rows import STAGE_PARSERS
 from tinkex.pipeline.checkpoints.step_directory import CONFIG_FILE, REQUIRED_FILES, RNG_FILE
-from tinkex.pipeline.config import STAGES, variable_names
-from tinkex.pipeline.trainer_arguments import option_names
+from tinkex.pipeline.config import variable_names
+from tinkex.pipeline.settings_options import STAGES
+from tinkex.pipeline.settings_sources import stage_options
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ TUTORIAL = (ROOT / "docs" / "tutorials" / "from-nothing.md").read_text(encoding=
 OTHER_WORDS = {"TINKEX_HOME", "OMP_NUM_THREADS"}
 #: Options of `tinkex`, torchrun and the run script.
 OTHER_OPTIONS = {"help", "json", "metric", "from", "standalone", "nproc_per_node"}
-OTHER_OPTIONS |= {"smoke-test", "run-r1", "restart-from", "shutdown_timeout"}
+OTHER_OPTIONS |= {"smoke-test", "run-r1", "restart-from", "shutdown_timeout", "settings"}
 
 
 def rows() -> dict[str, str]:
@@ -42,7 +43,7 @@ def test_documented_rows_parse(stage: str) -> None:
 def test_documented_variables_and_options_exist(page: str) -> None:
     words = set(re.findall(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b", page))
     assert sorted(words - set(variable_names()) - OTHER_WORDS) == []
-    known = {name for stage in STAGES for name in option_names(stage)} | OTHER_OPTIONS
+    known = {name for stage in STAGES for name in stage_options(stage)} | OTHER_OPTIONS
     prose = re.sub(r"```sh\n.*?```|`tinkex [^`]*`", "", page, flags=re.DOTALL)
     assert sorted(set(re.findall(r"--([a-z][a-z0-9_-]+)", prose)) - known) == []
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.pipeline_project import TIMEOUT_SECONDS, PipelineProject, project
 from tinkex.errors import ConfigError, InvalidInput
+from tinkex.pipeline.output_locks import lock_directory
 from tinkex.pipeline.run.stage_records import StageStatus
-from tinkex.pipeline.trainer_lock import lock_directory
 
 __all__ = ["project"]
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tinkex.pipeline.settings_sources import from_flags, from_json
+
 PROJECT = Path(__file__).parents[3]
 STAGES = ("pretrain", "sft", "dpo", "r1")
 TINY = {
@@ -54,6 +56,10 @@ def test_documented_command_trains_all_stages(tmp_path: Path) -> None:
         result = json.loads((out / stage / "result.json").read_text())
         assert (record["status"], record["parent_digest"]) == ("complete", parent)
         assert (out / stage / "hf" / "model.safetensors").is_file()
+        # The printed command and the file of the trainer have the same settings.
+        flags = record["command"][record["command"].index("--out_dir") :]
+        settings = from_json(stage, (out / stage / "settings.json").read_bytes())
+        assert from_flags(stage, flags) == settings
         assert result["steps"] == 4
         parent = result["digest"]
     for name in ("pretrain_32", "full_sft_32", "rlhf_32", "reason_32"):

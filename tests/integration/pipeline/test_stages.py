@@ -280,7 +280,7 @@ def test_tag_weights_apply_only_to_targets(tmp_path: Path, tokenizer: TextTokeni
     each_T = cross_entropy(logits_TV, batch.targets_T, reduction="none")
     texts = [tokenizer.decode([token]) for token in batch.targets_T.tolist()]
     weights = [
-        float(counts) * (10.0 if text in setting.args.r1_tokens else 1.0)
+        float(counts) * (10.0 if text in setting.settings.r1_tokens else 1.0)
         for text, counts in zip(texts, batch.loss_mask_T.tolist(), strict=True)
     ]
     # <think> 7 </think> <answer> 7 </answer> <|im_end|>

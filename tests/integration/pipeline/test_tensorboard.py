@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,8 @@ def test_resumed_run_logs_each_point_once(tmp_path: Path) -> None:
     )
     train(TinyStage(), plan, sink=make_sink("tiny", plan))
     # Simulate a crash that lost the updates after the fourth.
-    resume = tmp_path / "checkpoints" / "step_00000004"
-    train(TinyStage(), plan, sink=make_sink("tiny", plan), resume=resume)
+    plan = replace(plan, resume=str(tmp_path / "checkpoints" / "step_00000004"))
+    train(TinyStage(), plan, sink=make_sink("tiny", plan))
     found = EventAccumulator(str(tmp_path / "tb"))
     found.Reload()
     steps = [point.step for point in found.Scalars("train/loss")]

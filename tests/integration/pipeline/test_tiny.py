@@ -14,6 +14,7 @@ from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.text import load_tokenizer, render_chat
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 

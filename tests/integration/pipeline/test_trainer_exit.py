@@ -23,9 +23,9 @@ from tests.integration.pipeline.stage_inputs import (
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.checkpoints.step_directory import latest_step
 from tinkex.pipeline.entry import main
+from tinkex.pipeline.output_locks import lock_directory
 from tinkex.pipeline.stage_interface import TrainResult
 from tinkex.pipeline.train_stage import write_result
-from tinkex.pipeline.trainer_lock import lock_directory
 from tinkex.system.atomic import SCRATCH_PREFIX
 
 ROOT = Path(__file__).parents[3]
@@ -194,3 +194,18 @@ def test_non_finite_metric_is_null_in_the_result(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
     assert result["metrics"]["exact_match"] == {"before": None, "after": None}
     assert result["metrics"]["loss"] == {"before": None, "after": 1.5}
+
+
+def test_missing_settings_file_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    command = ["-X", "importtime", "-m", "tinkex.pipeline.run.trainer", "sft", "--settings"]
+    found = subprocess.run(
+        [sys.executable, *command, str(path)], capture_output=True, text=True, check=False
+    )
+    lines = [line for line in found.stderr.splitlines() if not line.startswith("import time:")]
+    assert found.returncode == 2
+    assert lines == [
+        f"trainer.py: error: --settings {path} cannot be read: No such file or directory"
+    ]
+    assert "tinkex.pipeline.settings_sources" in found.stderr
+    assert " torch" not in found.stderr

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from tests.support.forkserver import forks_of
 from tinkex.errors import TinkexError
-from tinkex.pipeline.stage_interface import StageLoss, TrainPlan, TrainResult
+from tinkex.pipeline.settings_sources import make_settings
+from tinkex.pipeline.stage_interface import StageLoss, TrainResult
 from tinkex.pipeline.train.loop import train
 from tinkex.pipeline.train.metrics import JsonlSink
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.pipeline.weights import named_weights
 
 # The first optimizer imports much of torch; do it once for all forked children.
@@ -156,8 +158,10 @@ def digest(model: nn.Module) -> str:
     return hasher.hexdigest()
 
 
-def make_plan(out_dir: Path, **changes: Any) -> TrainPlan:
-    settings: dict[str, Any] = {
+def make_plan(out_dir: Path, **changes: Any) -> TrainSettings:
+    values: dict[str, Any] = {
+        "out_dir": out_dir,
+        "data_path": out_dir / "data.jsonl",
         "epochs": 3,
         "batch_size": 4,
         "accumulation_steps": 2,
@@ -168,7 +172,7 @@ def make_plan(out_dir: Path, **changes: Any) -> TrainPlan:
         "eval_interval": 3,
         "log_interval": 1,
     }
-    return TrainPlan(out_dir=out_dir, **(settings | changes))
+    return make_settings("pretrain", values | changes)
 
 
 def run(
@@ -180,7 +184,8 @@ def run(
 ) -> TrainResult:
     """Train the tiny stage in this process."""
     sink = JsonlSink(out_dir / "metrics.jsonl")
-    return train(stage or TinyStage(), make_plan(out_dir, **changes), sink=sink, resume=resume)
+    plan = make_plan(out_dir, resume=None if resume is None else str(resume), **changes)
+    return train(stage or TinyStage(), plan, sink=sink)
 
 
 #: Metrics that depend on the clock.

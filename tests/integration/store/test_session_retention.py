@@ -14,7 +14,7 @@ from tests.support.store_rows import (
     add_tenant,
     count,
 )
-from tinkex.store import accounting, schema, session_retention
+from tinkex.store import accounting, retention, schema
 from tinkex.store.database import Database
 from tinkex.store.records import RunState
 from tinkex.store.retention import RetentionPolicy
@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 
 def _drop(database: Database, days: float) -> None:
-    session_retention.delete_old(database, RetentionPolicy(), NOW + days * DAY)
+    retention.delete_old(database, RetentionPolicy(), NOW + days * DAY)
 
 
 def _ids(database: Database, table: sa.Table) -> set[str]:

@@ -39,7 +39,7 @@ def manifest(files: Mapping[str, bytes]) -> bytes:
 
 def offer_files(server: StubServer, files: Mapping[str, bytes]) -> None:
     """Serve the next requested checkpoint as these files."""
-    urls = {name: f"{server.url}/files/offer/{name}" for name in files}
+    urls = {name: f"{server.url}/api/v1/files/offer/{name}" for name in files}
     answer = {"urls": urls, "expires": "2100-01-01T00:00:00Z"}
     server.inject("external_weights_urls", Fault(status=200, body=answer), times=None)
     for name, content in files.items():
@@ -51,8 +51,19 @@ def offer_files(server: StubServer, files: Mapping[str, bytes]) -> None:
         )
 
 
+def refuse_file_links(server: StubServer) -> None:
+    """Offer training and sampler weights as archives only, like the official server."""
+    server.inject(
+        "external_weights_urls",
+        Fault(status=400, body={"detail": "these weights were not exported"}),
+        times=None,
+        match=lambda call: "/external_weights/" not in call.path,
+    )
+
+
 def offer_archive(server: StubServer, archive: bytes) -> None:
-    """Serve the next archive download with this content."""
+    """Serve checkpoints as archives with this content."""
+    refuse_file_links(server)
     server.inject("download", Fault(status=200, body=archive), times=None)
 
 

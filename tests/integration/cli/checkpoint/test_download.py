@@ -16,6 +16,7 @@ from tests.integration.cli.checkpoint.download_sources import (
     manifest,
     names,
     offer_archive,
+    refuse_file_links,
     tar,
 )
 from tests.integration.cli.conftest import RunCli, SeededServer
@@ -24,6 +25,10 @@ from tinkex.cli.context import Context, Screen
 from tinkex.cli.format import format_size
 from tinkex.cli.output.checkpoints import FileTotals
 from tinkex.testing import Fault
+
+SAMPLER_FILES = {"adapter_config.json", WEIGHTS, "manifest.json", "tinkex.json"}
+TRAINING_FILES = SAMPLER_FILES | {"optimizer.safetensors", "trainer_state.json"}
+
 
 # --- the good case ---------------------------------------------------------------------------
 
@@ -41,9 +46,9 @@ def test_every_checkpoint_type_is_downloaded(
         "checkpoint_path": path,
         "destination": str(folder),
         "file_size_bytes": sum(map(len, files.values())),
-        "num_files": 2,
+        "num_files": len(files),
     }
-    assert set(files) == {"adapter_config.json", WEIGHTS}
+    assert set(files) == (TRAINING_FILES if kind == "training" else SAMPLER_FILES)
     assert names(place) == [folder.name]
     assert len(seeded.server.sessions) == sessions
 
@@ -79,7 +84,7 @@ def test_no_extract_keeps_archive(seeded: SeededServer, tinkex: RunCli, place: P
     assert file.name == f"{folder_of(place, seeded.training).name}.tar"
     assert found["file_size_bytes"] == file.stat().st_size
     with tarfile.open(file) as archive:
-        assert set(archive.getnames()) == {"adapter_config.json", WEIGHTS}
+        assert set(archive.getnames()) == TRAINING_FILES
     assert tinkex(*words).exit_code == 1
     assert tinkex(*words, "--force").exit_code == 0
 
@@ -98,13 +103,14 @@ def test_archives_are_unpacked_and_removed(
 
 
 def test_bars_show_bytes_then_files(seeded: SeededServer, tinkex: RunCli, place: Path) -> None:
+    refuse_file_links(seeded.server)
     screen = Screen(is_terminal=True, width=120)
     context = Context(stdout=Screen(width=120), stderr=screen)
     result = tinkex("checkpoint", "download", seeded.training, "-o", str(place), context=context)
     assert result.exit_code == 0
     shown = result.err
     assert shown.index("Downloading") < shown.index("Unpacking")
-    assert "2/2" in shown
+    assert "6/6" in shown
     quiet = tinkex("checkpoint", "download", seeded.sampler, "-o", str(place))
     assert quiet.err == ""
 
@@ -117,11 +123,21 @@ def test_download_matches_official_cli(
     path = seeded.training if kind == "training" else external
     theirs = official("checkpoint", "download", path, "-o", str(place / "theirs"))
     ours = tinkex("checkpoint", "download", path, "-o", str(place / "ours"), "--json").json
-    assert ours.pop("num_files") == 2
-    destination = Path(ours.pop("destination"))
+    destination, their_destination = (Path(each.pop("destination")) for each in (ours, theirs))
     # Some file systems do not allow colons in names.
-    assert destination.name == Path(theirs["destination"]).name.replace(":", "_")
-    assert contents(destination) == contents(Path(theirs.pop("destination")))
+    assert destination.name == their_destination.name.replace(":", "_")
+    our_files, their_files = contents(destination), contents(their_destination)
+    assert ours.pop("num_files") == len(our_files)
+    if kind == "training":
+        # The official CLI exports weights first; the export has no optimizer state.
+        extra = {"manifest.json", "optimizer.safetensors", "trainer_state.json"}
+        assert theirs.pop("file_size_bytes") < ours.pop("file_size_bytes")
+        assert set(our_files) - set(their_files) == extra - {"manifest.json"}
+        our_files, their_files = (
+            {name: content for name, content in files.items() if name not in extra}
+            for files in (our_files, their_files)
+        )
+    assert our_files == their_files
     assert ours == theirs
 
 
@@ -142,6 +158,7 @@ def test_export_is_used_without_archives_and_deleted(
     seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
     """Training checkpoints on the official server must be exported first."""
+    refuse_file_links(seeded.server)
     seeded.server.inject("checkpoint_archive", Fault(status=404), times=None)
     before = set(seeded.server.sessions)
     result = tinkex("checkpoint", "download", seeded.training, "-o", str(place), "--json")
@@ -157,6 +174,7 @@ def test_export_is_used_without_archives_and_deleted(
 def test_export_is_deleted_after_failed_download(
     seeded: SeededServer, tinkex: RunCli, place: Path
 ) -> None:
+    refuse_file_links(seeded.server)
     seeded.server.inject("checkpoint_archive", Fault(status=404), times=None)
     seeded.server.inject("download", Fault(status=403), times=None)
     failed = tinkex("checkpoint", "download", seeded.training, "-o", str(place))

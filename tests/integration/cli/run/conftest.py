@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -42,12 +42,26 @@ class Trained(NamedTuple):
 MakeTrained = Callable[..., Trained]
 
 
-@pytest.fixture
-def trained(serve: Serve, connect: Connect) -> Trained:
-    server = serve(api_keys={KEY})
-    service = connect(server)
+def train_run(server: StubServer, service: ServiceClient) -> Trained:
+    """Train a run and save its weights."""
     training = service.create_lora_training_client(BASE_MODEL, rank=4)
     found = Trained(server, service, training, "", context_for(server.url))
     found.train(NUM_STEPS)
     path = training.save_weights_for_sampler("0001").result(TIMEOUT_SECONDS).path
     return found._replace(path=path)
+
+
+@pytest.fixture
+def trained(serve: Serve, connect: Connect) -> Trained:
+    """A server of this test, with a run that may continue."""
+    server = serve(api_keys={KEY})
+    return train_run(server, connect(server))
+
+
+@pytest.fixture(scope="package")
+def finished() -> Iterator[Trained]:
+    """A server for all tests, with a finished run."""
+    with StubServer(api_keys={KEY}) as server:
+        with ServiceClient(base_url=server.url, api_key=KEY) as service:
+            run = train_run(server, service)
+        yield run

@@ -19,20 +19,20 @@ SHORT = ("--max-tokens", "4", "--temperature", "0")
 
 @pytest.mark.parametrize("words", [("run", "sample"), ("run",), ("sample",)])
 def test_three_names_of_the_command(
-    words: tuple[str, ...], trained: Trained, tinkex: RunCli
+    words: tuple[str, ...], finished: Trained, tinkex: RunCli
 ) -> None:
     result = tinkex(
-        *words, "--prompt", "hel", "--model-path", trained.path, *SHORT, context=trained.context
+        *words, "--prompt", "hel", "--model-path", finished.path, *SHORT, context=finished.context
     )
     assert (result.exit_code, result.out) == (0, "llll\n")
     assert result.err.splitlines() == [
-        f"Sampling 1 sample of up to 4 tokens from {trained.path} ...",
+        f"Sampling 1 sample of up to 4 tokens from {finished.path} ...",
         f"Done: 4 tokens in {result.err.split()[-1]}",
     ]
 
 
-def test_only_model_is_the_default(trained: Trained, tinkex: RunCli) -> None:
-    found = tinkex("sample", "--prompt", "a", *SHORT, "--json", context=trained.context).json
+def test_only_model_is_the_default(finished: Trained, tinkex: RunCli) -> None:
+    found = tinkex("sample", "--prompt", "a", *SHORT, "--json", context=finished.context).json
     assert found["base_model"] == BASE_MODEL
 
 
@@ -43,10 +43,10 @@ def test_ambiguous_model_is_an_error(serve: Serve, tinkex: RunCli) -> None:
     assert "the server has: a/one, a/two" in result.err
 
 
-def test_json_has_response_and_text(trained: Trained, tinkex: RunCli) -> None:
+def test_json_has_response_and_text(finished: Trained, tinkex: RunCli) -> None:
     found = tinkex(
-        "sample", "--prompt", "hel", "--model-path", trained.path, "--num-samples", "2", *SHORT,
-        "--logprobs", "-f", "json", context=trained.context,
+        "sample", "--prompt", "hel", "--model-path", finished.path, "--num-samples", "2", *SHORT,
+        "--logprobs", "-f", "json", context=finished.context,
     ).json  # fmt: skip
     assert (found["type"], found["prompt_tokens"]) == ("sample", list(b"hel"))
     assert [sequence["text"] for sequence in found["sequences"]] == ["llll", "llll"]
@@ -57,10 +57,10 @@ def test_json_has_response_and_text(trained: Trained, tinkex: RunCli) -> None:
     assert len(found["prompt_logprobs"]) == 3
 
 
-def test_several_samples_have_headers(trained: Trained, tinkex: RunCli) -> None:
+def test_several_samples_have_headers(finished: Trained, tinkex: RunCli) -> None:
     shown = tinkex(
-        "sample", "--prompt", "hel", "--model-path", trained.path, "--num-samples", "2", *SHORT,
-        context=trained.context,
+        "sample", "--prompt", "hel", "--model-path", finished.path, "--num-samples", "2", *SHORT,
+        context=finished.context,
     ).out  # fmt: skip
     assert shown == (
         "--- sample 1 of 2 (4 tokens, length) ---\nllll\n\n"
@@ -68,14 +68,14 @@ def test_several_samples_have_headers(trained: Trained, tinkex: RunCli) -> None:
     )
 
 
-def test_sampling_parameters_are_sent(trained: Trained, tinkex: RunCli) -> None:
+def test_sampling_parameters_are_sent(finished: Trained, tinkex: RunCli) -> None:
     result = tinkex(
         "run", "--base-model", BASE_MODEL, "--prompt-tokens", "[104, 101]", "--max-tokens", "3",
         "--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--seed", "11", "--stop", "x",
-        "--stop", "yy", "--http-pool", "mine", "--timeout", "20s", context=trained.context,
+        "--stop", "yy", "--http-pool", "mine", "--timeout", "20s", context=finished.context,
     )  # fmt: skip
     assert result.exit_code == 0, result.err
-    asked = json.loads(trained.server.calls("asample")[-1].body)
+    asked = json.loads(finished.server.calls("asample")[-1].body)
     assert asked["sampling_params"] == {
         "max_tokens": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "seed": 11,
         "stop": ["x", "yy"],
@@ -84,34 +84,34 @@ def test_sampling_parameters_are_sent(trained: Trained, tinkex: RunCli) -> None:
 
 
 def test_prompt_from_file_and_stdin(
-    trained: Trained, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Trained, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "p.txt").write_text("hel\n")
     monkeypatch.setattr("sys.stdin", io.StringIO("hel\n"))
     for words in (("--prompt-file", str(tmp_path / "p.txt")), ("--prompt-file", "-")):
         result = tinkex(
-            "sample", *words, "--model-path", trained.path, *SHORT, "--json",
-            context=trained.context,
+            "sample", *words, "--model-path", finished.path, *SHORT, "--json",
+            context=finished.context,
         )  # fmt: skip
         assert result.json["prompt_tokens"] == list(b"hel")
 
 
-def test_chat_prompt_is_rendered(trained: Trained, tinkex: RunCli) -> None:
+def test_chat_prompt_is_rendered(finished: Trained, tinkex: RunCli) -> None:
     found = tinkex(
-        "sample", "--prompt", "hi", "--chat", *SHORT, "--json", context=trained.context
+        "sample", "--prompt", "hi", "--chat", *SHORT, "--json", context=finished.context
     ).json
     assert bytes(found["prompt_tokens"]).decode() == "User: hi\n\nAssistant:"
 
 
 @pytest.mark.parametrize("words", [(), ("--prompt", "a", "--prompt-file", "b")])
 def test_missing_or_double_prompt_sends_no_request(
-    words: tuple[str, ...], trained: Trained, tinkex: RunCli
+    words: tuple[str, ...], finished: Trained, tinkex: RunCli
 ) -> None:
-    before = len(trained.server.calls())
-    result = tinkex("run", "sample", *words, context=trained.context)
+    before = len(finished.server.calls())
+    result = tinkex("run", "sample", *words, context=finished.context)
     assert (result.exit_code, result.out) == (2, "")
     assert "prompt" in result.err
-    assert len(trained.server.calls()) == before
+    assert len(finished.server.calls()) == before
 
 
 def test_tokenizer_error_is_a_user_error(serve: Serve, tinkex: RunCli) -> None:
@@ -134,11 +134,11 @@ def test_token_ids_need_no_tokenizer(serve: Serve, tinkex: RunCli) -> None:
 
 
 @pytest.mark.parametrize("format", ["table", "json"])
-def test_output_file(format: str, trained: Trained, tinkex: RunCli, tmp_path: Path) -> None:
+def test_output_file(format: str, finished: Trained, tinkex: RunCli, tmp_path: Path) -> None:
     path = tmp_path / "new" / "out"
     result = tinkex(
-        "sample", "--prompt", "hel", "--model-path", trained.path, *SHORT, "-o", str(path),
-        "-f", format, context=trained.context,
+        "sample", "--prompt", "hel", "--model-path", finished.path, *SHORT, "-o", str(path),
+        "-f", format, context=finished.context,
     )  # fmt: skip
     assert result.exit_code == 0
     assert [entry.name for entry in path.parent.iterdir()] == ["out"]
@@ -150,9 +150,9 @@ def test_output_file(format: str, trained: Trained, tinkex: RunCli, tmp_path: Pa
         assert f"Wrote {path}" in result.err
 
 
-def test_output_device_is_rejected(trained: Trained, tinkex: RunCli) -> None:
+def test_output_device_is_rejected(finished: Trained, tinkex: RunCli) -> None:
     words = ("sample", "--prompt", "a", *SHORT, "-o")
-    result = tinkex(*words, "/dev/null", context=trained.context)
+    result = tinkex(*words, "/dev/null", context=finished.context)
     assert (result.exit_code, result.out) == (1, "")
     assert "must be a file" in result.err
     assert Path("/dev/null").is_char_device()
@@ -160,37 +160,37 @@ def test_output_device_is_rejected(trained: Trained, tinkex: RunCli) -> None:
 
 
 def test_model_output_is_escaped_on_terminal(
-    trained: Trained, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
+    finished: Trained, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "tinkex.engine.fake.toy_tokenizer.ToyTokenizer.decode", lambda *a, **k: "a\x1b[2Jb\nc"
     )
     words = ("sample", "--prompt", "a", *SHORT)
-    terminal = trained.context._replace(stdout=Screen(is_terminal=True, width=80))
+    terminal = finished.context._replace(stdout=Screen(is_terminal=True, width=80))
     assert tinkex(*words, context=terminal).out == "a\\x1b[2Jb\nc\n"
-    assert tinkex(*words, context=trained.context).out == "a\x1b[2Jb\nc\n"
+    assert tinkex(*words, context=finished.context).out == "a\x1b[2Jb\nc\n"
 
 
-def test_model_path_without_scheme_is_a_model_name(trained: Trained, tinkex: RunCli) -> None:
+def test_model_path_without_scheme_is_a_model_name(finished: Trained, tinkex: RunCli) -> None:
     words = ("sample", "--prompt", "a", *SHORT, "--json")
-    found = tinkex(*words, "--model-path", BASE_MODEL, context=trained.context).json
+    found = tinkex(*words, "--model-path", BASE_MODEL, context=finished.context).json
     assert (found["base_model"], found["model_path"]) == (BASE_MODEL, None)
     both = ("--model-path", "x", "--base-model", BASE_MODEL)
-    assert tinkex(*words, *both, context=trained.context).exit_code == 2
+    assert tinkex(*words, *both, context=finished.context).exit_code == 2
 
 
 @pytest.mark.parametrize("bare", ["0001", "weights/0001", "run/weights/0001"])
-def test_bare_checkpoint_id_is_rejected(bare: str, trained: Trained, tinkex: RunCli) -> None:
+def test_bare_checkpoint_id_is_rejected(bare: str, finished: Trained, tinkex: RunCli) -> None:
     words = ("sample", "--prompt", "a", "--model-path", bare)
-    refused = tinkex(*words, context=trained.context)
+    refused = tinkex(*words, context=finished.context)
     assert refused.exit_code == 1
     assert f"Invalid tinker path: {bare!r}; expected tinker://<run>/" in refused.err
 
 
-def test_unknown_model_is_a_user_error(trained: Trained, tinkex: RunCli) -> None:
+def test_unknown_model_is_a_user_error(finished: Trained, tinkex: RunCli) -> None:
     result = tinkex(
         "sample", "--prompt", "a", "--model-path", "tinker://no/weights/x", "--json",
-        context=trained.context,
+        context=finished.context,
     )  # fmt: skip
     assert (result.exit_code, result.failure["status"], result.failure["category"]) == (
         1,

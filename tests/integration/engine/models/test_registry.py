@@ -6,6 +6,8 @@ import gc
 import json
 import logging
 import shutil
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +86,18 @@ def test_base_model_description(folder: Path) -> None:
     assert model.max_context_tokens == 512
     # Besides the weights there are a few computed buffers.
     assert 0 <= model.num_bytes - read_model_folder(folder).num_bytes("float32") < 1000
+
+
+def test_describing_models_does_not_import_their_classes(folder: Path) -> None:
+    # They take seconds to import, and a worker starts without a loaded model.
+    probe = (
+        "import sys; from tinkex.engine.torch_engine import TorchEngine; "
+        "[model] = TorchEngine({'base': sys.argv[1]}).base_models(); "
+        "print(model.name, 'transformers.modeling_utils' in sys.modules)"
+    )
+    command = [sys.executable, "-c", probe, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "base False\n"
 
 
 def test_weights_are_independent_of_the_file(saved: Callable[..., Path]) -> None:

@@ -8,7 +8,7 @@ from tinkex.nn.ops.library import load_kernels
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make torch run everything."""
-    for module in ("kernel_calls", "packed_matmul"):
+    for module in ("autograd", "packed_matmul"):
         monkeypatch.setattr(f"tinkex.nn.ops.{module}.load_kernels", lambda: None)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tinkex.nn.forward_context import AttentionOptions
-from tinkex.nn.ops.decode_attention import can_use_decode_kernel, decode_attention
+from tinkex.nn.ops.attention import can_use_decode_kernel, decode_attention
 
 CAPACITY = 200
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.nn.ops import kernel_cache
+from tinkex.nn.ops import library as kernel_library
 from tinkex.nn.ops.library import load_kernels
 
 #: Exits with 0 if the library in the directory sys.argv[1] loads and works.
 LOAD = """
 import sys
 from pathlib import Path
-from tinkex.nn.ops.kernel_cache import load_library
+from tinkex.nn.ops.library import load_library
 
 library = load_library(Path(sys.argv[1]))
 sys.exit(library is None or library.answer() != 42)
@@ -105,7 +105,7 @@ def test_damaged_library_is_compiled_again(machine: Machine, damage: str) -> Non
 def test_library_that_cannot_be_loaded_is_compiled_again(machine: Machine) -> None:
     machine.load()
     machine.library.write_bytes(b"not a library")
-    machine.library.with_suffix(".sha256").write_text(kernel_cache._digest(b"not a library"))
+    machine.library.with_suffix(".sha256").write_text(kernel_library._digest(b"not a library"))
     assert machine.load() == 1
     assert machine.load() == 0
 
@@ -161,9 +161,9 @@ def test_directory_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kernel_cache._cache_directory() == tmp_path / "tinkex" / "kernels"
+    assert kernel_library._cache_directory() == tmp_path / "tinkex" / "kernels"
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    assert kernel_cache._cache_directory() is None
+    assert kernel_library._cache_directory() is None
 
 
 def test_old_files_are_removed(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from tests.integration.nn.ops.gradient_checks import (
     assert_same_bits_for_any_threads,
     random,
 )
-from tinkex.nn.ops.kernel_calls import can_use_kernels
+from tinkex.nn.ops.autograd import can_use_kernels
 from tinkex.nn.ops.rms_norm import FrozenRMSNorm, add_rms_norm, rms_norm
 
 EPS = 1e-6

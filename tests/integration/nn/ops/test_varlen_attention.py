@@ -14,7 +14,7 @@ from tests.integration.nn.ops.gradient_checks import (
     assert_same_bits_for_any_threads,
     random,
 )
-from tinkex.nn.ops.varlen_attention import (
+from tinkex.nn.ops.attention import (
     PackedDocuments,
     can_use_varlen_kernel,
     varlen_attention,
