@@ -1,17 +1,23 @@
 # make demo   sets everything up and runs the main job
 # make test   sets everything up and passes the tests
+# make test-all   also runs the slow tests, repeats those that start processes, and runs other SDKs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test qa flaky bench compat docs format clean
+.PHONY: demo test test-all qa flaky bench compat docs format clean
 
 demo: $(VENV)/.demo
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
 
 test: qa
+
+# Everything that `make test` checks, with more examples and seeds, and what takes hours.
+test-all: $(VENV)/.ready
+	HYPOTHESIS_PROFILE=nightly VENV=$(VENV) RINGS=all scripts/qa.sh
+	$(MAKE) flaky compat
 
 qa: $(VENV)/.ready
 	VENV=$(VENV) scripts/qa.sh

@@ -12,7 +12,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,9 @@ from tinkex.cli.commands.serve import serve
 from tinkex.cli.main import main as tinkex_command
 from tinkex.cli.options import GlobalOption
 from tinkex.client.config import Config
-from tinkex.pipeline import trainer_arguments
+from tinkex.pipeline.settings_options import STAGES
+from tinkex.pipeline.settings_sources import default_value as stage_default
+from tinkex.pipeline.train_settings import OPTIONS
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import variable_name
 from tinkex.server.http import prometheus
@@ -162,30 +164,27 @@ def trainer_tables() -> str:
     """Tables of the trainer options by group; options of a single stage come last."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     heading = ""
-    for option in fields(trainer_arguments.TrainerArguments):
-        heading = TRAINER_GROUPS.get(option.name, heading)
-        stage = option.metadata.get("only")
-        row = (f"`--{option.name}`", trainer_default(option), option.metadata["help"])
-        group = f"{stage.upper()} only" if stage else heading
+    for name, option in OPTIONS.items():
+        heading = TRAINER_GROUPS.get(name, heading)
+        row = (f"`--{name}`", trainer_default(name), option.help)
+        group = heading if option.stages == STAGES else f"{option.stages[0].upper()} only"
         rows.setdefault(group, []).append(tuple(cell.replace("<", "&lt;") for cell in row))
     order = sorted(rows, key=lambda group: group.endswith("only"))
     headings = ("option", "default", "meaning")
     return "\n\n".join(f"### {group}\n\n{table(headings, rows[group])}" for group in order)
 
 
-def trainer_default(option: Field[Any]) -> str:
+def trainer_default(name: str) -> str:
     """Format the default of an option, by stage where defaults differ."""
-    if option.default is MISSING:
+    defaults = {stage: stage_default(stage, name) for stage in STAGES}
+    first = defaults[STAGES[0]]
+    if first is MISSING:
         return "required"
-    defaults = [
-        own.get(option.name, option.default) for own in trainer_arguments.STAGE_DEFAULTS.values()
-    ]
-    if len(set(defaults)) > 1:
-        pairs = zip(trainer_arguments.STAGE_DEFAULTS, defaults, strict=True)
-        return ", ".join(f"{stage} {value}" for stage, value in pairs)
-    if isinstance(option.default, tuple):
-        return ", ".join(option.default)
-    return "" if option.default is None or option.default is False else str(option.default)
+    if len(set(defaults.values())) > 1:
+        return ", ".join(f"{stage} {value}" for stage, value in defaults.items())
+    if isinstance(first, tuple):
+        return ", ".join(first)
+    return "" if first is None or first is False else str(first)
 
 
 def metrics_table() -> str:

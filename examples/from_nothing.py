@@ -29,8 +29,7 @@ from transformers.utils import logging as transformers_log
 from tinkex.errors import TinkexError
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run.plan import RunFlags
-from tinkex.pipeline.run.report import plain_table, table_rows, write_table
-from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.run.report import RunOutput, plain_table, table_rows, write_table
 from tinkex.pipeline.run.runner import run_pipeline
 from tinkex.pipeline.run.stage_specs import DPO, R1
 from tinkex.pipeline.tiny import recipe, rows

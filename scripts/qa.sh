@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# All checks and tests, fastest first; prints the duration of each. VENV names the environment to use.
+# All checks and tests, fastest first; prints the duration of each. VENV names the environment to use, RINGS=all includes tests
+# that are marked slow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
+slow=(-m "not slow")
+[ "${RINGS:-}" = all ] && slow=()
 run() { local start=$SECONDS; printf '\n== %s\n' "$*"; "$@"; printf -- '-- %d s\n' $((SECONDS - start)); }
 
 run "$bin/ruff" check src tests trainer examples benchmarks docs
@@ -13,4 +16,4 @@ run "$bin/deptry" src
 # Three processes on two cores, file by file: tests mostly wait for a process or a socket. Files run in directory order:
 # sorted by their number of tests, files with few long tests would run last and leave the others idle.
 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest -n 3 --dist loadfile \
-  --no-loadscope-reorder "$@"
+  --no-loadscope-reorder ${slow[@]+"${slow[@]}"} "$@"

@@ -11,6 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from tinkex import auth as auth
     from tinkex import types as types
     from tinkex.as_tinker import install_as_tinker as install_as_tinker
@@ -159,11 +161,13 @@ class _OfficialPathFinder:
     """Finds modules of the official package's layout, such as `tinkex.lib`."""
 
     @staticmethod
-    def find_spec(fullname: str, path: object = None, target: object = None) -> Any:
+    def find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of such a module; runs after all other finders."""
         if not fullname.startswith("tinkex."):
             return None
-        return importlib.import_module("tinkex.official_paths").find_spec(fullname)
+        official_paths = importlib.import_module("tinkex.official_paths")
+        spec: ModuleSpec | None = official_paths.find_spec(fullname)
+        return spec
 
 
 sys.meta_path.append(_OfficialPathFinder)

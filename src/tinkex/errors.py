@@ -117,7 +117,7 @@ class TinkexError(Exception):
         """Whether the same request may succeed later."""
         return self.verdict.is_retryable
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.args, self.__dict__.copy()))
 
 
@@ -209,7 +209,7 @@ class APIError(TinkexError):
     def __init__(
         self,
         message: str = "",
-        request: Any = None,
+        request: object = None,
         *,
         body: object | None = None,
         hint: str | None = None,
@@ -227,7 +227,7 @@ class APIConnectionError(APIError):
 
     def __init__(
         self,
-        request: Any = None,
+        request: object = None,
         message: str = "Connection error.",
         *,
         hint: str | None = None,
@@ -239,7 +239,11 @@ class APITimeoutError(APIConnectionError, TimeoutError):
     """The server did not respond in time."""
 
     def __init__(
-        self, request: Any = None, message: str = "Request timed out.", *, hint: str | None = None
+        self,
+        request: object = None,
+        message: str = "Request timed out.",
+        *,
+        hint: str | None = None,
     ) -> None:
         super().__init__(request, message, hint=hint)
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tinkex.settings import find_dist_info
@@ -75,7 +74,7 @@ def _pip_install() -> str:
     return "pip install" if is_same_python else f"{shlex.quote(str(python))} -m pip install"
 
 
-def _direct_url() -> Mapping[str, Any]:
+def _direct_url() -> Mapping[str, object]:
     """Return the source of this installation; empty if it is a package index."""
     records = find_dist_info()
     try:
@@ -85,7 +84,7 @@ def _direct_url() -> Mapping[str, Any]:
     return source if isinstance(source, dict) else {}
 
 
-def _editable_directory(source: Mapping[str, Any]) -> Path | None:
+def _editable_directory(source: Mapping[str, object]) -> Path | None:
     """Return the source directory of an editable installation."""
     details, url = source.get("dir_info"), source.get("url")
     if not isinstance(details, dict) or not details.get("editable") or not isinstance(url, str):

@@ -14,7 +14,6 @@ from functools import cache
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
-from typing import Any
 
 #: Modules of `tinker.types` whose name is not the snake case of their only class.
 _TYPE_MODULES: Mapping[str, str] = {
@@ -155,7 +154,7 @@ class LazyNameLoader(Loader):
         """Install the lookup function."""
         exported = sorted(name for name in self._names if not name.startswith("_"))
 
-        def lookup(name: str) -> Any:
+        def lookup(name: str) -> object:
             value = self._resolve(module.__name__, name)
             setattr(module, name, value)
             return value
@@ -164,11 +163,11 @@ class LazyNameLoader(Loader):
             __getattr__=lookup, __dir__=lambda: exported, __all__=exported, __doc__=__doc__
         )
 
-    def _resolve(self, module: str, name: str) -> Any:
+    def _resolve(self, module: str, name: str) -> object:
         source, attribute = self._names.get(name, (self._fallback, name))
         if source is None or name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value: Any = importlib.import_module(source)
+        value: object = importlib.import_module(source)
         for part in attribute.split("."):
             value = getattr(value, part)
         return value

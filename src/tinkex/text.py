@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tinkex.errors import InvalidInput
 from tinkex.installation import install_command
+
+if TYPE_CHECKING:
+    import tokenizers
 
 #: Name prefixes of gated models, and an open copy of their tokenizer.
 MIRRORS: Mapping[str, str] = MappingProxyType(
@@ -34,6 +38,10 @@ PINNED_REVISIONS: Mapping[str, str] = MappingProxyType(
 MAX_CACHED = 32
 #: Timeout of the reachability check of the hub.
 _HUB_SECONDS = 5.0
+
+#: Classes whose tokenizer.json says everything, and model types for which AutoTokenizer takes them.
+_GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+_TYPES_WITHOUT_OWN_CLASS = frozenset({"", "llama", "qwen3"})
 
 _LOCAL_PATH = re.compile(r"[/~\\]|\.\.?[/\\]|\.\.?$|[A-Za-z]:[/\\]")
 
@@ -162,10 +170,15 @@ def _load_pretrained(tokenizer_id: str, revision: str | None) -> object:
             # transformers would treat the path as a hub name and retry the network for a minute.
             raise FileNotFoundError("there is no such folder")
     try:
+        if revision is None and _is_generic(Path(source)):
+            # The same object as from AutoTokenizer, which imports torch: a second and more.
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(source)
         from transformers import AutoTokenizer
     except ImportError:
         return _load_tokenizer_json(source)
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if revision is not None:
         # Code from the hub runs only at the pinned revision.
         is_pinned = PINNED_REVISIONS.get(tokenizer_id) == revision
@@ -177,6 +190,29 @@ def _load_pretrained(tokenizer_id: str, revision: str | None) -> object:
     except (OSError, ValueError):
         _check_hub()
     return AutoTokenizer.from_pretrained(source, **options)
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether AutoTokenizer would load a folder with transformers' generic class."""
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    tokenizer, model = (
+        _read_json(folder / name) for name in ("tokenizer_config.json", "config.json")
+    )
+    return (
+        tokenizer.get("tokenizer_class") in _GENERIC_CLASSES
+        and "auto_map" not in tokenizer
+        and model.get("model_type", "") in _TYPES_WITHOUT_OWN_CLASS
+    )
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    """Return the object in a file; empty if missing or damaged, which transformers reports."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _check_hub() -> None:
@@ -205,7 +241,7 @@ def _load_tokenizer_json(folder: str) -> Tokenizer:
 class _FileTokenizer:
     """A tokenizer.json loaded without transformers; it has no chat template."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -215,7 +251,7 @@ class _FileTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
         ids = list(token_ids)
-        return cast(str, self._inner.decode(ids, skip_special_tokens=skip_special_tokens))
+        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:

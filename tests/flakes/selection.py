@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RINGS = ("tests/unit", "tests/integration", "tests/acceptance")
+#: Unit tests start no process; their conftest enforces it.
+RINGS = ("tests/integration", "tests/acceptance")
 #: A file that uses one of these can behave differently on a busy machine.
 SIGNS = re.compile(
     r"\bsubprocess\b|\bmultiprocessing\b|\bProcessPoolExecutor\b|\bPostgresServer\b"

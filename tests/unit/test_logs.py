@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
-import subprocess
-import sys
 
 import pytest
 
 from tinkex.logs import ROOT, OncePerMinute, attach_logger, detach_logger, get_logger
-
-
-def test_warnings_are_shown_without_configuration() -> None:
-    script = (
-        "from tinkex.logs import get_logger; log = get_logger('tinkex.client.ordered_queue');"
-        "log.info('quiet'); log.warning('still trying')"
-    )
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert shown.stderr.decode().strip() == "still trying"
 
 
 def test_loggers_are_named_after_their_module() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -31,13 +28,6 @@ def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "deep" / "home")
     home.create()
     return home
-
-
-def gone() -> int:
-    """Return the pid of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def test_home_is_private(home: Home) -> None:
@@ -70,12 +60,6 @@ def test_damaged_state_file_is_ignored(
     assert read_state(home) is None
 
 
-def test_dead_server_is_not_found(home: Home) -> None:
-    dead = msgspec.structs.replace(STATE, pid=gone())
-    home.state_file.write_bytes(msgspec.json.encode(dead))
-    assert find_server(home) is None
-
-
 def test_lock_holder_is_found_while_locked(home: Home) -> None:
     with home.server_lock.open("w") as file:
         file.write("4711")
@@ -87,17 +71,6 @@ def test_lock_holder_is_found_while_locked(home: Home) -> None:
         assert held is not None
         assert held.pid == 4711
     assert find_lock_holder(home) is None
-
-
-def test_reused_pid_is_not_the_holder() -> None:
-    me = LockHolder.current()
-    assert me.is_alive
-    assert LockHolder.parse(me.encode()) == me
-    if me.start_time:
-        assert not me._replace(start_time=str(int(me.start_time) - 1)).is_alive
-    # Older versions wrote only the pid.
-    assert LockHolder(os.getpid(), "").is_alive
-    assert not LockHolder(gone(), "").is_alive
 
 
 @given(st.binary(max_size=40))

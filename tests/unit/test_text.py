@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import tokenizers
 
+from tests.support.fake_tokenizer import FakeTokenizer
 from tinkex.errors import InvalidInput
-from tinkex.installation import install_command
 from tinkex.text import (
     PINNED_REVISIONS,
     Tokenizer,
@@ -37,32 +37,6 @@ def folder(tmp_path: Path) -> Path:
     )
     inner.save(str(tmp_path / "tokenizer.json"))
     return tmp_path
-
-
-@pytest.fixture
-def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `import transformers` fail, as if it were not installed."""
-    monkeypatch.setitem(sys.modules, "transformers", None)
-
-
-class FakeTokenizer:
-    """Encodes a text as its lengths; optionally has a chat template."""
-
-    def __init__(self, chat_template: str | None = None) -> None:
-        self.chat_template = chat_template
-        self.seen: list[dict[str, Any]] = []
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [7] * add_special_tokens + [len(word) for word in text.split()]
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
-        return " ".join("x" * token for token in token_ids)
-
-    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        self.seen.append(options)
-        if any(message["role"] == "forbidden" for message in messages):
-            raise RuntimeError("roles must alternate")
-        return [len(message["content"] or "") for message in messages]
 
 
 @pytest.mark.parametrize(
@@ -117,44 +91,9 @@ def test_empty_model_name_is_refused(name: Any) -> None:
         resolve_tokenizer_id(name)
 
 
-@pytest.mark.usefixtures("without_transformers")
-def test_local_folder_works_without_transformers(folder: Path) -> None:
-    tokenizer = load_tokenizer(str(folder))
-    assert isinstance(tokenizer, Tokenizer)
-    assert encode(tokenizer, "hello world") == [1, 2, 3]
-    assert encode(tokenizer, "hello world", add_special_tokens=False) == [2, 3]
-    assert tokenizer.decode([2, 3]) == "hello world"
-    assert load_tokenizer(str(folder)) is tokenizer
-
-
-@pytest.mark.usefixtures("without_transformers")
-def test_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(folder.parent))
-    assert encode(load_tokenizer(f"~/{folder.name}"), "world") == [1, 3]
-
-
-@pytest.mark.usefixtures("without_transformers")
-def test_hub_name_without_transformers_suggests_installation() -> None:
-    with pytest.raises(InvalidInput, match="Failed to load tokenizer 'no/such-model': ") as caught:
-        load_tokenizer("no/such-model")
-    assert "transformers is not installed" in caught.value.message
-    assert caught.value.hint is not None
-    assert install_command("text") in caught.value.hint
-
-
 def test_missing_folder_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"Failed to load tokenizer '.*gone': .*no such folder"):
         load_tokenizer(str(tmp_path / "gone"))
-
-
-@pytest.mark.usefixtures("without_transformers")
-def test_invalid_file_fails_and_is_retried(folder: Path) -> None:
-    good = (folder / "tokenizer.json").read_bytes()
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(InvalidInput, match="Failed to load tokenizer"):
-        load_tokenizer(str(folder))
-    (folder / "tokenizer.json").write_bytes(good)
-    assert encode(load_tokenizer(str(folder)), "hello") == [1, 2]
 
 
 def test_pinned_id_is_loaded_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,12 +247,6 @@ def test_only_text_is_encoded(text: Any) -> None:
         encode(FakeTokenizer(), text)
 
 
-@pytest.mark.usefixtures("without_transformers")
-def test_text_that_is_not_unicode_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="ud800"):
-        encode(load_tokenizer(str(folder)), "a\ud800")
-
-
 def test_tokenizers_tokenizer_can_encode(folder: Path) -> None:
     bare: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert encode(bare, "world") == [1, 3]
@@ -347,14 +280,6 @@ def test_chat_is_rendered() -> None:
 def test_invalid_messages_are_refused(messages: Any, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         render_chat(FakeTokenizer("a template"), messages)
-
-
-@pytest.mark.usefixtures("without_transformers")
-def test_missing_chat_template_is_reported(folder: Path) -> None:
-    chat = [{"role": "user", "content": "hello"}]
-    for tokenizer in (FakeTokenizer(None), load_tokenizer(str(folder))):
-        with pytest.raises(InvalidInput, match="has no chat template"):
-            render_chat(tokenizer, chat)
 
 
 def test_template_error_raises_invalid_input() -> None:

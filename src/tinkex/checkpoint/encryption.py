@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest, list_files, write_manifest
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
@@ -41,7 +41,7 @@ def encrypt_directory(directory: Path, recipients: Sequence[str]) -> None:
         path.unlink()
 
 
-def read_identities(path: Path) -> list[Any]:
+def read_identities(path: Path) -> list[object]:
     """Read the secret keys of an age identity file or an SSH private key."""
     library = _import_pyrage()
     try:
@@ -65,7 +65,7 @@ def read_identities(path: Path) -> list[Any]:
     return identities
 
 
-def decrypt_directory(directory: Path, identities: Sequence[Any]) -> None:
+def decrypt_directory(directory: Path, identities: Sequence[object]) -> None:
     """Replace each `.age` file in a directory by its decrypted content and check the manifest.
 
     A failure leaves some files encrypted, so use a directory that is discarded on failure.
@@ -97,7 +97,7 @@ def decrypt_directory(directory: Path, identities: Sequence[Any]) -> None:
         write_manifest(directory)
 
 
-def _import_pyrage() -> Any:
+def _import_pyrage() -> ModuleType:
     try:
         return importlib.import_module("pyrage")
     except ImportError:
@@ -106,13 +106,13 @@ def _import_pyrage() -> Any:
         ) from None
 
 
-def _parse_recipients(library: Any, recipients: Sequence[str]) -> list[Any]:
+def _parse_recipients(library: ModuleType, recipients: Sequence[str]) -> list[object]:
     if not recipients:
         raise InvalidInput("no age recipients to encrypt to")
     return [_parse_recipient(library, text.strip()) for text in recipients]
 
 
-def _parse_recipient(library: Any, text: str) -> Any:
+def _parse_recipient(library: ModuleType, text: str) -> object:
     # A secret key given by mistake must not appear in the error.
     if text.upper().startswith(("AGE-SECRET-KEY", "-----BEGIN")):
         raise InvalidInput("an age recipient is a public key, and a secret one was given")

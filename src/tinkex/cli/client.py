@@ -1,50 +1,77 @@
-"""Create the API clients that commands use."""
+"""API clients of commands, and the server and key that they use."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from tinkex.cli.context import Context
 
 if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
     from tinkex.client.admin import AdminClient
     from tinkex.client.config import Config
+    from tinkex.client.credentials import Credential
     from tinkex.client.rest import RestClient
     from tinkex.client.service import ServiceClient
+    from tinkex.settings import Environment
+
+    class ClientSettings(TypedDict, total=False):
+        """Settings of Config that commands choose; None selects Config's default."""
+
+        connect_timeout_seconds: float | None
+        first_contact_seconds: float | None
+        first_answer_seconds: float | None
+        timeout_seconds: float | None
+        poll_timeout_seconds: float | None
+        max_retries: int
+        outage_seconds: float
+        http_pool: str | None
+        key_source: str | None
+        project_id: str | None
+        environment: Environment
+
 
 #: Interactive use: an unreachable or silent server must be reported within five seconds.
-INTERACTIVE_TIMEOUTS = {
+INTERACTIVE_TIMEOUTS: ClientSettings = {
     "connect_timeout_seconds": 3.0,
     "first_contact_seconds": 2.0,
     "first_answer_seconds": 4.5,
 }
+#: The timeouts of scripts.
+DEFAULT_TIMEOUTS: ClientSettings = {
+    "connect_timeout_seconds": None,
+    "first_contact_seconds": None,
+    "first_answer_seconds": None,
+}
 #: The user can repeat a single request by hand.
-_FEW_RETRIES = {"max_retries": 3, "outage_seconds": 4.0}
+_FEW_RETRIES: ClientSettings = {"max_retries": 3, "outage_seconds": 4.0}
 
 
-def build_config(context: Context, **settings: Any) -> Config:
+def build_config(context: Context, **settings: Unpack[ClientSettings]) -> Config:
     """Build the client config from `settings`, the global options and Config's own sources."""
     with _explain_import_error():
         from tinkex.client.config import Config
 
-    options: dict[str, Any] = {
-        "api_key": context.api_key,
+    given: ClientSettings = {
         "key_source": "--api-key" if context.api_key else None,
-        "base_url": context.base_url,
-        "profile": context.profile,
         "timeout_seconds": context.timeout_seconds,
     }
     if context.timeout_seconds is not None:
-        options["first_answer_seconds"] = context.timeout_seconds
-    return Config.new(**INTERACTIVE_TIMEOUTS | options | settings)
+        given["first_answer_seconds"] = context.timeout_seconds
+    chosen: ClientSettings = {**INTERACTIVE_TIMEOUTS, **given, **settings}
+    return Config.new(
+        api_key=context.api_key, base_url=context.base_url, profile=context.profile, **chosen
+    )
 
 
 @contextlib.contextmanager
 def service_client(
-    context: Context, *, needs_worker: bool = True, **settings: Any
+    context: Context, *, needs_worker: bool = True, **settings: Unpack[ClientSettings]
 ) -> Iterator[ServiceClient]:
     """Open a service client; on exit, close it and report to the server how the session ended.
 
@@ -58,17 +85,18 @@ def service_client(
 
 @contextlib.contextmanager
 def rest_client(
-    context: Context, *, needs_worker: bool = False, **settings: Any
+    context: Context, *, needs_worker: bool = False, **settings: Unpack[ClientSettings]
 ) -> Iterator[RestClient]:
     """Open a client that lists and manages server resources without opening a session."""
-    with service_client(context, needs_worker=needs_worker, **_FEW_RETRIES | settings) as client:
+    chosen: ClientSettings = {**_FEW_RETRIES, **settings}
+    with service_client(context, needs_worker=needs_worker, **chosen) as client:
         yield client.rest_client()
 
 
 @contextlib.contextmanager
-def admin_client(context: Context, **settings: Any) -> Iterator[AdminClient]:
+def admin_client(context: Context) -> Iterator[AdminClient]:
     """Open a client for usage, storage and the audit log."""
-    with rest_client(context, **settings) as client:
+    with rest_client(context) as client:
         from tinkex.client.admin import AdminClient
 
         yield AdminClient(client.holder)
@@ -94,3 +122,100 @@ def _explain_import_error() -> Iterator[None]:
         raise CliError(
             f"the client cannot be loaded: {error}", f"Run: {install_command()}"
         ) from error
+
+
+#: Shorter keys are masked completely.
+_MIN_MASKED_CHARS = 16
+
+
+class ServerAccess(NamedTuple):
+    """A server and the credential for it."""
+
+    config: Config
+    base_url: str | None
+    """None if the local server is used and is not running."""
+    key: str | None = None
+    """None if no key is configured, or if a credential command prints it."""
+    source: str | None = None
+    """Human-readable origin of the key; None without a key."""
+    home: Path | None = None
+    """Home directory of the local server, if that server is used."""
+
+    def __repr__(self) -> str:
+        # Keep the key out of tracebacks and logs.
+        return f"ServerAccess(base_url={self.base_url!r}, source={self.source!r})"
+
+    @property
+    def has_credential(self) -> bool:
+        """Whether a key or a credential command is configured."""
+        return self.source is not None
+
+    @property
+    def masked_key(self) -> str | None:
+        """The key with its middle hidden."""
+        return mask_key(self.key) if self.key else None
+
+
+def find_access(context: Context, **settings: Unpack[ClientSettings]) -> ServerAccess:
+    """Resolve server and key from options, environment, profiles and stored keys."""
+    config = build_config(context, **settings)
+    credential = find_config_credential(config)
+    if credential is None and config.local_home is not None:
+        return _find_local_access(config, config.local_home)
+    if credential is None:
+        return ServerAccess(config=config, base_url=config.base_url)
+    return ServerAccess(
+        config=config, base_url=config.base_url, key=credential.value, source=credential.source
+    )
+
+
+def find_config_credential(config: Config) -> Credential | None:
+    """Return the credential that a client with this config would send."""
+    from tinkex.client.credentials import find_credential
+
+    is_from_variable = config.api_key == config.environment.api_key and not config.key_source
+    explicit = None if is_from_variable else config.api_key
+    return find_credential(explicit, config.environment, config.key_source)
+
+
+def has_no_records(context: Context) -> bool:
+    """Whether the command would start a local server whose home has no data yet.
+
+    List commands then print an empty list instead of starting the server.
+    """
+    from tinkex.home import Home
+    from tinkex.server_discovery import find_lock_holder
+    from tinkex.settings import read_variables
+
+    config = build_config(context)
+    if (
+        context.make_service
+        or config.local_home is None
+        or find_config_credential(config) is not None
+    ):
+        return False
+    home = Home(config.local_home)
+    # A configured server may store its data elsewhere.
+    has_settings = home.config_file.exists() or bool(read_variables(["TINKEX_STORE"]))
+    return not home.store_file.exists() and not has_settings and find_lock_holder(home) is None
+
+
+def _find_local_access(config: Config, root: Path) -> ServerAccess:
+    from tinkex.home import Home
+    from tinkex.server_discovery import find_server
+
+    home = Home(root)
+    server = find_server(home)
+    try:
+        key = home.key_file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        key = ""
+    if server is None or not key:
+        return ServerAccess(config=config, base_url=server.url if server else None, home=root)
+    source = str(home.key_file)
+    return ServerAccess(config=config, base_url=server.url, key=key, source=source, home=root)
+
+
+def mask_key(key: str) -> str:
+    """Hide all of a key except its ends."""
+    return f"{key[:4]}...{key[-4:]}" if len(key) >= _MIN_MASKED_CHARS else "***"

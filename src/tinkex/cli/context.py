@@ -7,18 +7,19 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TextIO, TypeVar
 
 import click
 
 from tinkex.cli.options import GIVEN_OPTIONS_KEY
+from tinkex.cli.options import Format as Format
 
 if TYPE_CHECKING:
     from tinkex.client.config import Config
     from tinkex.client.service import ServiceClient
 
 T = TypeVar("T")
-Format = Literal["table", "json"]
+P = ParamSpec("P")
 
 
 class Screen(NamedTuple):
@@ -99,11 +100,11 @@ def get_context(ctx: click.Context) -> Context:
     return base._replace(**ctx.meta.get(GIVEN_OPTIONS_KEY, {}))
 
 
-def pass_context(command: Callable[..., T]) -> Callable[..., T]:
+def pass_context(command: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
     """Pass the Context to a command as its first argument."""
 
     @functools.wraps(command)
-    def with_context(*args: Any, **kwargs: Any) -> T:
+    def with_context(*args: P.args, **kwargs: P.kwargs) -> T:
         return command(get_context(click.get_current_context()), *args, **kwargs)
 
     return with_context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -106,7 +106,7 @@ class ErrorReport(NamedTuple):
     usage: str | None = None
     """Usage line of the command, for usage errors."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The error as JSON data; unknown fields are omitted."""
         fields = {"message": self.message, "hint": self.hint, "type": self.type}
         more = {"status": self.status, "category": self.category}

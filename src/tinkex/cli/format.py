@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tinkex import clock
-from tinkex.units import format_bytes
-from tinkex.units import format_count as format_count
+from tinkex.display import format_bytes
+from tinkex.display import format_count as format_count
 
 if TYPE_CHECKING:
     from tinkex.cli.context import Screen
+
+T = TypeVar("T")
 
 UNKNOWN = "N/A"
 #: Words of keys that are not capitalized in the usual way.
@@ -78,7 +80,7 @@ def format_bool(value: bool) -> str:
     return "Yes" if value else "No"
 
 
-def format_optional(value: Any, formatter: Callable[[Any], str] = str) -> str:
+def format_optional(value: T | None, formatter: Callable[[T], str] = str) -> str:
     """Format a value that may be None."""
     return UNKNOWN if value is None else formatter(value)
 

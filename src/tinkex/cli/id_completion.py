@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,7 +30,9 @@ class IdType(click.ParamType[str]):
         self.name = name
         self._search = search
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         """Return the value unchanged; commands resolve it on the server."""
         return str(value)
 
@@ -65,8 +67,7 @@ def within_deadline(
 
 
 def _search_server(context: Context, search: IdSearch, incomplete: str) -> Sequence[IdCandidate]:
-    from tinkex.cli.access import find_access
-    from tinkex.cli.client import rest_client
+    from tinkex.cli.client import find_access, rest_client
 
     access = find_access(context)
     if access.base_url is None or not access.has_credential:

@@ -8,11 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+Format = Literal["table", "json"]
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class OutputFlags(TypedDict, total=False):
+        """Fields of the Context that select the output."""
+
+        format: Format
+        verbose: bool
+
+
+F = TypeVar("F", bound=Callable[..., object])
 #: Key in click's `ctx.meta` for the global options that were given.
 GIVEN_OPTIONS_KEY = "tinkex.cli.given"
 _GLOBAL_OPTIONS = "Global options"
@@ -29,7 +41,7 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Parse the duration into seconds."""
         if isinstance(value, int | float):
@@ -56,7 +68,9 @@ class Argument(click.Argument):
 class GlobalOption(click.Option):
     """An option that is stored in the Context instead of passed to the command."""
 
-    def __init__(self, flags: Sequence[str], field: str, value: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, flags: Sequence[str], field: str, value: object = None, **kwargs: Any
+    ) -> None:
         """Create the option; `value` is stored when it is a flag."""
         self.field = field
         self.value = value
@@ -77,11 +91,11 @@ class GlobalOption(click.Option):
         return GlobalOption(left, self.field, self.value, **self.settings) if left else None
 
 
-def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _store_option(ctx: click.Context, param: click.Parameter, value: object) -> None:
     assert isinstance(param, GlobalOption)
     if ctx.get_parameter_source(param.name or "") is not click.core.ParameterSource.COMMANDLINE:
         return
-    given: dict[str, Any] = ctx.meta.setdefault(GIVEN_OPTIONS_KEY, {})
+    given: dict[str, object] = ctx.meta.setdefault(GIVEN_OPTIONS_KEY, {})
     given[param.field] = param.value if param.is_flag else value
 
 
@@ -191,10 +205,10 @@ class Group(_GlobalOptionsMixin, click.Group):
 Group.group_class = Group
 
 
-def scan_output_flags(argv: Sequence[str]) -> dict[str, Any]:
+def scan_output_flags(argv: Sequence[str]) -> OutputFlags:
     """Read format and verbosity from the arguments, even if they cannot be parsed."""
-    flags: dict[str, Any] = {}
-    formats = {"table", "json"}
+    flags: OutputFlags = {}
+    formats: dict[str, Format] = {"table": "table", "json": "json"}
     words = list(argv[: argv.index("--")] if "--" in argv else argv)
     for word, after in zip(words, [*words, ""][1:], strict=True):
         if word == "--json":
@@ -202,9 +216,11 @@ def scan_output_flags(argv: Sequence[str]) -> dict[str, Any]:
         elif word in {"-v", "--verbose"}:
             flags["verbose"] = True
         elif word in {"-f", "--format"} and after in formats:
-            flags["format"] = after
-        elif (value := word.removeprefix("--format=").removeprefix("-f")) in formats - {word}:
-            flags["format"] = value
+            flags["format"] = formats[after]
+        else:
+            value = word.removeprefix("--format=").removeprefix("-f")
+            if value in formats and value != word:
+                flags["format"] = formats[value]
     return flags
 
 
@@ -217,12 +233,12 @@ class ColumnNames(click.ParamType[tuple[str, ...]]):
         self._summaries = summaries
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
         """Parse the names; fail on an unknown one."""
         if isinstance(value, tuple):
             return value
-        names = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+        names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
         unknown = [name for name in names if name not in self._summaries]
         if unknown or not names:
             known = ", ".join(self._summaries)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -54,7 +54,7 @@ def yes_option() -> Callable[[F], F]:
     return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
-def exit_cancelled(context: Context, data: Mapping[str, Any]) -> NoReturn:
+def exit_cancelled(context: Context, data: Mapping[str, object]) -> NoReturn:
     """Exit a command whose confirmation was declined."""
     if context.is_json:
         PropertiesOutput({**data, "cancelled": True}).print("json")

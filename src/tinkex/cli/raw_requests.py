@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from tinkex.wire.messages import ApiKeyReply
 
 T = TypeVar("T")
+RequestT = TypeVar("RequestT")
 
 
 def call_endpoint(
     client: RestClient,
-    endpoint: Endpoint[Any, T],
+    endpoint: Endpoint[RequestT, T],
     message: object = None,
     ids: Mapping[str, str] | None = None,
 ) -> T:

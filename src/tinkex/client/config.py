@@ -97,7 +97,7 @@ class Config:
         env = options.get("environment") or read_environment(environ)
         given = {name: value for name, value in options.items() if value not in (None, "")}
         profile = find_profile(given.pop("profile", None), env)
-        settings = _merge_profile(_from_environment(env), given, profile)
+        settings = _merge_profile(env, given, profile)
         if "base_url" not in settings and env.home != Path():
             settings["local_home"] = env.home
         return cls(**settings | given)
@@ -148,8 +148,8 @@ _INTEGER_FIELDS = (
 _NON_NEGATIVE_FIELDS = ("max_retries", "first_contact_seconds", "outage_seconds")
 
 
-def _from_environment(env: Environment) -> dict[str, Any]:
-    settings: dict[str, Any] = {
+def _from_environment(env: Environment) -> dict[str, object]:
+    settings: dict[str, object] = {
         "api_key": env.api_key,
         "base_url": env.base_url,
         "project_id": env.project_id,
@@ -162,18 +162,19 @@ def _from_environment(env: Environment) -> dict[str, Any]:
 
 
 def _merge_profile(
-    from_environment: dict[str, Any], options: dict[str, Any], profile: Profile | None
+    env: Environment, options: dict[str, object], profile: Profile | None
 ) -> dict[str, Any]:
     """Combine the settings of the environment, the options and a profile."""
+    from_environment = _from_environment(env)
     if profile is None:
         return from_environment | options
-    settings = dict(profile.settings)
+    settings: dict[str, object] = {**profile.settings}
     if not profile.is_explicit:
         url = options.get("base_url") or from_environment.get("base_url")
         is_other_server = url is not None and url != settings.get("base_url")
         # The caller did not choose this profile: its key must not be sent to another server, and
         # must not override a credential command.
-        if is_other_server or from_environment["environment"].credential_command:
+        if is_other_server or env.credential_command:
             settings.pop("api_key", None)
         settings = {name: value for name, value in settings.items() if name not in from_environment}
     if "api_key" in settings and "api_key" not in options:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -107,7 +107,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     type: Literal["manual", "generated"] = "manual"
     note: str | None = None
-    details: dict[str, Any] | None = None
+    details: dict[str, object] | None = None
 
     def __repr__(self) -> str:
         return f"KeyRecord(name={self.name!r}, type={self.type!r})"
@@ -144,6 +144,7 @@ class CredentialStore:
         with self._locked_update() as raw:
             row = msgspec.to_builtins(record)
             keys = raw.setdefault("keys", {})
+            assert isinstance(keys, dict)  # checked by _convert
             keys[key_id] = {name: value for name, value in row.items() if value is not None}
             if make_default:
                 raw["default"] = key_id
@@ -151,13 +152,15 @@ class CredentialStore:
     def remove(self, key_id: str) -> bool:
         """Remove a key; False if the id does not exist."""
         with self._locked_update() as raw:
-            removed = raw.get("keys", {}).pop(key_id, None)
+            keys = raw.get("keys", {})
+            assert isinstance(keys, dict)  # checked by _convert
+            removed = keys.pop(key_id, None)
             if raw.get("default") == key_id:
                 del raw["default"]
         return removed is not None
 
     @contextlib.contextmanager
-    def _locked_update(self) -> Iterator[dict[str, Any]]:
+    def _locked_update(self) -> Iterator[dict[str, object]]:
         # Updates the raw data, so that fields unknown to this version survive.
         try:
             self._make_folder()
@@ -174,11 +177,11 @@ class CredentialStore:
         if not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def _write(self, raw: dict[str, Any]) -> None:
+    def _write(self, raw: dict[str, object]) -> None:
         raw.setdefault("version", 1)
         write_file_atomic(self.path, msgspec.json.format(msgspec.json.encode(raw), indent=2))
 
-    def _read_raw(self) -> dict[str, Any]:
+    def _read_raw(self) -> dict[str, object]:
         try:
             data = self.path.read_bytes()
             mode = stat.S_IMODE(self.path.stat().st_mode)
@@ -191,11 +194,11 @@ class CredentialStore:
                 f"{self.path} is readable by other users (mode {mode:04o}); run chmod 600 on it"
             )
         try:
-            return msgspec.json.decode(data, type=dict[str, Any])
+            return msgspec.json.decode(data, type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._invalid_file_error() from error
 
-    def _convert(self, raw: dict[str, Any]) -> StoredKeys:
+    def _convert(self, raw: dict[str, object]) -> StoredKeys:
         try:
             return msgspec.convert(raw, StoredKeys)
         except msgspec.ValidationError as error:
@@ -221,7 +224,7 @@ async def run_credential_command(command: str, timeout_seconds: float = 30.0) ->
     try:
         async with asyncio.timeout(timeout_seconds):
             output, errors = await process.communicate()
-    except BaseException as error:
+    except BaseException as error:  # a cancellation too must not leave the command running
         await _kill_group(process)
         if not isinstance(error, TimeoutError):
             raise
@@ -252,7 +255,7 @@ async def _kill_group(process: asyncio.subprocess.Process) -> None:
             await process.communicate()
 
 
-def decode_jwt_claims(jwt: str) -> dict[str, Any]:
+def decode_jwt_claims(jwt: str) -> dict[str, object]:
     """Decode the claims of a JWT without checking its signature."""
     parts = jwt.split(".")
     if len(parts) != 3:
@@ -260,7 +263,7 @@ def decode_jwt_claims(jwt: str) -> dict[str, Any]:
     padded = parts[1] + "=" * (-len(parts[1]) % 4)
     try:
         data = base64.b64decode(padded, altchars=b"-_", validate=True)
-        return msgspec.json.decode(data, type=dict[str, Any])
+        return msgspec.json.decode(data, type=dict[str, object])
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise InvalidInput("The middle part of the JWT does not contain claims") from error
 

@@ -11,18 +11,17 @@ import sys
 import weakref
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from tinkex import types
 from tinkex.client.config import Config
 from tinkex.client.future import APIFuture
 from tinkex.client.http import HttpClient, HttpTransport
 from tinkex.client.identity import ClientIdentity
-from tinkex.client.io_loop import IO_LOOP, CallbackThread
+from tinkex.client.io_loop import FORK_GUARD, IO_LOOP, CallbackThread
 from tinkex.client.local_server import with_local_server
 from tinkex.client.metrics import Metrics, QueueChanged, Timing
 from tinkex.client.polling import Poller
-from tinkex.client.process_guards import FORK_GUARD
 from tinkex.client.queue_state import QueueState, QueueStateNotifier, QueueStateObserver
 from tinkex.client.rate_limits import ByteBudget, SamplingLimits, get_sampling_limits
 from tinkex.client.session import ServerFlags, SessionHeartbeat, create_session, finish_session
@@ -96,7 +95,7 @@ class Holder:
         self._session_task: asyncio.Task[str] | None = None
         self._heartbeat: SessionHeartbeat | None = None
         self._callbacks = CallbackThread()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self.is_closed = False
         self._close_future: APIFuture[None] | None = None
         self.has_exported_handle = False
@@ -109,7 +108,7 @@ class Holder:
 
     # --- running work -------------------------------------------------------------------
 
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> APIFuture[T]:
+    def start(self, coroutine: Coroutine[object, None, T]) -> APIFuture[T]:
         """Run a coroutine on the I/O loop; raises ClientClosed if this client is closed."""
         try:
             self.check_usable()
@@ -124,7 +123,7 @@ class Holder:
         if self.is_closed:
             raise ClientClosed("This client is closed")
 
-    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def create_task(self, coroutine: Coroutine[object, None, T]) -> asyncio.Task[T]:
         """Create a task on the I/O loop that close() cancels."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
@@ -133,7 +132,7 @@ class Holder:
             task.cancel()
         return task
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[object, None, T]) -> T:
         """Run a coroutine on the I/O loop and wait for its result."""
         return self.start(coroutine).result()
 
@@ -312,6 +311,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_OPEN_HOLDERS.clear)
 
 
-def _has_failed(task: asyncio.Task[Any]) -> bool:
+def _has_failed(task: asyncio.Task[object]) -> bool:
     """True if a task failed; retrieving its exception keeps asyncio from logging it."""
     return task.done() and (task.cancelled() or task.exception() is not None)

@@ -6,17 +6,17 @@ pyqwest (Rust's reqwest) was chosen by measurement; see benchmarks/README.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
 
 import msgspec
 import pyqwest
 
 from tinkex.client.config import Config
-from tinkex.client.process_guards import EXIT_GUARD, FORK_GUARD
+from tinkex.client.io_loop import EXIT_GUARD, FORK_GUARD
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -68,7 +68,7 @@ class HttpResponse:
 class HttpTransport(Protocol):
     """Interface of an HTTP transport; tests pass e.g. pyqwest.testing.ASGITransport."""
 
-    def execute(self, request: pyqwest.Request) -> Any:
+    def execute(self, request: pyqwest.Request) -> Awaitable[pyqwest.Response]:
         """Send one request and await its response."""
 
 
@@ -79,7 +79,7 @@ class HttpClient:
         self._host = urlsplit(config.base_url).netloc
         self._connect_timeout_seconds = config.connect_timeout_seconds
         self._max_response_bytes = config.max_response_bytes
-        self._transport = cast("Any", transport) or _shared_transport(config)
+        self._transport = transport or _shared_transport(config)
         self._client = pyqwest.Client(self._transport)
 
     async def send(

@@ -119,11 +119,11 @@ def _remaining_seconds(token: str, now: float) -> float:
     """Return how long a token is valid; its full lifetime if the clocks disagree."""
     try:
         claims = decode_jwt_claims(token)
-        expires_at, issued_at = float(claims["exp"]), claims.get("iat")
+        expires_at, issued_at = float(str(claims["exp"])), claims.get("iat")
         remaining = expires_at - now
         if issued_at is None:
             return remaining
-        lifetime = expires_at - float(issued_at)
+        lifetime = expires_at - float(str(issued_at))
         return remaining if 0 < remaining <= lifetime else lifetime
     except (InvalidInput, KeyError, TypeError, ValueError) as error:
         raise APIResponseValidationError(

@@ -1,16 +1,22 @@
-"""Background threads: event loops for requests and heartbeats, and a thread for user hooks."""
+"""Background threads: event loops for requests and heartbeats, a thread for user hooks, and guards.
+
+The guards exist because the HTTP library has native threads, which survive neither fork nor exit.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tinkex.client.future import IO_THREADS, APIFuture
+from tinkex.errors import ConfigError
 from tinkex.logs import OncePerMinute, get_logger
 
 T = TypeVar("T")
@@ -42,7 +48,7 @@ class IoLoop:
 
     def start(
         self,
-        coroutine: Coroutine[Any, Any, T],
+        coroutine: Coroutine[object, None, T],
         make_task: Callable[..., asyncio.Task[T]] | None = None,
     ) -> APIFuture[T]:
         """Run a coroutine on the loop; the returned future receives its outcome.
@@ -85,7 +91,7 @@ class IoLoop:
 
     def _launch(
         self,
-        coroutine: Coroutine[Any, Any, T],
+        coroutine: Coroutine[object, None, T],
         future: APIFuture[T],
         make_task: Callable[..., asyncio.Task[T]] | None,
     ) -> None:
@@ -96,12 +102,12 @@ class IoLoop:
         future.follow((make_task or self._loop.create_task)(coroutine), self._loop)
 
 
-async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(coroutines: Iterable[Coroutine[object, None, T]]) -> list[T]:
     """Run coroutines concurrently; the first failure cancels the others and is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
-    except BaseException:
+    except BaseException:  # a cancellation of the caller too
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -170,3 +176,53 @@ class CallbackThread:
         except Exception:
             # User code: its failure must not stop the client.
             logger.warning("An event hook raised an exception", exc_info=True)
+
+
+# --- fork and exit ------------------------------------------------------------------------------
+#: Minimum time between the last request and interpreter exit.
+EXIT_SECONDS = 0.05
+
+
+class ForkGuard:
+    """Raises in a forked child, where calls would hang: the library's threads end with a fork."""
+
+    def __init__(self) -> None:
+        self._is_used = False
+        self._is_orphaned = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def check(self) -> None:
+        """Record that the library is used; raises in a child of a process that used it."""
+        if self._is_orphaned:
+            raise ConfigError(
+                "This process was forked from one that has already used tinkex",
+                hint="Use multiprocessing's 'spawn' start method, or fork before the first call.",
+            )
+        self._is_used = True
+
+    def _after_fork(self) -> None:
+        self._is_orphaned = self._is_used
+
+
+class ExitGuard:
+    """Delays interpreter exit until the HTTP library's threads are idle.
+
+    A thread that has just delivered a response still needs the interpreter; if it is gone, the
+    thread aborts the process.
+    """
+
+    def __init__(self) -> None:
+        self._last_used = -EXIT_SECONDS
+        atexit.register(self._wait)
+
+    def record_request_end(self) -> None:
+        """Record the time at which a request ended."""
+        self._last_used = time.monotonic()
+
+    def _wait(self) -> None:
+        time.sleep(max(0.0, self._last_used + EXIT_SECONDS - time.monotonic()))
+
+
+FORK_GUARD = ForkGuard()
+EXIT_GUARD = ExitGuard()

@@ -12,7 +12,8 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Concatenate, TypeAlias
 
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.installation import install_command
@@ -49,7 +50,7 @@ class TracedLoss:
     graph: torch.fx.GraphModule
 
 
-def load_torch() -> Any:
+def load_torch() -> ModuleType:
     """Import torch with fx; raises ConfigError if torch is not installed."""
     try:
         import torch.fx

@@ -92,7 +92,7 @@ async def create_model_from_checkpoint(
     client = await create_model(holder, base_model, lora, user_metadata, optimizer)
     try:
         await client.load(path, weights_access_token, optimizer=with_optimizer)
-    except BaseException:
+    except BaseException:  # a cancellation too must not leave the model loaded
         holder.create_task(_unload_model(holder, client.model_id))
         raise
     return client

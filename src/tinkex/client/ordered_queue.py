@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tinkex.client.future import APIFuture
 from tinkex.client.holder import Holder
@@ -30,13 +30,13 @@ FIRST_SEQ_ID = 1
 
 
 @dataclass(slots=True)
-class QueuedOperation(Generic[T]):
+class QueuedOperation(Generic[SentT, T]):
     """One call: `send` blocks the queue, `receive` does not."""
 
     name: str
     num_requests: int
-    send: Callable[[], Coroutine[Any, Any, Any]]
-    receive: Callable[[Any], Coroutine[Any, Any, T]]
+    send: Callable[[], Coroutine[object, None, SentT]]
+    receive: Callable[[SentT], Coroutine[object, None, T]]
     future: APIFuture[T]
     called_at: float
     submit_seconds: float = 0.0
@@ -49,15 +49,15 @@ class OrderedQueue:
         self._holder = holder
         self._lock = threading.RLock()
         self._next_seq_id = FIRST_SEQ_ID
-        self._waiting: deque[QueuedOperation[Any]] = deque()
+        self._waiting: deque[QueuedOperation[object, object]] = deque()
         self._send_task: asyncio.Task[None] | None = None
 
     def submit(
         self,
         name: str,
         num_requests: int,
-        prepare: Callable[[int], Callable[[], Coroutine[Any, Any, SentT]]],
-        receive: Callable[[SentT], Coroutine[Any, Any, T]],
+        prepare: Callable[[int], Callable[[], Coroutine[object, None, SentT]]],
+        receive: Callable[[SentT], Coroutine[object, None, T]],
     ) -> APIFuture[T]:
         """Reserve seq ids and a queue position; `prepare(first_seq_id)` encodes and returns `send`.
 
@@ -72,7 +72,7 @@ class OrderedQueue:
             self._next_seq_id += num_requests
             try:
                 send = prepare(first_seq_id)
-            except BaseException:
+            except BaseException:  # KeyboardInterrupt too: a skipped seq id would block the queue
                 if self._next_seq_id == first_seq_id + num_requests:
                     self._next_seq_id = first_seq_id
                 raise
@@ -81,7 +81,7 @@ class OrderedQueue:
             IO_LOOP.post(self._enqueue, operation)
         return future
 
-    def _enqueue(self, operation: QueuedOperation[Any]) -> None:
+    def _enqueue(self, operation: QueuedOperation[object, object]) -> None:
         self._waiting.append(operation)
         if self._send_task is None or self._send_task.done():
             self._send_task = asyncio.get_running_loop().create_task(self._send_loop())
@@ -94,7 +94,7 @@ class OrderedQueue:
             elif not operation.future.cancelled():
                 await self._send(operation)
 
-    async def _send(self, operation: QueuedOperation[Any]) -> None:
+    async def _send(self, operation: QueuedOperation[object, object]) -> None:
         """Send one operation; a failure or cancellation ends only this operation."""
         loop = asyncio.get_running_loop()
         sending = self._holder.create_task(operation.send())
@@ -112,13 +112,13 @@ class OrderedQueue:
 
 
 def _timing_callback(
-    holder_ref: weakref.ref[Holder], operation: QueuedOperation[Any]
-) -> Callable[[concurrent.futures.Future[Any]], None]:
+    holder_ref: weakref.ref[Holder], operation: QueuedOperation[object, object]
+) -> Callable[[concurrent.futures.Future[object]], None]:
     """Record the duration of an operation; holds no reference to its data or to the holder."""
     name, num_requests = operation.name, operation.num_requests
     called_at, submit_seconds = operation.called_at, operation.submit_seconds
 
-    def report(future: concurrent.futures.Future[Any]) -> None:
+    def report(future: concurrent.futures.Future[object]) -> None:
         holder = holder_ref()
         if holder is None:
             return

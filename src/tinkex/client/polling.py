@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -37,9 +37,10 @@ from tinkex.errors import (
 )
 from tinkex.logs import get_logger
 from tinkex.types import FutureRetrieveRequest
-from tinkex.wire.endpoints import RETRIEVE_FUTURE, Endpoint
+from tinkex.wire.endpoints import RETRIEVE_FUTURE, JobEndpoint
 from tinkex.wire.results import decode_result, has_proto_result, parse_error_body
 
+ResultT = TypeVar("ResultT")
 logger = get_logger(__name__)
 
 #: Number of polls repeated after an ambiguous error, see is_bad_answer().
@@ -52,14 +53,14 @@ _OUTAGE_BACKOFF = RetryPolicy(first_wait_seconds=0.5, max_wait_seconds=30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedJob:
+class SubmittedJob(Generic[ResultT]):
     """A job the server accepted: the id of its future, or already the result."""
 
-    endpoint: Endpoint[Any, Any]
+    endpoint: JobEndpoint[object, ResultT]
     request_id: str = ""
     sequence_ids: list[str] | None = None
     submit_seconds: float = 0.0
-    result: Any = None
+    result: ResultT | None = None
     request_type: str = ""
 
 
@@ -191,7 +192,7 @@ def _classify_json(response: HttpResponse) -> PollOutcome:
     return PollFailure(APIResponseValidationError(response, body, text))
 
 
-def _json_object(response: HttpResponse) -> dict[str, Any]:
+def _json_object(response: HttpResponse) -> dict[str, object]:
     try:
         body = response.json()
     except ValueError:
@@ -199,16 +200,17 @@ def _json_object(response: HttpResponse) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _parse_pending(body: dict[str, Any], response: HttpResponse) -> ResultPending:
+def _parse_pending(body: dict[str, object], response: HttpResponse) -> ResultPending:
     millis = body.get("retry_after_ms")
     wait = valid_retry_after(millis / 1000.0) if isinstance(millis, int | float) else None
     if wait is None:
         wait = parse_retry_after(response.headers)
     state = QueueState.parse(body["queue_state"]) if "queue_state" in body else QueueState.ACTIVE
-    return ResultPending(state, body.get("queue_state_reason"), wait)
+    reason = body.get("queue_state_reason")
+    return ResultPending(state, reason if isinstance(reason, str) else None, wait)
 
 
-def _parse_failure(body: dict[str, Any]) -> RequestFailedError:
+def _parse_failure(body: dict[str, object]) -> RequestFailedError:
     fault = parse_error_body(body)
     if fault is None:
         return RequestFailedError("The request failed on the server; no reason was given")
@@ -229,7 +231,7 @@ class Poller:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
-    async def wait(self, job: SubmittedJob) -> Any:
+    async def wait(self, job: SubmittedJob[ResultT]) -> ResultT:
         """Return the decoded result of a job; raises if the job failed or polling gave up."""
         if job.result is not None:
             return job.result
@@ -294,7 +296,9 @@ class Poller:
             return PollFailure(error)
         return classify_response(response, self.transport.error_from_response)
 
-    async def _decode(self, endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any:
+    async def _decode(
+        self, endpoint: JobEndpoint[object, ResultT], response: HttpResponse
+    ) -> ResultT:
         try:
             if len(response.content) > MIN_THREADED_DECODE_BYTES:
                 return await asyncio.to_thread(
@@ -307,7 +311,7 @@ class Poller:
             raise APIResponseValidationError(response, excerpt, text) from error
 
 
-def _poll_headers(job: SubmittedJob, iteration: int) -> dict[str, str]:
+def _poll_headers(job: SubmittedJob[ResultT], iteration: int) -> dict[str, str]:
     headers = {
         "x-tinker-request-iteration": str(iteration),
         "x-tinker-request-type": job.request_type or job.endpoint.request_type,

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
@@ -22,7 +22,16 @@ def lock_for_update(path: Path) -> Iterator[None]:
         yield
 
 
-#: The settings of a profile and their types.
+class ProfileSettings(TypedDict, total=False):
+    """The settings of a profile."""
+
+    base_url: str
+    api_key: str
+    project_id: str
+    timeout_seconds: float
+
+
+#: Their types in the file.
 PROFILE_SETTINGS: dict[str, tuple[type, ...]] = {
     "base_url": (str,),
     "api_key": (str,),
@@ -39,7 +48,7 @@ class Profile:
     name: str
     path: Path
     """The file that defines it."""
-    settings: Mapping[str, Any] = field(repr=False)
+    settings: ProfileSettings = field(repr=False)
     is_explicit: bool
     """True if the caller named it; False if an environment variable or the file did."""
 
@@ -50,7 +59,7 @@ class ProfilesFile:
 
     path: Path
     default: str | None = None
-    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    profiles: Mapping[str, ProfileSettings] = field(default_factory=dict, repr=False)
 
 
 def find_profile(name: str | None, environment: Environment) -> Profile | None:

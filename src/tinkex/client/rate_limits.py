@@ -5,14 +5,64 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from tinkex.client.config import Config
-from tinkex.client.retry import RateLimiter
 from tinkex.types import ClientConfigResponse
+
+#: Prompts estimated above this many bytes back off longer.
+LARGE_PROMPT_BYTES = 128 * 1024
+SMALL_BACKOFF_SECONDS = 1.0
+LARGE_BACKOFF_SECONDS = 5.0
+
+
+class RateLimiter:
+    """Holds submissions back after a 429. Used on the I/O loop only."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = 0.0
+        self._started_at = 0.0
+
+    def now(self) -> float:
+        """Return the time of the limiter's clock."""
+        return self._clock()
+
+    def remaining_seconds(self) -> float:
+        """Return the seconds to wait before submitting; 0.0 without a back-off."""
+        return max(0.0, self._until - self._clock())
+
+    def is_backing_off(self) -> bool:
+        """True during a back-off."""
+        return self.remaining_seconds() > 0.0
+
+    def back_off(self, seconds: float) -> None:
+        """Hold submissions back for at least this long; never shortens a back-off."""
+        now = self._clock()
+        self._started_at = now
+        self._until = max(self._until, now + seconds)
+
+    def is_recovering(self, seconds: float) -> bool:
+        """True during a back-off and for some seconds after it."""
+        return self._until > 0.0 and self._clock() < self._until + seconds
+
+    def end_backoff(self, started_at: float) -> None:
+        """End the back-off after a success, unless that request started before the back-off."""
+        if started_at > self._started_at:
+            # Recovery continues: one success must not release all waiting submissions.
+            self._until = min(self._until, self._clock())
+
+
+def rate_limit_backoff(prompt_bytes: int, retry_after_seconds: float | None) -> float:
+    """Return the back-off after a 429: the server's retry-after or the default, if longer."""
+    is_large = prompt_bytes > LARGE_PROMPT_BYTES
+    return max(
+        LARGE_BACKOFF_SECONDS if is_large else SMALL_BACKOFF_SECONDS, retry_after_seconds or 0.0
+    )
 
 
 class ByteBudget:

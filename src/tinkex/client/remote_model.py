@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from tinkex import types
 from tinkex.client.chunking import DatumChunk, merge_outputs, split_chunks
@@ -29,14 +29,16 @@ from tinkex.client.ordered_queue import OrderedQueue
 from tinkex.client.polling import SubmittedJob
 from tinkex.client.queue_state import QueueStateLogger
 from tinkex.client.submission import submit_job
-from tinkex.client.transport import PROTO_TYPE, OutgoingRequest, build_request
+from tinkex.client.transport import PROTO_TYPE
 from tinkex.errors import APIStatusError, InvalidInput
 from tinkex.wire.codec import compress_zstd, encode_json
-from tinkex.wire.endpoints import FORWARD, FORWARD_BACKWARD, Endpoint
+from tinkex.wire.endpoints import FORWARD, FORWARD_BACKWARD, JobEndpoint
 from tinkex.wire.proto import encode_forward_backward_request
 
 T = TypeVar("T")
-PassOutput = types.ForwardBackwardOutput
+ResultT = TypeVar("ResultT")
+PassOutput: TypeAlias = types.ForwardBackwardOutput
+PassJob: TypeAlias = SubmittedJob[PassOutput]
 
 #: Statuses of a server that cannot read a protobuf body.
 PROTOBUF_REJECTED_STATUSES = frozenset({400, 415, 422})
@@ -59,16 +61,16 @@ class EncodedChunk:
         """The kind of job, as the poll headers spell it."""
         return "Forward" if self.forward_only else "ForwardBackward"
 
-    def json_request(self) -> OutgoingRequest:
-        """The chunk as a JSON request."""
+    def json_request(self) -> tuple[JobEndpoint[object, PassOutput], object]:
+        """The endpoint and the message for servers that need JSON."""
         if not self.forward_only:
-            return build_request(FORWARD_BACKWARD, encode_json(self.message))
+            return FORWARD_BACKWARD, self.message
         message = types.ForwardRequest(
             forward_input=self.message.forward_backward_input,
             model_id=self.message.model_id,
             seq_id=self.message.seq_id,
         )
-        return build_request(FORWARD, message)
+        return FORWARD, message
 
 
 class RemoteModel:
@@ -82,13 +84,13 @@ class RemoteModel:
         self._loss_thread: ThreadPoolExecutor | None = None
 
     def submit_request(
-        self, endpoint: Endpoint[Any, Any], build_message: Callable[[int], object]
-    ) -> APIFuture[Any]:
+        self, endpoint: JobEndpoint[object, ResultT], build_message: Callable[[int], object]
+    ) -> APIFuture[ResultT]:
         """Submit an operation of one request; `build_message(seq_id)` returns its message."""
 
-        def prepare(seq_id: int) -> Callable[[], Coroutine[Any, Any, SubmittedJob]]:
-            request = build_request(endpoint, build_message(seq_id))
-            return lambda: submit_job(self._holder.transport, request)
+        def prepare(seq_id: int) -> Callable[[], Coroutine[object, None, SubmittedJob[ResultT]]]:
+            body = encode_json(build_message(seq_id))
+            return lambda: submit_job(self._holder.transport, endpoint, body)
 
         return self._queue.submit(endpoint.name, 1, prepare, self._poller.wait)
 
@@ -104,7 +106,7 @@ class RemoteModel:
         # A copy: the caller may reuse its list as soon as this returns.
         chunks = self._split_chunks(list(data))
 
-        def prepare(first_seq_id: int) -> Callable[[], Coroutine[Any, Any, list[SubmittedJob]]]:
+        def prepare(first_seq_id: int) -> Callable[[], Coroutine[object, None, list[PassJob]]]:
             encoded = self._encode(
                 chunks, first_seq_id, loss_fn=loss_fn, config=config, forward_only=forward_only
             )
@@ -127,10 +129,10 @@ class RemoteModel:
 
         def prepare(
             first_seq_id: int,
-        ) -> Callable[[], Coroutine[Any, Any, tuple[list[SubmittedJob], SurrogateLoss]]]:
+        ) -> Callable[[], Coroutine[object, None, tuple[list[PassJob], SurrogateLoss]]]:
             encoded = self._encode(chunks, first_seq_id, forward_only=True)
 
-            async def send() -> tuple[list[SubmittedJob], SurrogateLoss]:
+            async def send() -> tuple[list[PassJob], SurrogateLoss]:
                 forward = await self._wait_and_merge(await self._send(encoded))
                 surrogate = await self._on_loss_thread(
                     compute_surrogate, data, forward.loss_fn_outputs, loss_fn
@@ -145,7 +147,7 @@ class RemoteModel:
 
             return send
 
-        async def receive(sent: tuple[list[SubmittedJob], SurrogateLoss]) -> PassOutput:
+        async def receive(sent: tuple[list[PassJob], SurrogateLoss]) -> PassOutput:
             jobs, surrogate = sent
             return with_custom_metrics(await self._wait_and_merge(jobs), surrogate)
 
@@ -183,19 +185,19 @@ class RemoteModel:
             encoded.append(EncodedChunk(message, body, chunk.num_bytes, forward_only))
         return encoded
 
-    async def _send(self, chunks: list[EncodedChunk]) -> list[SubmittedJob]:
+    async def _send(self, chunks: list[EncodedChunk]) -> list[PassJob]:
         """Send chunks in order, or concurrently if the server reorders them itself."""
         if len(chunks) > 1 and self._holder.server.accepts_unordered_chunks:
             return await gather_or_cancel(self._send_chunk(chunk) for chunk in chunks)
         return [await self._send_chunk(chunk) for chunk in chunks]
 
-    async def _send_chunk(self, chunk: EncodedChunk) -> SubmittedJob:
+    async def _send_chunk(self, chunk: EncodedChunk) -> PassJob:
         server = self._holder.server
         async with self._holder.dispatch_budget.reserve(chunk.num_bytes):
             if server.accepts_protobuf is False:
-                return await self._submit(chunk, chunk.json_request())
+                return await self._submit_json(chunk)
             try:
-                job = await self._submit(chunk, await self._protobuf_request(chunk))
+                job = await self._submit_protobuf(chunk)
             except APIStatusError as error:
                 if server.accepts_protobuf or error.status not in PROTOBUF_REJECTED_STATUSES:
                     raise
@@ -206,25 +208,30 @@ class RemoteModel:
         server.accepts_protobuf = True
         return job
 
-    async def _resend_as_json(self, chunk: EncodedChunk, error: APIStatusError) -> SubmittedJob:
+    async def _resend_as_json(self, chunk: EncodedChunk, error: APIStatusError) -> PassJob:
         """Submit as JSON; if the server rejects that too, raise its first, more specific error."""
         try:
-            return await self._submit(chunk, chunk.json_request())
+            return await self._submit_json(chunk)
         except APIStatusError as json_error:
             raise (error if json_error.is_user_error else json_error) from json_error
 
-    async def _submit(self, chunk: EncodedChunk, request: OutgoingRequest) -> SubmittedJob:
-        return await submit_job(self._holder.transport, request, request_type=chunk.request_type)
+    async def _submit_json(self, chunk: EncodedChunk) -> PassJob:
+        endpoint, message = chunk.json_request()
+        transport, kind = self._holder.transport, chunk.request_type
+        return await submit_job(transport, endpoint, message, request_type=kind)
 
-    async def _protobuf_request(self, chunk: EncodedChunk) -> OutgoingRequest:
+    async def _submit_protobuf(self, chunk: EncodedChunk) -> PassJob:
         headers = {"content-type": PROTO_TYPE}
         body = chunk.body
         if self._holder.flags.proto_compress_fwdbwd and len(body) >= MIN_COMPRESS_BYTES:
             body = await asyncio.to_thread(compress_zstd, body)
             headers["content-encoding"] = "zstd"
-        return build_request(FORWARD_BACKWARD, body, headers=headers)
+        transport, kind = self._holder.transport, chunk.request_type
+        return await submit_job(
+            transport, FORWARD_BACKWARD, body, headers=headers, request_type=kind
+        )
 
-    async def _wait_and_merge(self, jobs: list[SubmittedJob]) -> PassOutput:
+    async def _wait_and_merge(self, jobs: list[PassJob]) -> PassOutput:
         """Wait for all chunks concurrently; the first failure cancels the other waits."""
         return merge_outputs(await gather_or_cancel(self._poller.wait(job) for job in jobs))
 

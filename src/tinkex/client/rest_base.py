@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tinkex.client.config import Config
 from tinkex.client.future import APIFuture, map_future
@@ -38,7 +38,7 @@ class SessionlessClient:
 
     def _call(
         self,
-        endpoint: Endpoint[Any, T],
+        endpoint: Endpoint[object, T],
         ids: Mapping[str, str] | None = None,
         message: object = None,
         headers: Mapping[str, str] | None = None,

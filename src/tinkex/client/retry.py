@@ -1,12 +1,12 @@
 """Retry decisions as pure functions: whether to retry and how long to wait.
 
-Covers single requests, resubmission of samples and rate limits. Clock and jitter are arguments.
+Covers single requests and resubmission of samples. Clock and jitter are arguments; `rate_limits`
+delays submissions after a 429.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -260,54 +260,3 @@ def is_worth_retrying(config: RetryConfig, error: TinkexError) -> bool:
 def _max_attempts(error: TinkexError, max_retries: int) -> int:
     is_failed_run = isinstance(error, RequestFailedError)
     return min(MAX_FAILED_RUNS, max_retries) if is_failed_run else max_retries
-
-
-#: Prompts estimated above this many bytes back off longer.
-LARGE_PROMPT_BYTES = 128 * 1024
-SMALL_BACKOFF_SECONDS = 1.0
-LARGE_BACKOFF_SECONDS = 5.0
-
-
-class RateLimiter:
-    """Holds submissions back after a 429. Used on the I/O loop only."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._until = 0.0
-        self._started_at = 0.0
-
-    def now(self) -> float:
-        """Return the time of the limiter's clock."""
-        return self._clock()
-
-    def remaining_seconds(self) -> float:
-        """Return the seconds to wait before submitting; 0.0 without a back-off."""
-        return max(0.0, self._until - self._clock())
-
-    def is_backing_off(self) -> bool:
-        """True during a back-off."""
-        return self.remaining_seconds() > 0.0
-
-    def back_off(self, seconds: float) -> None:
-        """Hold submissions back for at least this long; never shortens a back-off."""
-        now = self._clock()
-        self._started_at = now
-        self._until = max(self._until, now + seconds)
-
-    def is_recovering(self, seconds: float) -> bool:
-        """True during a back-off and for some seconds after it."""
-        return self._until > 0.0 and self._clock() < self._until + seconds
-
-    def end_backoff(self, started_at: float) -> None:
-        """End the back-off after a success, unless that request started before the back-off."""
-        if started_at > self._started_at:
-            # Recovery continues: one success must not release all waiting submissions.
-            self._until = min(self._until, self._clock())
-
-
-def rate_limit_backoff(prompt_bytes: int, retry_after_seconds: float | None) -> float:
-    """Return the back-off after a 429: the server's retry-after or the default, if longer."""
-    is_large = prompt_bytes > LARGE_PROMPT_BYTES
-    return max(
-        LARGE_BACKOFF_SECONDS if is_large else SMALL_BACKOFF_SECONDS, retry_after_seconds or 0.0
-    )

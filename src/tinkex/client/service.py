@@ -51,7 +51,7 @@ class ServiceClient:
         elif base_url is not None or api_key is not None or kwargs:
             raise InvalidInput("Pass either a config or single settings, not both")
         extra_headers = dict(default_headers_overrides or {})
-        changes: dict[str, Any] = {"headers": {**config.headers, **extra_headers}}
+        changes: dict[str, object] = {"headers": {**config.headers, **extra_headers}}
         if project_id is not None:
             changes["project_id"] = project_id
         if user_metadata is not None:

@@ -8,7 +8,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -30,12 +30,6 @@ QUEUE_SIZE = 10_000
 FLUSH_SECONDS = 10.0
 DRAIN_SECONDS = 2.0
 PROCESS_ID = new_id()
-EVENT_TYPES: dict[type[Any], types.EventType] = {
-    types.SessionStartEvent: "SESSION_START",
-    types.SessionEndEvent: "SESSION_END",
-    types.UnhandledExceptionEvent: "UNHANDLED_EXCEPTION",
-    GenericEvent: "GENERIC_EVENT",
-}
 
 
 class Telemetry:
@@ -69,7 +63,7 @@ class Telemetry:
     def log(
         self,
         event_name: str,
-        event_data: dict[str, Any] | None = None,
+        event_data: Mapping[str, object] | None = None,
         severity: types.Severity = "INFO",
     ) -> bool:
         """Queue an event, from any thread; False if the queue is full or reporting is off."""
@@ -134,13 +128,14 @@ class Telemetry:
             return not error.retryable
         return True
 
-    def _add(self, kind: type[Any], severity: types.Severity, **fields: Any) -> None:
+    def _add(
+        self, kind: type[types.TelemetryEvent], severity: types.Severity, **fields: Any
+    ) -> None:
         if len(self._events) >= QUEUE_SIZE:
             self.num_dropped += 1
             return
         self._events.append(
             kind(
-                event=EVENT_TYPES[kind],
                 event_id=new_id(),
                 event_session_index=self._index,
                 severity=severity,

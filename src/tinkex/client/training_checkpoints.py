@@ -147,7 +147,7 @@ class CheckpointMethods:
                 age_encryption_recipients=age_encryption_recipients,
             ),
         )
-        return map_future(saved, lambda reply: types.SaveWeightsExternalResponse(path=reply.path))
+        return map_future(saved, _require_external_path)
 
     async def save_weights_external_async(
         self,
@@ -170,3 +170,11 @@ def _sampler_response(
     if reply.path is None:
         raise APIResponseValidationError(None, None, "save_weights_for_sampler returned no path")
     return types.SaveWeightsForSamplerResponse(path=reply.path)
+
+
+def _require_external_path(
+    reply: types.SaveWeightsExternalResponseInternal,
+) -> types.SaveWeightsExternalResponse:
+    if reply.path is None:
+        raise APIResponseValidationError(None, None, "The server returned no checkpoint path")
+    return types.SaveWeightsExternalResponse(path=reply.path)

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -59,7 +59,7 @@ PROTO_TYPE = "application/x-protobuf"
 class OutgoingRequest:
     """An encoded request; can be sent several times."""
 
-    endpoint: Endpoint[Any, Any]
+    endpoint: Endpoint[object, object]
     path: str
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class OutgoingRequest:
 
 
 def build_request(
-    endpoint: Endpoint[Any, Any],
+    endpoint: Endpoint[object, object],
     message: object = None,
     *,
     ids: Mapping[str, str] | None = None,
@@ -148,7 +148,7 @@ class Transport:
 
     async def call(
         self,
-        endpoint: Endpoint[Any, ReplyT],
+        endpoint: Endpoint[object, ReplyT],
         message: object = None,
         *,
         ids: Mapping[str, str] | None = None,
@@ -247,7 +247,7 @@ class Transport:
         async with self.http.stream(url, all_headers, timeout_seconds) as stream:
             yield stream
 
-    def decode_reply(self, endpoint: Endpoint[Any, ReplyT], response: HttpResponse) -> ReplyT:
+    def decode_reply(self, endpoint: Endpoint[object, ReplyT], response: HttpResponse) -> ReplyT:
         """Decode a reply; raises APIResponseValidationError if it does not match the protocol."""
         if endpoint.reply is Empty:
             return endpoint.reply()
@@ -294,7 +294,7 @@ class Transport:
             return f"{url} is unavailable: a proxy in front of it answered with a web page"
         return f"{url} is not a Tinker server: it answered with a web page (status {status})"
 
-    def policy_for(self, endpoint: Endpoint[Any, Any]) -> RetryPolicy:
+    def policy_for(self, endpoint: Endpoint[object, object]) -> RetryPolicy:
         """Return the retry policy of an endpoint."""
         config = self.config
         return RetryPolicy(
@@ -314,7 +314,7 @@ class Transport:
         outage_seconds = self.config.outage_seconds
         return dataclasses.replace(policy, has_contact=True, outage_seconds=outage_seconds)
 
-    def timeout_for(self, endpoint: Endpoint[Any, Any]) -> float:
+    def timeout_for(self, endpoint: Endpoint[object, object]) -> float:
         """Return the request timeout: the configured one, or the endpoint's if it is shorter."""
         config = self.config
         configured = (

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from tinkex.errors import ResultTimeoutError, TinkexError
 
@@ -25,7 +24,7 @@ class Watchdog:
         self._is_enabled = is_enabled
         self._last_progress = time.monotonic()
         #: Running tasks, each with its last error.
-        self._running: dict[asyncio.Task[Any], TinkexError | None] = {}
+        self._running: dict[asyncio.Task[object], TinkexError | None] = {}
         self._task: asyncio.Task[None] | None = None
 
     def record_progress(self) -> None:
@@ -62,7 +61,7 @@ class Watchdog:
             del self._running[task]
             self._stop_if_idle()
 
-    def _stuck_error(self, task: asyncio.Task[Any]) -> TinkexError:
+    def _stuck_error(self, task: asyncio.Task[object]) -> TinkexError:
         text = f"No sample of {self._name} made progress for {self._limit_seconds:g} s"
         hint = "Raise RetryConfig.progress_timeout."
         return self._running[task] or ResultTimeoutError(None, text, hint=hint)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-Message: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = Mapping[str, object]
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 #: Delimiters of conversations; message contents must not contain them.
@@ -72,7 +72,7 @@ class ChatSpan(NamedTuple):
     """True for assistant content, including its end-of-turn token."""
 
 
-def render_spans(messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[ChatSpan]:
+def render_spans(messages: Sequence[Message], tools: Sequence[object] = ()) -> list[ChatSpan]:
     """Return the spans of a conversation; concatenated, they equal the template's output."""
     return list(_merge_spans(_iter_spans(messages, tools)))
 
@@ -83,7 +83,7 @@ def render_prompt(messages: Sequence[Message]) -> str:
     return f"{text}{IM_START}assistant\n"
 
 
-def _iter_spans(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[ChatSpan]:
+def _iter_spans(messages: Sequence[Message], tools: Sequence[object]) -> Iterator[ChatSpan]:
     rest = list(messages)
     if tools:
         prompt = _TOOLS_PROMPT.format("\n".join(_json(tool) for tool in tools))
@@ -103,8 +103,12 @@ def _content(message: Message) -> str:
         return f"<tool_response>\n{text}\n</tool_response>"
     if reasoning := message.get("reasoning_content"):
         text = f"<think>\n{reasoning}\n</think>\n\n{text}"
-    calls = (call.get("function") or call for call in message.get("tool_calls") or ())
-    return text + "".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
+    calls = message.get("tool_calls")
+    return f"{text}{''.join(map(_tool_call, calls)) if isinstance(calls, list) else ''}"
+
+
+def _tool_call(call: Mapping[str, object]) -> str:
+    return f"<tool_call>{_json(call.get('function') or call)}</tool_call>"
 
 
 def _merge_spans(spans: Iterator[ChatSpan]) -> Iterator[ChatSpan]:
@@ -122,5 +126,5 @@ def _merge_spans(spans: Iterator[ChatSpan]) -> Iterator[ChatSpan]:
         yield ChatSpan(text, False)
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -47,7 +47,7 @@ def read_lines(path: Path, limit: int = 0) -> Iterator[JsonlLine]:
         raise _no_rows_error(path)
 
 
-def parse_line(path: Path, line: JsonlLine, parse: Callable[[Any], RowT]) -> RowT:
+def parse_line(path: Path, line: JsonlLine, parse: Callable[[object], RowT]) -> RowT:
     """Parse a line; errors name the file and the line."""
     location = f"{path}, line {line.number}"
     try:
@@ -69,7 +69,7 @@ def parse_line(path: Path, line: JsonlLine, parse: Callable[[Any], RowT]) -> Row
 class JsonlFile(Generic[RowT]):
     """Random access to the rows of a file; all rows are checked at the start."""
 
-    def __init__(self, path: Path, parse: Callable[[Any], RowT]) -> None:
+    def __init__(self, path: Path, parse: Callable[[object], RowT]) -> None:
         self.path = path
         self._parse = parse
         self._offsets = array("q")

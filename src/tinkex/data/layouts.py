@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,7 +13,7 @@ from tinkex.errors import InvalidInput
 
 Messages: TypeAlias = tuple[Message, ...]
 #: Checks and normalizes one message; the first argument is its path within the row, for errors.
-MessageParser: TypeAlias = Callable[[str, Any], Message]
+MessageParser: TypeAlias = Callable[[str, object], Message]
 
 #: Fields that hold a list of messages.
 MESSAGE_LIST_FIELDS = ("conversations", "messages")
@@ -34,14 +34,14 @@ SHAREGPT_ROLES = {**ROLE_ALIASES, "function": "tool", "observation": "tool", "de
 # --- fields ---------------------------------------------------------------------------------
 
 
-def check_mapping(value: Any, expected: str) -> Mapping[str, Any]:
+def check_mapping(value: object, expected: str) -> Mapping[str, object]:
     """Return the row, which must be an object."""
     if not isinstance(value, dict):
         raise InvalidInput(f"found {truncated_repr(value)}; expected {expected}")
     return value
 
 
-def get_text_field(row: Mapping[str, Any], name: str, expected: str) -> str:
+def get_text_field(row: Mapping[str, object], name: str, expected: str) -> str:
     """Return a required text field."""
     if name not in row:
         raise InvalidInput(f"no field {name!r} in {format_field_names(row)}; expected {expected}")
@@ -50,12 +50,12 @@ def get_text_field(row: Mapping[str, Any], name: str, expected: str) -> str:
     return str(row[name])
 
 
-def find_preference_fields(row: Mapping[str, Any]) -> tuple[str, str] | None:
+def find_preference_fields(row: Mapping[str, object]) -> tuple[str, str] | None:
     """Return the names of the preferred and the rejected field, or None if they are missing."""
     return next((pair for pair in PREFERENCE_FIELDS if all(name in row for name in pair)), None)
 
 
-def format_field_names(row: Mapping[str, Any]) -> str:
+def format_field_names(row: Mapping[str, object]) -> str:
     """Format the field names of a row for error messages."""
     return truncated_repr(", ".join(row)) if row else "an empty row"
 
@@ -72,7 +72,7 @@ def check_no_special_tokens(where: str, text: str) -> str:
 
 
 def find_conversation(
-    row: Mapping[str, Any], expected: str, parse_message: MessageParser
+    row: Mapping[str, object], expected: str, parse_message: MessageParser
 ) -> Messages | None:
     """Return the messages of a row in any conversation layout, or None if it has none of them."""
     for name in MESSAGE_LIST_FIELDS:
@@ -98,14 +98,14 @@ def require_assistant(messages: Messages) -> Messages:
     return messages
 
 
-def parse_messages(name: str, value: Any, parse_message: MessageParser) -> Messages:
+def parse_messages(name: str, value: object, parse_message: MessageParser) -> Messages:
     """Parse a non-empty list of messages."""
     if not isinstance(value, list) or not value:
         raise InvalidInput(f"{name} is {truncated_repr(value)}; expected a list of messages")
     return tuple(parse_message(f"{name}[{index}]", message) for index, message in enumerate(value))
 
 
-def parse_template_message(where: str, value: Any) -> Message:
+def parse_template_message(where: str, value: object) -> Message:
     """Parse a message for the model's own chat template: any role, and extra fields stay."""
     message = _normalize_names(_check_message(where, value))
     role, content = message.get("role"), message.get("content")
@@ -117,7 +117,7 @@ def parse_template_message(where: str, value: Any) -> Message:
     return message
 
 
-def parse_chatml_message(where: str, value: Any) -> Message:
+def parse_chatml_message(where: str, value: object) -> Message:
     """Parse a message for ChatML: one of its roles, text content, and no ChatML delimiters."""
     given = _check_message(where, value)
     role = given.get("role", given.get("from"))
@@ -136,14 +136,14 @@ def parse_chatml_message(where: str, value: Any) -> Message:
         content = "" if content is None else content
     if not isinstance(content, str) or not (content or calls):
         raise InvalidInput(f"{where} has the content {truncated_repr(content)}; expected text")
-    message: dict[str, Any] = {"role": role, "content": check_no_special_tokens(where, content)}
+    message: dict[str, object] = {"role": role, "content": check_no_special_tokens(where, content)}
     reasoning = given.get("reasoning_content")
     if isinstance(reasoning, str) and reasoning:
         message["reasoning_content"] = check_no_special_tokens(where, reasoning)
     return {**message, "tool_calls": calls} if calls else message
 
 
-def parse_tools(row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Any, ...]:
+def parse_tools(row: Mapping[str, object], messages: Sequence[Message]) -> tuple[object, ...]:
     """Parse the optional tool definitions of a ChatML row."""
     tools = row.get("tools") or []
     if not isinstance(tools, list):
@@ -154,13 +154,13 @@ def parse_tools(row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[An
     return tuple(tools)
 
 
-def _check_message(where: str, value: Any) -> dict[str, Any]:
+def _check_message(where: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InvalidInput(f"{where} is {truncated_repr(value)}; expected a role and a content")
     return value
 
 
-def _normalize_names(message: dict[str, Any]) -> dict[str, Any]:
+def _normalize_names(message: dict[str, object]) -> dict[str, object]:
     """Convert a ShareGPT message ("from", "value") to one with role and content."""
     has_role = "role" in message
     role = message.get("role" if has_role else "from")

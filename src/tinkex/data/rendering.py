@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from tinkex.data.chatml import Message
 from tinkex.data.layouts import Messages
 from tinkex.data.rows import ChatRow, PreferenceRow, Prompt, PromptCompletionRow
 from tinkex.errors import InvalidInput
@@ -189,7 +189,7 @@ def _common_prefix_length(start: Sequence[int], full: Sequence[int]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _message_text(message: Any) -> str:
+def _message_text(message: Message) -> str:
     content = message.get("content")
     if not isinstance(content, str):
         raise InvalidInput(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tinkex.data.jsonl import truncated_repr
 from tinkex.data.layouts import (
@@ -63,7 +63,7 @@ class ChatRow:
     """A conversation; the assistant's messages are the training targets."""
 
     messages: Messages
-    tools: tuple[Any, ...] = ()
+    tools: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,19 @@ class PromptRow:
     """A prompt to sample from, and the row's fields for the reward function."""
 
     prompt: Prompt
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
 
+#: A row of a fine-tuning recipe.
+RecipeRow: TypeAlias = ChatRow | PromptCompletionRow | PreferenceRow | PromptRow
+#: A row of a pipeline stage.
 StageRow: TypeAlias = TextRow | ChatRow | ChatPairRow
 
 
 # --- fine-tuning recipes --------------------------------------------------------------------
 
 
-def parse_sft(value: Any) -> ChatRow | PromptCompletionRow:
+def parse_sft(value: object) -> ChatRow | PromptCompletionRow:
     """Parse a conversation in any layout, or a prompt and its completion."""
     row = check_mapping(value, _SFT_LAYOUT)
     # A prompt beside a completion is plain text here, not a conversation of two messages.
@@ -121,7 +124,7 @@ def parse_sft(value: Any) -> ChatRow | PromptCompletionRow:
     return PromptCompletionRow(prompt, completion)
 
 
-def parse_preference(value: Any) -> PreferenceRow:
+def parse_preference(value: object) -> PreferenceRow:
     """Parse a prompt with two answers, or two conversations that differ in the last message."""
     row = check_mapping(value, _PREFERENCE_LAYOUT)
     names = find_preference_fields(row) or PREFERENCE_FIELDS[0]
@@ -135,14 +138,14 @@ def parse_preference(value: Any) -> PreferenceRow:
     return PreferenceRow(prompt, *answers)
 
 
-def parse_prompt(value: Any) -> PromptRow:
+def parse_prompt(value: object) -> PromptRow:
     """Parse a prompt to sample from; all fields of the row are passed to the reward function."""
     row = check_mapping(value, _PROMPT_LAYOUT)
     return PromptRow(_parse_prompt_field(row, _PROMPT_LAYOUT), row)
 
 
 def _split_conversations(
-    row: Mapping[str, Any], names: tuple[str, str]
+    row: Mapping[str, object], names: tuple[str, str]
 ) -> tuple[Prompt, list[str]]:
     """Split two conversations into their common messages and the two last answers."""
     chosen, rejected = (parse_messages(name, row[name], parse_template_message) for name in names)
@@ -154,7 +157,7 @@ def _split_conversations(
     return chosen[:-1], [_parse_answer(last, name) for name in names]
 
 
-def _parse_prompt_field(row: Mapping[str, Any], expected: str) -> Prompt:
+def _parse_prompt_field(row: Mapping[str, object], expected: str) -> Prompt:
     if isinstance(row.get("prompt"), list):
         return parse_messages("prompt", row["prompt"], parse_template_message)
     prompt = get_text_field(row, "prompt", expected)
@@ -163,7 +166,7 @@ def _parse_prompt_field(row: Mapping[str, Any], expected: str) -> Prompt:
     return prompt
 
 
-def _parse_answer(row: Mapping[str, Any], name: str) -> str:
+def _parse_answer(row: Mapping[str, object], name: str) -> str:
     """Return an answer as text; many data sets wrap it in a list of one assistant message."""
     value = row.get(name)
     if isinstance(value, list) and len(value) == 1:
@@ -179,7 +182,7 @@ def _parse_answer(row: Mapping[str, Any], name: str) -> str:
 # --- pipeline stages ------------------------------------------------------------------------
 
 
-def parse_text_row(value: Any) -> TextRow:
+def parse_text_row(value: object) -> TextRow:
     """Parse a row of plain text or token ids."""
     row = check_mapping(value, _TEXT_LAYOUT)
     ids = row.get("ids")
@@ -193,7 +196,7 @@ def parse_text_row(value: Any) -> TextRow:
     return TextRow(check_no_special_tokens("text", text))
 
 
-def parse_chat_row(value: Any) -> ChatRow:
+def parse_chat_row(value: object) -> ChatRow:
     """Parse a conversation in any layout."""
     row = check_mapping(value, _CONVERSATION_LAYOUT)
     messages = find_conversation(row, _CONVERSATION_LAYOUT, parse_chatml_message)
@@ -203,7 +206,7 @@ def parse_chat_row(value: Any) -> ChatRow:
     return ChatRow(messages, parse_tools(row, messages))
 
 
-def parse_chat_pair_row(value: Any) -> ChatPairRow:
+def parse_chat_pair_row(value: object) -> ChatPairRow:
     """Parse a preferred and a rejected conversation, or a prompt with two answers."""
     row = check_mapping(value, _PAIR_LAYOUT)
     names = find_preference_fields(row)
@@ -220,7 +223,7 @@ def parse_chat_pair_row(value: Any) -> ChatPairRow:
     return ChatPairRow(ChatRow(chosen, tools), ChatRow(rejected, tools))
 
 
-def parse_any_row(value: Any) -> StageRow:
+def parse_any_row(value: object) -> StageRow:
     """Parse a row of any stage; the tokenizer is trained on all of them."""
     expected = f"{_TEXT_LAYOUT}, {_CONVERSATION_LAYOUT}, or {_PAIR_LAYOUT}"
     row = check_mapping(value, expected)
@@ -232,7 +235,7 @@ def parse_any_row(value: Any) -> StageRow:
 
 
 #: The row parser of each pipeline stage.
-STAGE_PARSERS: Mapping[str, Callable[[Any], StageRow]] = {
+STAGE_PARSERS: Mapping[str, Callable[[object], StageRow]] = {
     "pretrain": parse_text_row,
     "sft": parse_chat_row,
     "dpo": parse_chat_pair_row,
@@ -240,7 +243,7 @@ STAGE_PARSERS: Mapping[str, Callable[[Any], StageRow]] = {
 }
 
 
-def _parse_prompt_messages(prompt: Any) -> Messages:
+def _parse_prompt_messages(prompt: object) -> Messages:
     if prompt is None or prompt == "":
         return ()
     if isinstance(prompt, str):
@@ -248,7 +251,7 @@ def _parse_prompt_messages(prompt: Any) -> Messages:
     return parse_messages("prompt", prompt, parse_chatml_message)
 
 
-def _append_answer(prompt: Messages, name: str, answer: Any) -> Messages:
+def _append_answer(prompt: Messages, name: str, answer: object) -> Messages:
     if isinstance(answer, str):
         if not prompt:
             raise InvalidInput(f"{name} is text, but the row has no prompt")
@@ -260,5 +263,5 @@ def _is_token_id(token: object) -> bool:
     return isinstance(token, int) and not isinstance(token, bool) and token >= 0
 
 
-def _describe_fields(row: Mapping[str, Any]) -> str:
+def _describe_fields(row: Mapping[str, object]) -> str:
     return f"the fields {format_field_names(row)}" if row else "no fields"

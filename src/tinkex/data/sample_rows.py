@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tinkex.errors import InvalidInput
 from tinkex.system.atomic import write_file_atomic
@@ -99,12 +99,12 @@ def _task(rng: Random) -> SampleTask:
 # --- rows by stage --------------------------------------------------------------------------
 
 
-def pretrain_row(rng: Random) -> Mapping[str, Any]:
+def pretrain_row(rng: Random) -> Mapping[str, object]:
     """Return a text: a story or some statements."""
     return {"text": _make_story(rng) if rng.random() < 0.4 else _statements(rng)}
 
 
-def sft_row(rng: Random) -> Mapping[str, Any]:
+def sft_row(rng: Random) -> Mapping[str, object]:
     """Return a conversation: a question, sometimes followed by thanks or a second question."""
     turns = _question_turns(rng)
     choice = rng.random()
@@ -125,7 +125,7 @@ def _with_chatter(task: SampleTask) -> str:
     return f"{task.sentence} {CHATTER}"
 
 
-def dpo_row(rng: Random) -> Mapping[str, Any]:
+def dpo_row(rng: Random) -> Mapping[str, object]:
     """Return two correct answers, of which the rejected one is more likely after SFT."""
     task = _task(rng)
     return {
@@ -134,14 +134,14 @@ def dpo_row(rng: Random) -> Mapping[str, Any]:
     }
 
 
-def r1_row(rng: Random) -> Mapping[str, Any]:
+def r1_row(rng: Random) -> Mapping[str, object]:
     """Return a question with reasoning before the answer."""
     task = _task(rng)
     answer = f"<think>{task.thought}</think><answer>{task.answer}</answer>"
     return {"conversations": [_user(task.question), _assistant(answer)]}
 
 
-ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, Any]]] = {
+ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, object]]] = {
     "pretrain": pretrain_row,
     "sft": sft_row,
     "dpo": dpo_row,
@@ -219,5 +219,5 @@ def _distinct_lines(stage: str, seed: int) -> Iterator[str]:
         yield line
 
 
-def _encode_line(row: Mapping[str, Any]) -> str:
+def _encode_line(row: Mapping[str, object]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import InvalidInput
-from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_layout import LoraLayout, LoraPair, TargetKind
+
+if TYPE_CHECKING:
+    from tinkex.nn.hosted_model import HostedModel
 
 #: LoRA alpha: the low-rank update is scaled by alpha / rank.
 LORA_ALPHA = 32
@@ -60,10 +62,16 @@ class AdapterState:
         return self._map_buffers(lambda buffer: buffer.to(device))
 
     def _map_buffers(self, function: Callable[[Tensor], Tensor]) -> AdapterState:
-        changed: dict[str, Any] = {
-            name: function(buffer) for name, buffer in self.buffers().items()
-        }
-        return replace(self, **changed)
+        def apply(buffer: Tensor | None) -> Tensor | None:
+            return None if buffer is None else function(buffer)
+
+        return replace(
+            self,
+            weights=function(self.weights),
+            first=apply(self.first),
+            second=apply(self.second),
+            gradient=apply(self.gradient),
+        )
 
 
 #: Adapters of a higher rank would be larger than the weights they adapt.

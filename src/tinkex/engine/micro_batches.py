@@ -9,12 +9,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tinkex.engine.examples import Tokens, TrainingExample
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class ExampleRef(NamedTuple):
@@ -88,7 +90,7 @@ class PackedBatch:
     num_targets: list[int]
     """The number of pairs of each example."""
 
-    def split_by_example(self, values_P: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    def split_by_example(self, values_P: npt.NDArray[Scalar]) -> list[npt.NDArray[Scalar]]:
         """Split an array with one value per pair by example."""
         return np.split(values_P, np.cumsum(self.num_targets[:-1]))
 

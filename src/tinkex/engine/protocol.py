@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput, SampleRequest, SampleResponse
@@ -49,7 +49,7 @@ class AdapterSpec:
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
-    optimizer: Mapping[str, Any] = field(default_factory=lambda: {"type": "adamw"})
+    optimizer: Mapping[str, object] = field(default_factory=lambda: {"type": "adamw"})
     """The optimizer's type and settings, named as in `create_model`."""
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,7 +36,6 @@ from tinkex.engine.protocol import (
     PassOutcome,
     PassSteps,
     SamplerSource,
-    StepRefused,
     WriteSnapshot,
     check_adapter_size,
     not_in_memory_message,
@@ -43,12 +43,13 @@ from tinkex.engine.protocol import (
 from tinkex.engine.sampler_cache import CacheKey, SamplerCache
 from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
 from tinkex.engine.sampling.request_state import SamplerAdapter
-from tinkex.engine.trainer import PassWork, Trainer
+from tinkex.engine.trainer import PassWork, Trainer, optimizer_step
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError
-from tinkex.nn.adamw import NonFiniteGradient, adamw_step
-from tinkex.nn.hosted_model import HostedModel
 from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import OptimParams
+
+if TYPE_CHECKING:
+    from tinkex.nn.hosted_model import HostedModel
 
 
 class TorchEngine:
@@ -156,30 +157,12 @@ class TorchEngine:
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
         """Apply the accumulated gradient, clear it, and return metrics."""
-        state = self._get_adapter(adapter_id).state
         if not isinstance(params, AdamParams):
             raise InvalidInput(
                 f"optimizer_params of type {params.type!r} are not supported; send adam_params"
             )
-        gradient = state.gradient
-        first, second = state.ensure_moments()
-        try:
-            metrics = adamw_step(
-                state.weights,
-                gradient,
-                first,
-                second,
-                state.num_steps + 1,
-                params,
-                apply_nonfinite=self._config.is_nonfinite_applied,
-            )
-        except NonFiniteGradient as error:
-            state.gradient = None
-            raise StepRefused(f"{error.message}; the gradient was dropped") from error
-        if gradient is not None:
-            state.gradient = None
-            state.num_steps += 1
-        return metrics
+        state = self._get_adapter(adapter_id).state
+        return optimizer_step(state, params, apply_nonfinite=self._config.is_nonfinite_applied)
 
     # --- checkpoints and snapshots -----------------------------------------------------------
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:

@@ -1,4 +1,6 @@
-"""Runs forward and backward passes of many adapters on one hosted model, in packed micro-batches.
+"""Runs forward and backward passes of many adapters on one hosted model, and optimizer steps.
+
+Passes are packed into micro-batches.
 
 Autograd covers only the transformer layers: the LM head and the losses compute their gradients on
 flat arrays, and `backward` starts from the gradient of the hidden states.
@@ -8,30 +10,33 @@ Shape letters: T token positions, P pairs of (token position, target), D hidden 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.engine.adapters import TrainableAdapter
+from tinkex.engine.adapters import AdapterState, TrainableAdapter
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.examples import TrainingExample
 from tinkex.engine.losses import LossValue, compute_loss, get_loss, sum_metrics
 from tinkex.engine.micro_batches import ExampleRef, PackedBatch, pack_examples, split_micro_batches
-from tinkex.engine.protocol import EngineFailure, PassOutcome, PassSteps
+from tinkex.engine.protocol import EngineFailure, PassOutcome, PassSteps, StepRefused
 from tinkex.errors import RequestErrorCategory
 from tinkex.logs import get_logger
+from tinkex.nn.adamw import NonFiniteGradient, adamw_step, skipped_step_metrics
 from tinkex.nn.forward_context import ForwardContext
-from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_training import LoraSegment, SegmentedLora
 from tinkex.nn.packed_attention import PackedAttention
 from tinkex.nn.target_logprobs import TargetLogprobs
-from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput
+from tinkex.types import AdamParams, ForwardBackwardInput, ForwardBackwardOutput
+
+if TYPE_CHECKING:
+    from tinkex.nn.hosted_model import HostedModel
 
 LOG = get_logger(__name__)
 Floats: TypeAlias = npt.NDArray[np.floating]
@@ -273,6 +278,35 @@ def _pass_metrics(accumulator: _PassAccumulator) -> dict[str, float]:
     metrics["tokens:sum"] = float(sum(len(example.tokens) for example in accumulator.work.examples))
     if accumulator.gradient is not None and not bool(accumulator.gradient.sum().isfinite()):
         metrics["nonfinite_gradient:max"] = 1.0
+    return metrics
+
+
+def optimizer_step(
+    state: AdapterState, params: AdamParams, *, apply_nonfinite: bool
+) -> Mapping[str, float]:
+    """Apply the accumulated gradient with AdamW, clear it, and return metrics.
+
+    Without a gradient, as in an `optim_step` that no `forward_backward` precedes, nothing changes:
+    neither weights nor the step count, and not even weight decay is applied.
+    """
+    first, second = state.ensure_moments()
+    if state.gradient is None:
+        return skipped_step_metrics(state.weights, state.num_steps, params)
+    try:
+        metrics = adamw_step(
+            state.weights,
+            state.gradient,
+            first,
+            second,
+            state.num_steps + 1,
+            params,
+            apply_nonfinite=apply_nonfinite,
+        )
+    except NonFiniteGradient as error:
+        state.gradient = None
+        raise StepRefused(f"{error.message}; the gradient was dropped") from error
+    state.gradient = None
+    state.num_steps += 1
     return metrics
 
 

@@ -1,20 +1,28 @@
-"""Fair queue: decides which jobs run next, fairly between tenants and in order within a model.
+"""Order of jobs: which run next, fairly between tenants and in order within a model.
 
-Pure decisions over job records: no clock, database or engine.
+Pure decisions over job records: no database or engine.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
-from tinkex.jobs.fair_share import FairShare
 from tinkex.jobs.job_types import PASS_KINDS, JobKind
-from tinkex.jobs.sample_queue import SampleQueue
+from tinkex.jobs.sample_queue import FairShare, SampleQueue
 from tinkex.store.records import JobRecord, RunRecord
 
+P = ParamSpec("P")
+T = TypeVar("T")
+#: Target duration of one batch of operations.
+TARGET_BATCH_SECONDS = 0.005
+MAX_OPERATIONS = 32
+#: Weight of the newest duration in the running mean.
+_EMA_WEIGHT = 0.2
 #: Tokens charged for an operation that is not a pass.
 OPERATION_TOKENS = 64
 #: Started passes per tenant; each holds gradients in memory.
@@ -285,3 +293,30 @@ class FairQueue:
 def _sum_with(batch: Iterable[JobRecord], job: JobRecord, field_name: str) -> int:
     total: int = sum(getattr(each, field_name) for each in (*batch, job))
     return total
+
+
+class AdaptiveBatchSize:
+    """Chooses the batch size from a running mean of operation durations."""
+
+    def __init__(self) -> None:
+        self._mean_seconds = TARGET_BATCH_SECONDS
+
+    @property
+    def max_operations(self) -> int:
+        """The number of operations allowed in the next batch."""
+        return max(
+            1, min(MAX_OPERATIONS, int(TARGET_BATCH_SECONDS / max(self._mean_seconds, 1e-6)))
+        )
+
+    def record(self, seconds: float) -> None:
+        """Record the duration of an operation; a slow one counts fully."""
+        mean = self._mean_seconds + _EMA_WEIGHT * (seconds - self._mean_seconds)
+        self._mean_seconds = max(mean, seconds) if seconds > TARGET_BATCH_SECONDS else mean
+
+    def run_timed(self, operation: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Run an operation and record its duration."""
+        started = time.perf_counter()
+        try:
+            return operation(*args, **options)
+        finally:
+            self.record(time.perf_counter() - started)

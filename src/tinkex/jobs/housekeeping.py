@@ -18,7 +18,6 @@ from tinkex.store import (
     jobs,
     retention,
     runs,
-    session_retention,
     sessions,
 )
 from tinkex.store.database import Connection
@@ -105,7 +104,7 @@ class Housekeeper:
         self._unload_unused_models(now)
         if now >= self._next_history_at:
             self._next_history_at = now + HISTORY_INTERVAL_SECONDS
-            session_retention.delete_old(database, self._policy.retention, now)
+            retention.delete_old(database, self._policy.retention, now)
         retention.vacuum(database)
         self._log_clock_jump(clock.wall_now() - now)
 

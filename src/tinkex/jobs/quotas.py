@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tinkex import clock
+from tinkex.display import format_count
 from tinkex.errors import PermissionDeniedError, RateLimitError
 from tinkex.ids import TinkerPath
 from tinkex.jobs.job_types import JobKind
@@ -14,7 +15,6 @@ from tinkex.store.accounting import HOUR_SECONDS
 from tinkex.store.database import Connection
 from tinkex.store.quotas import Quotas
 from tinkex.store.records import NewJob
-from tinkex.units import format_count
 
 _ASK_OPERATOR = "or ask the operator of the server to raise the quota"
 _FINISH_SESSIONS = (

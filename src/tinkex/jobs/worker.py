@@ -17,9 +17,7 @@ from tinkex.engine.protocol import Engine
 from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
 from tinkex.home import Home
 from tinkex.jobs.active_samples import ActiveSamples
-from tinkex.jobs.adapter_memory import AdapterMemory
-from tinkex.jobs.fair_queue import BatchLimits, FairQueue
-from tinkex.jobs.fair_share import AdaptiveBatchSize
+from tinkex.jobs.fair_queue import AdaptiveBatchSize, BatchLimits, FairQueue
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, Failed, JobOutcome
 from tinkex.jobs.lease import WorkerLease
@@ -29,7 +27,7 @@ from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
 from tinkex.jobs.served_models import ServedModels
-from tinkex.jobs.snapshots import SnapshotPolicy, SnapshotWriter
+from tinkex.jobs.snapshots import AdapterMemory, SnapshotPolicy, SnapshotWriter
 from tinkex.jobs.wakeup import WakeupListener
 from tinkex.jobs.worker_context import ModelTask, WorkerContext
 from tinkex.logs import get_logger
@@ -328,7 +326,9 @@ class Worker:
         self._finish_jobs([self._make_entry(job, outcome, started_at) for job, outcome in done])
 
     def _make_entry(self, job: JobRecord, outcome: JobOutcome, started_at: float) -> ResultEntry:
-        return ResultEntry(job, outcome, self._count_change(job, outcome), started_at)
+        return ResultEntry(
+            job, outcome, self._adapter_memory.count_change(job, outcome), started_at
+        )
 
     def _finish_jobs(self, entries: Sequence[ResultEntry]) -> None:
         """Store outcomes and unblock the models' next jobs."""
@@ -336,7 +336,7 @@ class Worker:
         for entry in entries:
             self._fair_queue.finish(entry.job)
             self._advance_seq(entry.job)
-        self._snapshot_changed(entries)
+        self._adapter_memory.snapshot_changed(entries)
 
     def _make_task(self, job: JobRecord, payload: bytes | None) -> ModelTask | Failed:
         """Return the task with its model in memory, or the failure."""
@@ -361,26 +361,6 @@ class Worker:
                 category=RequestErrorCategory.User,
             )
         return ModelTask(job, resident.run, payload)
-
-    def _count_change(self, job: JobRecord, outcome: JobOutcome) -> int | None:
-        """Return the number of the change, or None if the model did not change."""
-        if not outcome.is_model_change or job.run_id is None:
-            return None
-        resident = self._resident_models.get(job.run_id)
-        self._snapshots.record_change(resident, job.kind, job.payload_bytes)
-        return resident.applied
-
-    def _snapshot_changed(self, entries: Sequence[ResultEntry]) -> None:
-        """Start snapshots that are due, after the changes were handed to the store."""
-        for entry in entries:
-            run_id = entry.job.run_id
-            if run_id is None:
-                continue
-            if not self._context.engine.has_adapter(run_id):
-                # It was unloaded, or its creation failed.
-                self._resident_models.drop(run_id)
-            if entry.applied is not None:
-                self._snapshots.snapshot_if_due(self._resident_models.get(run_id), entry.job.kind)
 
     def _advance_seq(self, job: JobRecord) -> None:
         if job.run_id is not None:

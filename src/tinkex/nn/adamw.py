@@ -28,7 +28,7 @@ class NonFiniteGradient(InvalidInput):
 @torch.no_grad()
 def adamw_step(
     weights: Tensor,
-    gradient: Tensor | None,
+    gradient: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     num_steps: int,
@@ -38,10 +38,8 @@ def adamw_step(
 ) -> Mapping[str, float]:
     """Apply step number `num_steps`, counted from 1, to the buffers in place; returns metrics.
 
-    Clipping changes the gradient as well. Without a gradient the step is skipped.
+    Clipping changes the gradient as well.
     """
-    if gradient is None:
-        return _skipped_step_metrics(weights, num_steps - 1, params)
     grad_norm = _global_norm(gradient)
     if not math.isfinite(grad_norm) and not apply_nonfinite:
         raise NonFiniteGradient(
@@ -60,7 +58,10 @@ def adamw_step(
     }
 
 
-def _skipped_step_metrics(weights: Tensor, num_steps: int, params: AdamParams) -> dict[str, float]:
+def skipped_step_metrics(
+    weights: Tensor, num_steps: int, params: AdamParams
+) -> Mapping[str, float]:
+    """Return the metrics of a step without a gradient, which changes nothing."""
     return {
         "grad_norm": 0.0,
         "learning_rate": params.learning_rate,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tinkex.nn.forward_context import AttentionOptions
 from tinkex.nn.kv_cache import KVBlock, KVShape, PromptKV
-from tinkex.nn.ops.decode_attention import can_use_decode_kernel, decode_attention
+from tinkex.nn.ops.attention import can_use_decode_kernel, decode_attention
 from tinkex.nn.packed_attention import masked_attention
 
 Lengths = npt.NDArray[np.int64]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tinkex.nn.forward_context import (
     AttentionOptions,
@@ -116,7 +116,7 @@ class EquivalenceCheck:
     @torch.no_grad()
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._config: Any = model.get_decoder().config
+        self._config: PreTrainedConfig = model.get_decoder().config
         head = find_lm_head(model)
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(0, head.out_features, (sum(CHECK_LENGTHS),), generator=generator)
@@ -230,8 +230,10 @@ def _swap_equivalent(
 
 def _compare_hook(
     child: NamedChild, candidates: Sequence[nn.Module], accepted: list[_Replacement]
-) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
-    def compare(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+) -> Callable[[nn.Module, tuple[object, ...], dict[str, object], object], None]:
+    def compare(
+        _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
+    ) -> None:
         for candidate in candidates:
             if _is_equivalent(candidate, args, kwargs, _first_output(output)):
                 accepted.append(_Replacement(child, candidate))
@@ -241,7 +243,7 @@ def _compare_hook(
 
 
 def _is_equivalent(
-    candidate: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Tensor
+    candidate: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], expected: Tensor
 ) -> bool:
     try:
         actual = _first_output(candidate(*args, **kwargs))
@@ -254,7 +256,7 @@ def _is_equivalent(
     return has_same_type and bool(is_close)
 
 
-def _first_output(output: Any) -> Tensor:
+def _first_output(output: object) -> Tensor:
     tensor = output[0] if isinstance(output, tuple) else output
     assert isinstance(tensor, Tensor)
     return tensor

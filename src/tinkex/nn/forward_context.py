@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,7 @@ class ActiveForward:
 
     context: ForwardContext
     checkpoint_activations: bool
-    saved: dict[object, Any]
+    saved: dict[object, object]
 
 
 _active_forwards: list[ActiveForward] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from tinkex.nn.kv_cache import KVBlock, KVCacheSpec, KVShape
 from tinkex.nn.lora_decode import DecodeLora
 from tinkex.nn.lora_linear import MergedLoraLinear
 from tinkex.nn.ops import library
-from tinkex.nn.ops.decode_attention import MAX_HEAD_DIM
+from tinkex.nn.ops.attention import MAX_HEAD_DIM
 from tinkex.nn.ops.library import LANES, load_kernels
 from tinkex.nn.ops.rms_norm import FrozenRMSNorm
 from tinkex.nn.ops.rotary import RotaryTable
@@ -124,7 +124,7 @@ class FusedDecoder:
 
     @classmethod
     def from_decoder(
-        cls, decoder: Any, layers: Sequence[nn.Module], vocab_size: int
+        cls, decoder: nn.Module, layers: Sequence[nn.Module], vocab_size: int
     ) -> FusedDecoder | None:
         """Describe a model's layers; None if the kernel does not support them."""
         parsed = [_StandardLayer.from_module(layer) for layer in layers]

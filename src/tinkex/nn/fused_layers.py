@@ -8,7 +8,7 @@ Shape letters: T token positions, N all heads, H query heads, G key heads, K hea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class FusedAttention(nn.Module):
         )
 
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: object
     ) -> tuple[Tensor, None]:
         """Attend with the active backend; transformers calls this with (1, T, width)."""
         run = active_forward()
@@ -60,15 +60,19 @@ class FusedAttention(nn.Module):
         return self.o_proj.merged_output(out_THK.flatten(1)).unsqueeze(0), None
 
 
-def _cached_angles(saved: dict[object, Any], embeddings: tuple[Tensor, Tensor]) -> RotaryAngles:
+class _CachedAngles(NamedTuple):
+    cos: Tensor
+    angles: RotaryAngles
+
+
+def _cached_angles(saved: dict[object, object], embeddings: tuple[Tensor, Tensor]) -> RotaryAngles:
     """The angles in the form of the rotary op, converted once for all layers of a pass."""
     cos, sin = embeddings
-    cached = saved.get(RotaryAngles)
-    if cached is None or cached[0] is not cos:
-        cached = cos, RotaryAngles(cos[0].unsqueeze(1), signed_sin(sin[0].unsqueeze(1)))
-        saved[RotaryAngles] = cached
-    angles: RotaryAngles = cached[1]
-    return angles
+    cached = saved.get(_CachedAngles)
+    if not isinstance(cached, _CachedAngles) or cached.cos is not cos:
+        angles = RotaryAngles(cos[0].unsqueeze(1), signed_sin(sin[0].unsqueeze(1)))
+        cached = saved[_CachedAngles] = _CachedAngles(cos, angles)
+    return cached.angles
 
 
 def _merge_qk_norms(original: nn.Module, num_queries: int, num_keys: int) -> FrozenRMSNorm | None:

@@ -9,22 +9,30 @@ Shape letters: T rows, D hidden width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from tinkex.nn import packed_attention
 from tinkex.nn.equivalence import CHECK_LENGTHS, EquivalenceCheck, swap_blocks, swap_modules
-from tinkex.nn.forward_context import ForwardContext, activate, active_forward
+from tinkex.nn.forward_context import (
+    AttentionOptions,
+    ForwardContext,
+    activate,
+    active_context,
+    active_forward,
+)
 from tinkex.nn.fused_decode import FusedDecoder, matches_reference
 from tinkex.nn.lm_head import LMHead, find_lm_head
 from tinkex.nn.lora_layout import LoraTarget, TargetKind
 from tinkex.nn.lora_linear import MergedLinearPart, MergedLoraLinear
 from tinkex.nn.module_discovery import LinearGroupSpec, ModuleDiscovery, iter_children
 from tinkex.nn.moe_experts import LoraExperts, expert_targets, is_experts_module
+from tinkex.nn.ops.rotary import max_positions
+
+#: Attention implementation in the config of hosted models.
+_ATTENTION_NAME = "tinkex"
 
 
 class HostedModel:
@@ -39,8 +47,8 @@ class HostedModel:
         with ModuleDiscovery(model) as discovery:
             check = EquivalenceCheck(model)
         self._model = model
-        self._decoder: Any = model.get_decoder()
-        self._decoder.config._attn_implementation = packed_attention.ATTENTION_NAME
+        self._decoder: PreTrainedModel = model.get_decoder()
+        self._decoder.config._attn_implementation = _ATTENTION_NAME
         self._fused_decoder: FusedDecoder | None = None
         self.lora_targets: list[LoraTarget] = []
         """Targets of adapters; a target index is an index in this list."""
@@ -59,7 +67,7 @@ class HostedModel:
         self._fused_decoder = self._build_fused_decoder(discovery.layers)
 
     @property
-    def config(self) -> Any:
+    def config(self) -> PreTrainedConfig:
         """The model's transformers config."""
         return self._model.config
 
@@ -166,18 +174,6 @@ class HostedModel:
         return LMHead(len(self.lora_targets) - 1, linear, self.config)
 
 
-def max_positions(config: Any) -> int | None:
-    """Longest sequence whose RoPE angles are independent of its length; None if unlimited."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    configs = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    limits = [
-        int(config["original_max_position_embeddings"])
-        for config in configs
-        if config.get("rope_type") == "longrope"
-    ]
-    return min(limits, default=None)
-
-
 def enable_activation_checkpointing(layer: nn.Module) -> None:
     """Make a layer checkpoint its activations in passes that ask for it."""
     layer.forward = _CheckpointedForward(layer.forward)
@@ -186,17 +182,44 @@ def enable_activation_checkpointing(layer: nn.Module) -> None:
 class _CheckpointedForward:
     """A layer's `forward` with optional activation checkpointing."""
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
+    def __init__(self, forward: Callable[..., object]) -> None:
         self._forward = forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         run = active_forward()
         if not run.checkpoint_activations or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
 
-        def recompute(*args: Any) -> Any:
+        def recompute(*args: object) -> object:
             # Backward runs after the pass has ended, so its context is activated again.
             with activate(run.context):
                 return self._forward(*args, **kwargs)
 
         return checkpoint(recompute, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def _attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: object,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_unused: object,
+) -> tuple[Tensor, None]:
+    """Attend with the active backend: (1, heads, T, D) in, (1, T, heads, D) out."""
+    attention_options = AttentionOptions(
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        sliding_window,
+        softcap,
+    )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out_THD = active_context().attention.attend(
+        layer, query[0], key[0], value[0], attention_options
+    )
+    return out_THD.unsqueeze(0), None
+
+
+AttentionInterface.register(_ATTENTION_NAME, _attention_forward)

@@ -5,8 +5,6 @@ Shape letters: M rows, D hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +19,7 @@ _LARGE_WEIGHT = 1 << 20
 class LMHead:
     """The frozen output layer with LoRA, logit scaling and softcap."""
 
-    def __init__(self, target_index: int, linear: nn.Linear, config: Any) -> None:
+    def __init__(self, target_index: int, linear: nn.Linear, config: object) -> None:
         self.target_index = target_index
         self.weight_VD = linear.weight.detach()
         """The frozen weight, not copied; it may be tied to the embedding."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,9 @@ class DecodeLoraPairs(Sequence[DecodeLoraPair | None]):
     def __getitem__(self, index: int) -> DecodeLoraPair | None: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[DecodeLoraPair | None]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(
+        self, index: int | slice
+    ) -> DecodeLoraPair | Sequence[DecodeLoraPair | None] | None:
         return self._pairs[index]
 
     def __len__(self) -> int:

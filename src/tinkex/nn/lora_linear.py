@@ -6,12 +6,13 @@ Shape letters: M rows, K inputs, N outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tinkex.nn.forward_context import LoraRows, SavedLora, active_context, active_forward
+from tinkex.nn.ops.autograd import FunctionContext
 from tinkex.nn.ops.packed_matmul import PackedWeight, can_pack
 
 #: Row counts for which oneDNN is faster with a weight in its own layout.
@@ -148,12 +149,14 @@ class MergedLoraLinear:
             return self.merged_output(x)
         saved = active_forward().saved
         cached = saved.pop(self, None)
-        if cached is None or cached[0] is not x or cached[1][index] is None:
-            cached = (x, list(self.merged_output(x).split(self.sizes, dim=-1)))
-        output: Tensor = cached[1][index]
-        cached[1][index] = None
-        if any(unread is not None for unread in cached[1]):
-            saved[self] = cached
+        unread = cached.unread if isinstance(cached, _CachedOutputs) and cached.x is x else None
+        output = None if unread is None else unread[index]
+        if unread is None or output is None:
+            parts: tuple[Tensor, ...] = self.merged_output(x).split(self.sizes, dim=-1)
+            unread, output = [*parts], parts[index]
+        unread[index] = None
+        if any(part is not None for part in unread):
+            saved[self] = _CachedOutputs(x, unread)
         return output
 
     def merged_output(self, x: Tensor) -> Tensor:
@@ -186,26 +189,38 @@ class MergedLoraLinear:
         return dx_MK
 
 
+class _CachedOutputs(NamedTuple):
+    """The merged output for an input: the parts that members have not read yet."""
+
+    x: Tensor
+    unread: list[Tensor | None]
+
+
 class _MergedLoraLinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor | None, group: MergedLoraLinear, lora: LoraRows
+        ctx: FunctionContext[tuple[MergedLoraLinear, LoraRows, torch.Size]],
+        x: Tensor,
+        anchor: Tensor | None,
+        group: MergedLoraLinear,
+        lora: LoraRows,
     ) -> Tensor:
         x_MK = x.reshape(-1, x.shape[-1])
         y_MN, saved = group.forward(x_MK, lora)
         # Not as attributes: activation checkpointing drops only saved tensors.
         ctx.save_for_backward(x_MK, *saved)
-        ctx.group, ctx.lora, ctx.shape = group, lora, x.shape
+        ctx.state = group, lora, x.shape
         return y_MN.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(
+        ctx: FunctionContext[tuple[MergedLoraLinear, LoraRows, torch.Size]], dy: Tensor
+    ) -> tuple[Tensor | None, None, None, None]:
+        group, lora, shape = ctx.state
         x_MK, *saved = ctx.saved_tensors
         dy_MN = dy.reshape(-1, dy.shape[-1])
-        dx_MK = ctx.group.backward(
-            ctx.lora, x_MK, dy_MN, saved, needs_input_grad=ctx.needs_input_grad[0]
-        )
-        return (dx_MK.view(ctx.shape) if dx_MK is not None else None), None, None, None
+        dx_MK = group.backward(lora, x_MK, dy_MN, saved, needs_input_grad=ctx.needs_input_grad[0])
+        return (dx_MK.view(shape) if dx_MK is not None else None), None, None, None
 
 
 class MergedLinearPart(nn.Module):

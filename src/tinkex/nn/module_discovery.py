@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -109,7 +109,7 @@ class ModuleDiscovery:
         self._call_order.clear()
         return groups
 
-    def _record_input(self, one: _ObservedLinear, args: tuple[Any, ...]) -> None:
+    def _record_input(self, one: _ObservedLinear, args: tuple[Tensor, ...]) -> None:
         # Holding the tensors keeps their ids unique.
         if not one.inputs:
             self._call_order.append(one)
@@ -124,7 +124,7 @@ def _build_group(members: Sequence[_ObservedLinear]) -> LinearGroupSpec:
 
 def find_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     """Return the decoder layers; raises ConfigError if tokens mix other than by attention."""
-    decoder: Any = model.get_decoder()
+    decoder: PreTrainedModel = model.get_decoder()
     num_layers = decoder.config.num_hidden_layers
     kinds = set(getattr(decoder.config, "layer_types", None) or ()) - ATTENTION_KINDS
     if kinds:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from tinkex.errors import ConfigError
 from tinkex.nn.forward_context import LoraRows, SavedLora, active_context
 from tinkex.nn.lora_layout import LoraTarget, TargetKind
 from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.ops.autograd import FunctionContext
 
 #: Expert parameters that are adapted.
 _PARAMETER_NAMES = ("gate_up_proj", "down_proj")
@@ -121,18 +122,25 @@ def _expert_slices(stops_E: Sequence[int]) -> Iterator[tuple[int, slice]]:
 class _ExpertWeightsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_SK: Tensor, anchor: Tensor | None, experts: ExpertWeights, routing: Routing
+        ctx: FunctionContext[tuple[ExpertWeights, Routing]],
+        x_SK: Tensor,
+        anchor: Tensor | None,
+        experts: ExpertWeights,
+        routing: Routing,
     ) -> Tensor:
         y_SN, saved = experts.forward(x_SK, routing)
         ctx.save_for_backward(x_SK, *saved)
-        ctx.experts, ctx.routing = experts, routing
+        ctx.state = experts, routing
         return y_SN
 
     @staticmethod
-    def backward(ctx: Any, dy_SN: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(
+        ctx: FunctionContext[tuple[ExpertWeights, Routing]], dy_SN: Tensor
+    ) -> tuple[Tensor | None, None, None, None]:
+        experts, routing = ctx.state
         x_SK, *saved = ctx.saved_tensors
         needs_dx = ctx.needs_input_grad[0]
-        dx_SK = ctx.experts.backward(x_SK, dy_SN, saved, ctx.routing, needs_input_grad=needs_dx)
+        dx_SK = experts.backward(x_SK, dy_SN, saved, routing, needs_input_grad=needs_dx)
         return dx_SK, None, None, None
 
 
@@ -166,7 +174,7 @@ def is_experts_module(module: nn.Module) -> bool:
     return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
 
 
-def expert_targets(path: str, original: Any) -> list[LoraTarget]:
+def expert_targets(path: str, original: nn.Module) -> list[LoraTarget]:
     """Return the LoRA targets of an experts module; raises ConfigError if it is unsupported."""
     is_known = (
         {name.removesuffix("_bias") for name, _ in original.named_parameters()}
@@ -191,12 +199,12 @@ def expert_targets(path: str, original: Any) -> list[LoraTarget]:
     ]
 
 
-def _weight_EKN(original: Any, name: str) -> Tensor:
+def _weight_EKN(original: nn.Module, name: str) -> Tensor:
     weight: Tensor = getattr(original, name).detach()
     return weight if original.is_transposed else weight.transpose(1, 2)
 
 
-def _take_expert_weights(target_index: int, original: Any, name: str) -> ExpertWeights:
+def _take_expert_weights(target_index: int, original: nn.Module, name: str) -> ExpertWeights:
     weight_EKN = _weight_EKN(original, name).contiguous()
     bias_EN = getattr(original, f"{name}_bias").detach() if original.has_bias else None
     # Only the module's gate function is still used; free its copy of the weights.

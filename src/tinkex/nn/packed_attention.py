@@ -1,4 +1,4 @@
-"""Attention in torch over packed sequences, and the attention function that transformers calls.
+"""Attention in torch over packed sequences.
 
 Shape letters: T rows, H query heads, G key heads, D head width, B sequences of one length,
 L length, S visible positions.
@@ -8,36 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
-from tinkex.nn.forward_context import AttentionOptions, active_context
-
-#: Attention implementation in the config of hosted models.
-ATTENTION_NAME = "tinkex"
-
-
-def _attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
-) -> tuple[Tensor, None]:
-    """Attend with the active backend: (1, heads, T, D) in, (1, T, heads, D) out."""
-    scaling = options.get("scaling")
-    attention_options = AttentionOptions(
-        scaling if scaling is not None else query.shape[-1] ** -0.5,
-        options.get("sliding_window"),
-        options.get("softcap"),
-    )
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    out_THD = active_context().attention.attend(
-        layer, query[0], key[0], value[0], attention_options
-    )
-    return out_THD.unsqueeze(0), None
-
-
-AttentionInterface.register(ATTENTION_NAME, _attention_forward)
+from tinkex.nn.forward_context import AttentionOptions
 
 
 class _EqualLengthRun(NamedTuple):

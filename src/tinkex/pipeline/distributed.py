@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -75,15 +75,15 @@ class DistributedContext:
             for weight in weights:
                 dist.broadcast(weight, src=0)
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: ResultT) -> list[ResultT]:
         """Return the values of all ranks in order."""
         if self.is_single_process:
             return [value]
-        values: list[Any] = [None] * self.world_size
+        values = [value] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: ResultT) -> ResultT:
         """Return the value of rank 0."""
         if self.is_single_process:
             return value

@@ -15,8 +15,10 @@ from importlib import import_module
 from types import FrameType
 
 from tinkex.errors import TinkexError
-from tinkex.pipeline.trainer_arguments import TrainerArguments, parse_arguments
+from tinkex.pipeline.settings_sources import parse_arguments
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.system.disk_errors import DISK_FULL_MESSAGE, is_disk_full
+from tinkex.system.processes import no_garbage_collection
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
@@ -98,11 +100,13 @@ def _handle_sigterm(number: int, frame: FrameType | None) -> None:
 
 def main(stage: str, argv: Sequence[str] | None = None) -> int:
     """Train a stage; returns the exit code: 0, 1 after an error, 130 or 143 after a signal."""
-    args = parse_arguments(stage, argv)
-    return run_program(lambda: _train_stage(stage, args))
+    settings = parse_arguments(stage, argv)
+    return run_program(lambda: _train_stage(stage, settings))
 
 
-def _train_stage(stage: str, args: TrainerArguments) -> int:
+def _train_stage(stage: str, settings: TrainSettings) -> int:
     # Imported late, so that --help and option errors do not wait for torch.
-    code: int = import_module("tinkex.pipeline.train_stage").run(stage, args)
+    with no_garbage_collection():
+        module = import_module("tinkex.pipeline.train_stage")
+    code: int = module.run(stage, settings)
     return code

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinkex.nn.forward_context import AttentionOptions
-from tinkex.nn.ops import varlen_attention as native
+from tinkex.nn.ops import attention as native
 from tinkex.nn.ops.rms_norm import add_rms_norm, rms_norm
 from tinkex.nn.ops.rotary import QKRotary, split_qkv_rotary
 from tinkex.nn.ops.swiglu import swiglu

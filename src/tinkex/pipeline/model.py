@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from tinkex.display import format_count
 from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.pipeline.trainer_arguments import TrainerArguments
+from tinkex.pipeline.settings_sources import resolve_sizes
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.pipeline.weights import load_weights
-from tinkex.units import format_count
 
 #: Model families that `forward` supports.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "llama", "qwen2")
@@ -45,10 +46,10 @@ _LOAD_ERRORS = (
 class ModelSizes:
     """Dimensions of a model."""
 
-    hidden_size: int = 512
-    num_layers: int = 8
-    num_heads: int = 8
-    num_kv_heads: int = 2
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
     intermediate_size: int = 0
     """0 means 8/3 of the hidden size, rounded up to a multiple of 64."""
     max_seq_len: int = 512
@@ -56,10 +57,15 @@ class ModelSizes:
     num_experts: int = 4
 
 
-def model_sizes(args: TrainerArguments) -> ModelSizes:
-    """Return the model sizes of the command line."""
-    given = {name: getattr(args, name) for name in (field.name for field in fields(ModelSizes))}
-    return ModelSizes(**{name: value for name, value in given.items() if value is not None})
+def model_sizes(settings: TrainSettings) -> ModelSizes:
+    """Return the sizes of a new model."""
+    return ModelSizes(
+        **resolve_sizes(settings),
+        intermediate_size=settings.intermediate_size,
+        max_seq_len=settings.max_seq_len,
+        use_moe=settings.use_moe,
+        num_experts=settings.num_experts,
+    )
 
 
 def make_config(sizes: ModelSizes, vocab_size: int, eos_id: int, pad_id: int) -> PreTrainedConfig:
@@ -138,14 +144,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return dict(weights)
 
 
-def check_sizes(config: PreTrainedConfig, args: TrainerArguments, parent: Path) -> None:
+def check_sizes(config: PreTrainedConfig, settings: TrainSettings, parent: Path) -> None:
     """Raise ConfigError if a requested size differs from the parent's."""
     requested = {
-        "hidden_size": args.hidden_size,
-        "num_hidden_layers": args.num_layers,
-        "num_attention_heads": args.num_heads,
-        "num_key_value_heads": args.num_kv_heads,
-        "intermediate_size": args.intermediate_size or None,
+        "hidden_size": settings.hidden_size,
+        "num_hidden_layers": settings.num_layers,
+        "num_attention_heads": settings.num_heads,
+        "num_key_value_heads": settings.num_kv_heads,
+        "intermediate_size": settings.intermediate_size or None,
     }
     for name, wanted in requested.items():
         if wanted is not None and wanted != getattr(config, name):
@@ -204,7 +210,7 @@ def _find_damaged_file(folder: Path) -> str | None:
     return None
 
 
-def _set_train_mode(model: Any) -> PreTrainedModel:
+def _set_train_mode(model: object) -> PreTrainedModel:
     assert isinstance(model, PreTrainedModel)
     model.train()
     return model

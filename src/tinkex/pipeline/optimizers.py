@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from tinkex.errors import CheckpointError
-from tinkex.pipeline.stage_interface import TrainPlan
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.pipeline.weights import clean_name, unwrap
 
 _BETAS = (0.9, 0.95)
@@ -56,7 +56,7 @@ class Muon(Optimizer):
         super().__init__(list(params), settings)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for param in group["params"]:
@@ -111,11 +111,11 @@ class CombinedOptimizer:
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the state of each optimizer by name."""
         return {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, object]) -> None:
         """Load a saved state; raises CheckpointError if optimizers or shapes differ."""
         if "param_groups" in saved and len(self._optimizers) == 1:
             # Older checkpoints hold the state of a single optimizer without a name.
@@ -127,8 +127,11 @@ class CombinedOptimizer:
                 hint="Resume with the optimizer the checkpoint was made with.",
             )
         for name, optimizer in self._optimizers.items():
+            state = saved[name]
+            if not isinstance(state, Mapping):
+                raise CheckpointError(f"the state of {name} is not a mapping")
             try:
-                optimizer.load_state_dict(dict(saved[name]))
+                optimizer.load_state_dict(dict(state))
             except (ValueError, KeyError) as error:
                 raise CheckpointError(f"the state of {name} does not fit: {error}") from error
             _check_shapes(name, optimizer)
@@ -144,24 +147,26 @@ def _check_shapes(name: str, optimizer: Optimizer) -> None:
                 )
 
 
-def make_optimizer(model: nn.Module, plan: TrainPlan) -> CombinedOptimizer:
-    """Create the optimizer of a plan for the trainable weights of a model."""
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> CombinedOptimizer:
+    """Create the optimizer for the trainable weights of a model."""
     model = unwrap(model)
     hidden, matrices, vectors = split_parameters(model)
-    decayed = matrices if plan.optimizer == "muon" else [*matrices, *hidden]
-    parts: dict[str, Optimizer] = {"adamw": _adamw(decayed, vectors, plan)}
-    if plan.optimizer == "muon" and hidden:
-        parts["muon"] = Muon(hidden, lr=plan.muon_lr, weight_decay=plan.weight_decay)
+    decayed = matrices if settings.optimizer == "muon" else [*matrices, *hidden]
+    parts: dict[str, Optimizer] = {"adamw": _adamw(decayed, vectors, settings)}
+    if settings.optimizer == "muon" and hidden:
+        parts["muon"] = Muon(hidden, lr=settings.muon_lr, weight_decay=settings.weight_decay)
     return CombinedOptimizer(parts)
 
 
-def _adamw(decayed: Sequence[Tensor], undecayed: Sequence[Tensor], plan: TrainPlan) -> AdamW:
-    groups: list[dict[str, Any]] = [
-        {"params": list(decayed), "weight_decay": plan.weight_decay},
+def _adamw(
+    decayed: Sequence[Tensor], undecayed: Sequence[Tensor], settings: TrainSettings
+) -> AdamW:
+    groups: list[dict[str, object]] = [
+        {"params": list(decayed), "weight_decay": settings.weight_decay},
         {"params": list(undecayed), "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return AdamW(groups, lr=plan.learning_rate, betas=_BETAS, eps=_EPS, fused=True)
+    return AdamW(groups, lr=settings.learning_rate, betas=_BETAS, eps=_EPS, fused=True)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

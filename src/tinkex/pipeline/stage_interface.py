@@ -1,4 +1,4 @@
-"""Interface between a stage and the training loop: batches, losses, plan and result."""
+"""Interface between a stage and the training loop: batches, losses and result."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from tinkex.errors import ConfigError
-from tinkex.schedules import learning_rate
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-ScheduleName = Literal["cosine", "constant"]
-OptimizerName = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +110,11 @@ class Stage(Protocol):
         ...
 
     @property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> Mapping[str, object]:
         """Settings that must not change between a checkpoint and a run that resumes from it.
 
         Plain JSON: model sizes, digests of data, tokenizer and parent, loss settings. The loop
-        adds those of the plan (seed, batch size, optimizer, ...).
+        adds those of the trainer (seed, batch size, optimizer, ...).
         """
         ...
 
@@ -143,112 +137,6 @@ class Stage(Protocol):
     def export(self, directory: Path) -> None:
         """Write the Hugging Face folder atomically; called once, at the end of training."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainPlan:
-    """Settings of the training loop."""
-
-    out_dir: Path
-    """Output directory of the stage; its subdirectory `hf` is the Hugging Face folder."""
-    ckpt_dir: Path | None = None
-    """Root of step checkpoints; None means `checkpoints` in out_dir."""
-    epochs: int = 1
-    max_steps: int = 0
-    """Updates after which training ends; 0 means at the end of the epochs."""
-    batch_size: int = 8
-    accumulation_steps: int = 1
-    """Micro-batches per rank and update; the last update of an epoch may have fewer."""
-    learning_rate: float = 6e-4
-    min_learning_rate: float | None = None
-    """Final value of the cosine schedule; None means a tenth of learning_rate."""
-    warmup_steps: int = 0
-    schedule: ScheduleName = "cosine"
-    optimizer: OptimizerName = "adamw"
-    muon_lr: float = 0.02
-    weight_decay: float = 0.01
-    grad_clip: float = 1.0
-    """Maximum gradient norm; 0 means no clipping."""
-    seed: int = 1337
-    save_interval: int = 200
-    """Updates between saves; 0 saves only at the end."""
-    save_interval_seconds: float = 0.0
-    keep_last_checkpoints: int = 3
-    """Number of newest steps to keep; 0 keeps all."""
-    keep_every: int = 0
-    """Steps that are multiples of it are never pruned; 0 means none."""
-    eval_interval: int = 0
-    """Updates between evaluations; 0 evaluates only before and after training."""
-    log_interval: int = 10
-    device: str = "cpu"
-    dtype: str = "float32"
-    tensorboard_dir: Path | None = None
-    allow_partial: bool = False
-    """Resume from a checkpoint whose settings or weights differ, with a warning for each."""
-    args: Mapping[str, Any] = field(default_factory=dict)
-    """Command-line arguments, recorded in state.json."""
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulation_steps", "log_interval"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in _NOT_NEGATIVE:
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.schedule not in ("cosine", "constant"):
-            raise ConfigError(f"schedule must be cosine or constant, got {self.schedule!r}")
-        if self.optimizer not in ("adamw", "muon"):
-            raise ConfigError(f"optimizer must be adamw or muon, got {self.optimizer!r}")
-
-    @property
-    def checkpoint_root(self) -> Path:
-        """Root directory of step checkpoints."""
-        return self.ckpt_dir if self.ckpt_dir is not None else self.out_dir / "checkpoints"
-
-    @property
-    def final_learning_rate(self) -> float:
-        """Learning rate at the end of the schedule."""
-        if self.min_learning_rate is None:
-            return self.learning_rate / 10
-        return self.min_learning_rate
-
-    def lr_factor(self, step: int, total_steps: int) -> float:
-        """Return the learning rate of the update after `step` others, relative to its peak.
-
-        Optimizer parameter groups have different peaks and share this factor.
-        """
-        peak = self.learning_rate
-        return learning_rate(
-            step,
-            peak=1.0,
-            warmup=self.warmup_steps,
-            total=total_steps,
-            kind=self.schedule,
-            floor=self.final_learning_rate / peak if peak else 1.0,
-        )
-
-    def is_save_due(self, step: int) -> bool:
-        """Return True if a checkpoint is due after `step` updates."""
-        return bool(self.save_interval) and step % self.save_interval == 0
-
-    def is_evaluation_due(self, step: int) -> bool:
-        """Return True if an evaluation is due: before the first update and at every interval."""
-        return step == 0 or (bool(self.eval_interval) and step % self.eval_interval == 0)
-
-
-_NOT_NEGATIVE = (
-    "max_steps",
-    "learning_rate",
-    "warmup_steps",
-    "muon_lr",
-    "weight_decay",
-    "grad_clip",
-    "save_interval",
-    "save_interval_seconds",
-    "keep_last_checkpoints",
-    "keep_every",
-    "eval_interval",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tinkex.display import format_count
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.pipeline import tokenizer as tokenizers
@@ -31,8 +32,7 @@ from tinkex.pipeline.stages.dpo import DpoStage
 from tinkex.pipeline.stages.language_modeling import PretrainStage, SftStage
 from tinkex.pipeline.token_file import TokenFile, open_token_file, split_held_out
 from tinkex.pipeline.tokenizer import TextTokenizer
-from tinkex.pipeline.trainer_arguments import TrainerArguments
-from tinkex.units import format_count
+from tinkex.pipeline.train_settings import TrainSettings
 
 LOG = get_logger(__name__)
 #: Subdirectory of out_dir for the token files.
@@ -41,43 +41,43 @@ ResultT = TypeVar("ResultT")
 
 
 def build_stage(
-    stage_name: str, args: TrainerArguments, ranks: DistributedContext
+    stage_name: str, settings: TrainSettings, ranks: DistributedContext
 ) -> PretrainStage | DpoStage:
     """Build a stage that is ready for training."""
-    if args.init_from is not None:
-        check_model_exists(args.init_from)
-    device = choose_device(args.device, ranks.local_rank)
-    tokenizer = _rank_zero_first(ranks, lambda: load_or_train_tokenizer(args))
-    train, held_out = _rank_zero_first(ranks, lambda: open_splits(stage_name, args, tokenizer))
-    model, parent = load_or_create_model(args, tokenizer)
+    if settings.init_from is not None:
+        check_model_exists(settings.init_from)
+    device = choose_device(settings.device, ranks.local_rank)
+    tokenizer = _rank_zero_first(ranks, lambda: load_or_train_tokenizer(settings))
+    train, held_out = _rank_zero_first(ranks, lambda: open_splits(stage_name, settings, tokenizer))
+    model, parent = load_or_create_model(settings, tokenizer)
     inputs = StageInputs(
-        args=args,
+        settings=settings,
         model=_to_device(model, device),
         tokenizer=tokenizer,
         train=train,
         held_out=held_out,
         device=device,
-        dtype=choose_dtype(args.dtype, device),
+        dtype=choose_dtype(settings.dtype, device),
         parent=parent,
     )
     stage = _STAGE_BUILDERS[stage_name](inputs)
     if ranks.is_rank_zero:
-        _warn_truncated_rows(stage, args)
+        _warn_truncated_rows(stage, settings)
     return stage
 
 
-def _warn_truncated_rows(stage: PretrainStage | DpoStage, args: TrainerArguments) -> None:
+def _warn_truncated_rows(stage: PretrainStage | DpoStage, settings: TrainSettings) -> None:
     """Warn about rows that are truncated or dropped because they are too long."""
     source = stage.source
     if source.num_shortened:
         LOG.warning(
             "%d conversations of %s are longer than --max_seq_len %d and are truncated",
-            *(source.num_shortened, args.data_path, args.max_seq_len),
+            *(source.num_shortened, settings.data_path, settings.max_seq_len),
         )
     if source.num_dropped:
         LOG.warning(
             "%d rows of %s have no targets within %d tokens and are skipped",
-            *(source.num_dropped, args.data_path, args.max_seq_len),
+            *(source.num_dropped, settings.data_path, settings.max_seq_len),
         )
 
 
@@ -89,7 +89,7 @@ def _rank_zero_first(ranks: DistributedContext, compute: Callable[[], ResultT]) 
 
 
 def _build_dpo(inputs: StageInputs) -> DpoStage:
-    path = inputs.args.ref_path
+    path = inputs.settings.ref_path
     if path is None:
         return DpoStage(inputs, None)
     reference = load_model(path, inputs.model.config)
@@ -98,7 +98,7 @@ def _build_dpo(inputs: StageInputs) -> DpoStage:
 
 
 def _build_distill(inputs: StageInputs) -> DistillStage:
-    path = inputs.args.teacher
+    path = inputs.settings.teacher
     if path is None:
         return DistillStage(inputs, None)
     teacher = load_model(path, inputs.model.config)
@@ -116,40 +116,43 @@ _STAGE_BUILDERS: Mapping[str, Callable[[StageInputs], PretrainStage | DpoStage]]
 # --- tokens ---------------------------------------------------------------------------------
 
 
-def load_or_train_tokenizer(args: TrainerArguments) -> TextTokenizer:
+def load_or_train_tokenizer(settings: TrainSettings) -> TextTokenizer:
     """Load the given tokenizer or the parent's, or train a new one on the data."""
-    if args.tokenizer_dir is not None:
-        return tokenizers.load_tokenizer(args.tokenizer_dir)
-    if args.init_from is not None and (args.init_from / tokenizers.TOKENIZER_FILE).is_file():
-        return tokenizers.load_tokenizer(args.init_from)
-    if args.init_from is not None:
+    if settings.tokenizer_dir is not None:
+        return tokenizers.load_tokenizer(settings.tokenizer_dir)
+    if (
+        settings.init_from is not None
+        and (settings.init_from / tokenizers.TOKENIZER_FILE).is_file()
+    ):
+        return tokenizers.load_tokenizer(settings.init_from)
+    if settings.init_from is not None:
         raise ConfigError(
-            f"{args.init_from} has no tokenizer", hint="Pass its folder with --tokenizer_dir."
+            f"{settings.init_from} has no tokenizer", hint="Pass its folder with --tokenizer_dir."
         )
-    folder = args.out_dir / "tokenizer"
-    tokenizers.train_tokenizer_folder([args.data_path], folder, args.vocab_size)
+    folder = settings.out_dir / "tokenizer"
+    tokenizers.train_tokenizer_folder([settings.data_path], folder, settings.vocab_size)
     return tokenizers.load_tokenizer(folder)
 
 
 def open_splits(
-    stage_name: str, args: TrainerArguments, tokenizer: TextTokenizer
+    stage_name: str, settings: TrainSettings, tokenizer: TextTokenizer
 ) -> tuple[DataSplit, DataSplit]:
     """Return the training split and the eval split."""
-    cache = args.out_dir / TOKENS_DIR
-    file = open_token_file(args.data_path, tokenizer, stage_name, cache, args.limit)
-    is_useful = _check_trainable_rows(args.data_path, file, args.max_seq_len)
-    if args.eval_data_path is not None:
+    cache = settings.out_dir / TOKENS_DIR
+    file = open_token_file(settings.data_path, tokenizer, stage_name, cache, settings.limit)
+    is_useful = _check_trainable_rows(settings.data_path, file, settings.max_seq_len)
+    if settings.eval_data_path is not None:
         other = open_token_file(
-            args.eval_data_path, tokenizer, stage_name, cache, args.eval_samples
+            settings.eval_data_path, tokenizer, stage_name, cache, settings.eval_samples
         )
-        _check_trainable_rows(args.eval_data_path, other, args.max_seq_len)
+        _check_trainable_rows(settings.eval_data_path, other, settings.max_seq_len)
         return DataSplit(file, np.arange(file.num_rows)), DataSplit(
             other, np.arange(other.num_rows)
         )
-    train, held = split_held_out(file.row_digests, args.eval_samples, args.seed, is_useful)
+    train, held = split_held_out(file.row_digests, settings.eval_samples, settings.seed, is_useful)
     if not is_useful[train].any():
         raise InvalidInput(
-            f"{args.data_path} has {format_count(int(is_useful.sum()), 'usable row')}, "
+            f"{settings.data_path} has {format_count(int(is_useful.sum()), 'usable row')}, "
             "and none is left for training after holding one out",
             hint="Add different rows, or pass --eval_data_path.",
         )
@@ -171,23 +174,23 @@ def _check_trainable_rows(path: Path, file: TokenFile, max_length: int) -> npt.N
 
 
 def load_or_create_model(
-    args: TrainerArguments, tokenizer: TextTokenizer
+    settings: TrainSettings, tokenizer: TextTokenizer
 ) -> tuple[PreTrainedModel, str]:
     """Return the model to train and the digest of its initial weights (empty if random)."""
-    parent = args.init_from
+    parent = settings.init_from
     if parent is None:
-        return make_model(_new_config(args, tokenizer), args.seed), ""
-    model = load_model(parent, None if parent.is_dir() else _new_config(args, tokenizer))
-    check_sizes(model.config, args, parent)
+        return make_model(_new_config(settings, tokenizer), settings.seed), ""
+    model = load_model(parent, None if parent.is_dir() else _new_config(settings, tokenizer))
+    check_sizes(model.config, settings, parent)
     _check_vocabulary(model, tokenizer, parent)
     config = model.config
-    config.max_position_embeddings = max(config.max_position_embeddings, args.max_seq_len)
+    config.max_position_embeddings = max(config.max_position_embeddings, settings.max_seq_len)
     return model, digest_weights(parent)
 
 
-def _new_config(args: TrainerArguments, tokenizer: TextTokenizer) -> PreTrainedConfig:
+def _new_config(settings: TrainSettings, tokenizer: TextTokenizer) -> PreTrainedConfig:
     return make_config(
-        model_sizes(args), tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text
+        model_sizes(settings), tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text
     )
 
 

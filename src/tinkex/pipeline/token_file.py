@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -241,7 +241,10 @@ def _write_array(file: BinaryIO, numbers: Sequence[int], dtype: npt.DTypeLike) -
     file.write(np.asarray(numbers, dtype=dtype).tobytes())
 
 
-def _memmap(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+def _memmap(path: Path, dtype: np.dtype[ScalarT]) -> npt.NDArray[ScalarT]:
     # numpy cannot map an empty file.
     if not path.stat().st_size:
         return np.empty(0, dtype)

@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -83,7 +82,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     return TextTokenizer(folder)
 
 
-def _load_file(path: Path) -> Any:
+def _load_file(path: Path) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(
             f"no tokenizer in {path.parent}: {path.name} is missing",
@@ -100,7 +99,7 @@ def _load_file(path: Path) -> Any:
 # --- training -------------------------------------------------------------------------------
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a tokenizer; with little text it may have fewer tokens than requested."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(
@@ -134,7 +133,7 @@ def train_tokenizer_folder(data: Sequence[Path], out: Path, vocab_size: int) -> 
     return True
 
 
-def write_tokenizer(trained: Any, folder: Path) -> None:
+def write_tokenizer(trained: Tokenizer, folder: Path) -> None:
     """Write the files of a Hugging Face folder."""
     content = json.loads(trained.to_str())
     for token in content["added_tokens"]:
@@ -180,7 +179,7 @@ def _digest_of(data: Sequence[Path], vocab_size: int) -> str:
     return digest.hexdigest()
 
 
-def _read_origin(folder: Path) -> Any:
+def _read_origin(folder: Path) -> object:
     try:
         origin = json.loads((folder / ORIGIN_FILE).read_bytes())
     except (OSError, ValueError):

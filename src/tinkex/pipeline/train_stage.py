@@ -1,4 +1,4 @@
-"""Train one stage from command-line arguments and write its result.json."""
+"""Train one stage as its settings describe it and write its result.json."""
 
 from __future__ import annotations
 
@@ -6,36 +6,33 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_log
 
+from tinkex.display import format_count
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.distributed import DistributedContext, init_distributed
-from tinkex.pipeline.stage_interface import Stage, TrainPlan, TrainResult
+from tinkex.pipeline.output_locks import lock_directory
+from tinkex.pipeline.stage_interface import TrainResult
 from tinkex.pipeline.stage_setup import TOKENS_DIR, build_stage
 from tinkex.pipeline.train.loop import EXPORT_NAME, train
 from tinkex.pipeline.train.metrics import ConsoleSink, make_sink
-from tinkex.pipeline.trainer_arguments import TrainerArguments
-from tinkex.pipeline.trainer_lock import lock_directory
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.system.atomic import remove_scratch, write_file_atomic
-from tinkex.units import format_count
 
 RESULT_FILE = "result.json"
-_MAX_WARMUP_STEPS = 200
 
 
-def run(stage_name: str, args: TrainerArguments) -> int:
+def run(stage_name: str, settings: TrainSettings) -> int:
     """Train a stage; returns the exit code: 0, or 128 + the signal number."""
     # Its progress bars would garble the metric lines.
     transformers_log.disable_progress_bar()
     try:
         with init_distributed() as ranks, ExitStack() as stack:
-            ranks.run_on_rank_zero(lambda: _lock_output_dir(args.out_dir, stack))
-            return _train(stage_name, args, ranks)
+            ranks.run_on_rank_zero(lambda: _lock_output_dir(settings.out_dir, stack))
+            return _train(stage_name, settings, ranks)
     except torch.OutOfMemoryError as error:
         raise MemoryError(str(error).partition("\n")[0]) from error
 
@@ -47,44 +44,20 @@ def _lock_output_dir(out_dir: Path, stack: ExitStack) -> None:
         remove_scratch(folder)
 
 
-def _train(stage_name: str, args: TrainerArguments, ranks: DistributedContext) -> int:
-    stage = build_stage(stage_name, args, ranks)
-    plan = make_train_plan(args, stage, ranks.world_size)
-    sink = make_sink(stage_name, plan, args.metrics_file)
-    result = train(stage, plan, sink=sink, resume=args.resume)
+def _train(stage_name: str, settings: TrainSettings, ranks: DistributedContext) -> int:
+    stage = build_stage(stage_name, settings, ranks)
+    result = train(stage, settings, sink=make_sink(stage_name, settings))
     if not ranks.is_rank_zero:
         return result.exit_code
     if result.is_complete:
-        write_result(result, args.out_dir)
+        write_result(result, settings.out_dir)
         ConsoleSink(stage_name).write_line(summarize_result(result))
     return result.exit_code
 
 
-def make_train_plan(args: TrainerArguments, stage: Stage, world_size: int) -> TrainPlan:
-    """Build the loop's plan from command-line arguments."""
-    warmup = args.warmup_steps
-    if warmup is None:
-        per_epoch = -(-stage.source.num_batches(0) // (args.accumulation_steps * world_size))
-        warmup = min(_MAX_WARMUP_STEPS, (args.max_steps or args.epochs * per_epoch) // 20)
-    # Every other field of the plan is an option of the same name.
-    names = {field.name for field in fields(TrainPlan)} - {"warmup_steps", "args"}
-    return TrainPlan(
-        **{name: getattr(args, name) for name in names},
-        warmup_steps=warmup,
-        args={key: to_plain_json(value) for key, value in asdict(args).items()},
-    )
-
-
-def to_plain_json(value: object) -> object:
-    """Convert a value to one that JSON can represent."""
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
 def write_result(result: TrainResult, out_dir: Path) -> None:
     """Write result.json atomically."""
-    content: dict[str, Any] = {
+    content: dict[str, object] = {
         "stage": result.stage,
         "steps": result.steps,
         "tokens": result.tokens,

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class TrainState:
         self.best_metric, self.best_step = value, self.global_step
         return True
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         """Return the content of state.json; values that are not finite become null."""
         record = asdict(self)
         for name in ("before", "held_out"):
@@ -97,6 +97,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+class RngState(TypedDict):
+    """State of all random generators of a process, as plain values and tensors."""
+
+    python: list[Any]
+    numpy: list[Any]
+    torch: torch.Tensor
+    cuda: list[torch.Tensor]
+
+
 def seed_everything(seed: int, rank: int) -> None:
     """Seed all random generators; each rank gets a different seed."""
     random.seed(f"{seed}:{rank}")
@@ -104,7 +113,7 @@ def seed_everything(seed: int, rank: int) -> None:
     torch.manual_seed(seed + 7919 * rank)
 
 
-def capture_rng() -> dict[str, Any]:
+def capture_rng() -> RngState:
     """Return the state of all random generators of this process as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=True)
@@ -117,7 +126,7 @@ def capture_rng() -> dict[str, Any]:
     }
 
 
-def restore_rng(saved: Mapping[str, Any]) -> None:
+def restore_rng(saved: RngState) -> None:
     """Restore the state of all random generators."""
     version, numbers, gauss = saved["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))

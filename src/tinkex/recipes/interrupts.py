@@ -7,7 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
+
+SignalHandler = Callable[[int, FrameType | None], object] | int | None
 
 
 class Stoppable(Protocol):
@@ -27,7 +29,7 @@ def stop_on_interrupt(run: Stoppable, on_stop: Callable[[], None]) -> Iterator[N
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {}
+    before: dict[int, SignalHandler] = {}
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
         for number, handler in before.items():

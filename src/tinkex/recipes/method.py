@@ -16,12 +16,12 @@ from tinkex.client.service import ServiceClient
 from tinkex.client.training import TrainingClient
 from tinkex.data.jsonl import JsonlFile
 from tinkex.data.rendering import RenderedExample, Renderer
+from tinkex.display import format_count
 from tinkex.errors import InvalidInput, NotFoundError
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.run_directory import SavedProgress
 from tinkex.settings import HOSTED_BASE_URL
 from tinkex.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
-from tinkex.units import format_count
 
 
 def create_training_client(

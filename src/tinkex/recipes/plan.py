@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -100,12 +100,12 @@ class Plan:
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.data.stem).strip("-.")[:64]
         return f"{self.kind}-{stem}" if stem else self.kind
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return all settings as plain JSON."""
         settings = {"recipe": self.kind, **asdict(self)}
         return {name: _to_plain_json(value) for name, value in settings.items()}
 
-    def training_settings(self) -> dict[str, Any]:
+    def training_settings(self) -> dict[str, object]:
         """Return the settings that affect the weights."""
         return {
             name: value
@@ -166,13 +166,13 @@ class RlPlan(Plan):
         check_range("temperature", self.temperature, above=0.0)
 
 
-def settings_digest(settings: Mapping[str, Any]) -> str:
+def settings_digest(settings: Mapping[str, object]) -> str:
     """Return a short digest of settings."""
     content = msgspec.json.encode(settings, order="sorted")
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def describe_changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """Describe the settings that differ; missing ones count as None."""
     names = sorted(old.keys() | new.keys())
     return [
@@ -182,7 +182,7 @@ def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     ]
 
 
-def _to_plain_json(value: Any) -> Any:
+def _to_plain_json(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value

@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tinkex.client.future import APIFuture
 from tinkex.client.sampling import SamplingClient
 from tinkex.client.service import ServiceClient
 from tinkex.data.rendering import Renderer
-from tinkex.data.rows import ChatRow, Prompt
+from tinkex.data.rows import ChatRow, Prompt, RecipeRow
+from tinkex.display import format_count
 from tinkex.errors import TinkexError
 from tinkex.logs import get_logger
 from tinkex.recipes.plan import Plan
 from tinkex.types import ModelInput, SamplingParams
-from tinkex.units import format_count
+from tinkex.wire.messages import Empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class StepReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report as flat JSON, including the metrics."""
         record = asdict(self)
         metrics = record.pop("metrics")
@@ -88,7 +88,7 @@ class RecipeResult:
     """Final metrics."""
     samples: tuple[SampledAnswer, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the result as plain JSON."""
         return {**asdict(self), "run_dir": str(self.run_dir)}
 
@@ -96,7 +96,7 @@ class RecipeResult:
 _TEMPERATURE = 0.7
 
 
-def choose_prompts(given: Sequence[str], first_row: Any) -> list[Prompt]:
+def choose_prompts(given: Sequence[str], first_row: RecipeRow) -> list[Prompt]:
     """Return the given prompts in the format of the data, or the prompt of the first row."""
     example = first_prompt(first_row)
     if not given:
@@ -106,11 +106,10 @@ def choose_prompts(given: Sequence[str], first_row: Any) -> list[Prompt]:
     return [({"role": "user", "content": text},) for text in given]
 
 
-def first_prompt(row: Any) -> Prompt:
+def first_prompt(row: RecipeRow) -> Prompt:
     """Return the prompt of the first answer of a row."""
     if not isinstance(row, ChatRow):
-        prompt: Prompt = row.prompt
-        return prompt
+        return row.prompt
     roles = [message["role"] for message in row.messages]
     # If the assistant starts the conversation, its first message is the prompt.
     return row.messages[: roles.index("assistant")] or row.messages[:1]
@@ -167,7 +166,7 @@ class MetricsReporter:
 
     def __init__(self, service: ServiceClient) -> None:
         self._service = service
-        self._pending: deque[APIFuture[Any]] = deque()
+        self._pending: deque[APIFuture[Empty]] = deque()
         self._is_rejected = False
 
     def report(self, run_id: str, seq_id: int, metrics: Mapping[str, float]) -> None:
@@ -183,7 +182,7 @@ class MetricsReporter:
         while self._pending:
             self._finish(self._pending.popleft())
 
-    def _finish(self, future: APIFuture[Any]) -> None:
+    def _finish(self, future: APIFuture[Empty]) -> None:
         try:
             future.result(_DRAIN_SECONDS)
         except (TinkexError, concurrent.futures.TimeoutError, TimeoutError) as error:

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
-from typing import Any
 
 from tinkex.client.future import APIFuture
 from tinkex.client.sampling import SamplingClient
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
 from tinkex.data.rows import PromptRow, parse_prompt
+from tinkex.display import format_count
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.recipes.method import (
     NoticeFn,
@@ -39,7 +39,6 @@ from tinkex.types import (
     SampleResponse,
     SamplingParams,
 )
-from tinkex.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,9 @@ class RewardFunction:
     """FILE.py:FUNCTION, as given."""
     digest: str
     """SHA-256 of the file."""
-    function: Callable[[dict[str, Any], str], float] = field(repr=False)
+    function: Callable[[dict[str, object], str], float] = field(repr=False)
 
-    def __call__(self, row: Mapping[str, Any], text: str) -> float:
+    def __call__(self, row: Mapping[str, object], text: str) -> float:
         """Compute the reward of an answer to the prompt of a row."""
         try:
             # A copy, so that the function cannot change the row for the next answer.

@@ -13,8 +13,9 @@ from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
 from tinkex.data.rendering import Renderer
+from tinkex.data.rows import RecipeRow
+from tinkex.display import select_headlines
 from tinkex.errors import InvalidInput
-from tinkex.headline_metrics import select_headlines
 from tinkex.logs import get_logger
 from tinkex.recipes.method import (
     NoticeFn,
@@ -42,7 +43,7 @@ from tinkex.schedules import learning_rate, warmup_steps
 from tinkex.types import AdamParams, SaveWeightsResponse
 
 PlanT = TypeVar("PlanT", bound=Plan)
-RowT = TypeVar("RowT")
+RowT = TypeVar("RowT", bound=RecipeRow)
 MakeMethod = Callable[
     [RecipeContext[PlanT], JsonlFile[RowT], str | None], RecipeMethod[PlanT, RowT]
 ]
@@ -73,7 +74,7 @@ class RunOptions:
 class RecipeData(Generic[RowT]):
     """The data files of a plan, parsed and checked without a server."""
 
-    def __init__(self, plan: Plan, parse: Callable[[Any], RowT]) -> None:
+    def __init__(self, plan: Plan, parse: Callable[[object], RowT]) -> None:
         self.rows = JsonlFile(plan.data, parse)
         self.eval_rows = None if plan.eval_data is None else JsonlFile(plan.eval_data, parse)
 
@@ -172,7 +173,9 @@ class Run(Generic[PlanT, RowT]):
         self._num_done = 0 if saved is None else saved.step
         self.run_directory.truncate_metrics(self._num_done)
         losses = [
-            row["loss"] for row in self.run_directory.read_metrics() if row.get("loss") is not None
+            loss
+            for row in self.run_directory.read_metrics()
+            if isinstance(loss := row.get("loss"), int | float)
         ]
         self._loss = losses[-1] if losses else None
         if saved is None:

@@ -74,14 +74,14 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
-    def find_changes(self, settings: Mapping[str, Any]) -> list[str]:
+    def find_changes(self, settings: Mapping[str, object]) -> list[str]:
         """Describe changes to the recorded settings; empty if nothing was saved yet."""
         recorded = self._read_settings()
         if recorded is None or self.read_progress() is None:
             return []
         return describe_changes(recorded, settings)
 
-    def write_plan(self, plan: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def write_plan(self, plan: Mapping[str, object], settings: Mapping[str, object]) -> None:
         """Write plan.json, replacing an older one."""
         _write_json(self.plan_file, {"plan": plan, "essence": settings})
 
@@ -106,7 +106,7 @@ class RunDirectory:
         """Write progress.json atomically."""
         _write_json(self.progress_file, progress)
 
-    def _read_settings(self) -> dict[str, Any] | None:
+    def _read_settings(self) -> dict[str, object] | None:
         try:
             content = msgspec.json.decode(self.plan_file.read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
@@ -116,7 +116,7 @@ class RunDirectory:
 
     # --- metrics ----------------------------------------------------------------------------
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[dict[str, object]]:
         """Return the logged metrics; a truncated last line is dropped."""
         try:
             lines = self.metrics_file.read_bytes().splitlines()
@@ -126,13 +126,17 @@ class RunDirectory:
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the metrics after a step, which will be repeated."""
-        by_step = {row["step"]: row for row in self.read_metrics() if row["step"] <= step}
+        by_step = {
+            number: row
+            for row in self.read_metrics()
+            if isinstance(number := row["step"], int) and number <= step
+        }
         if by_step or self.metrics_file.exists():
             rows = [by_step[number] for number in sorted(by_step)]
             content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
             write_file_atomic(self.metrics_file, content, _MODE)
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
+    def append_metrics(self, row: Mapping[str, object]) -> None:
         """Append the metrics of one step."""
         with self.metrics_file.open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
@@ -151,7 +155,7 @@ def _remove_created(created: Sequence[Path]) -> None:
             parent.rmdir()
 
 
-def _read_row(line: bytes) -> dict[str, Any] | None:
+def _read_row(line: bytes) -> dict[str, object] | None:
     try:
         row = msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -159,6 +163,6 @@ def _read_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def _write_json(path: Path, content: Any) -> None:
+def _write_json(path: Path, content: object) -> None:
     encoded = msgspec.json.format(msgspec.json.encode(content), indent=2)
     write_file_atomic(path, encoded + b"\n", _MODE)

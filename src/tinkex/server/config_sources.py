@@ -91,7 +91,7 @@ def _read_from_home(home: Path) -> dict[str, Any]:
     return read_from_file(path) if path.exists() else {}
 
 
-def _parse_variable(name: str, text: str, variable: str) -> Any:
+def _parse_variable(name: str, text: str, variable: str) -> object:
     kind = _FIELD_TYPES[name]
     if kind == tuple[str, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -103,7 +103,7 @@ def _parse_variable(name: str, text: str, variable: str) -> Any:
     return _convert(name, text, variable, strict=False)
 
 
-def _convert(name: str, value: Any, origin: str, *, strict: bool = True) -> Any:
+def _convert(name: str, value: object, origin: str, *, strict: bool = True) -> object:
     try:
         return msgspec.convert(value, _FIELD_TYPES[name], strict=strict, dec_hook=_decode_path)
     except (msgspec.ValidationError, ValueError):
@@ -112,7 +112,7 @@ def _convert(name: str, value: Any, origin: str, *, strict: bool = True) -> Any:
         raise ConfigError(f"{name} is {shown} in {origin}; expected {_EXPECTED[name]}") from None
 
 
-def _decode_path(kind: type, value: Any) -> Any:
+def _decode_path(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str):
         return expand_path(value)
     raise ValueError(value)
@@ -124,14 +124,19 @@ def _suggest_field(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known settings: {', '.join(known)}"
 
 
-def _describe_type(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+def _describe_type(kind: object) -> str:
+    words: dict[object, str] = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+    }
     if kind in words:
         return words[kind]
     return "a list of strings" if kind == tuple[str, ...] else "a table"
 
 
-_FIELD_TYPES: dict[str, Any] = get_type_hints(ServerConfig)
+_FIELD_TYPES: dict[str, object] = get_type_hints(ServerConfig)
 _EXPECTED = {
     name: "a path" if name == "home" else _describe_type(_FIELD_TYPES[name]) for name in FIELDS
 }

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tinkex.engine.models.sources import BaseModelList
 from tinkex.errors import ConfigError, StoreUnavailable
 from tinkex.home import Home
 from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
-from tinkex.server.model_list import BaseModelList
 from tinkex.server.periodic import PeriodicTask
 from tinkex.settings import package_version
 from tinkex.store import jobs

@@ -14,19 +14,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 
 from tinkex.errors import ConfigError, StoreUnavailable
 from tinkex.store.dialects import as_store_error
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Connection: TypeAlias = sa.Connection
 """The connection type, exported so that other packages need not import SQLAlchemy."""
 TransactionWork: TypeAlias = Callable[[sa.Connection], T]
-_QueuedWrite: TypeAlias = "tuple[TransactionWork[Any], Future[Any]] | None"
 
 #: Maximum number of writes per commit.
 MAX_WRITES_PER_COMMIT = 64
@@ -49,6 +50,12 @@ _CONNECTION_PRAGMAS = (
 _MAX_CONNECTIONS = 24
 
 
+@dataclass(frozen=True, slots=True)
+class _QueuedWrite(Generic[T_co]):
+    work: TransactionWork[T_co]
+    future: Future[T_co]
+
+
 class Database:
     """A database by URL, e.g. `sqlite:////home/me/.tinkex/store.db` or `postgresql://...`."""
 
@@ -56,7 +63,7 @@ class Database:
         self.engine = _create_engine(url, busy_seconds)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self._busy_seconds = busy_seconds
-        self._queue: queue.SimpleQueue[_QueuedWrite] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedWrite[object] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -88,7 +95,8 @@ class Database:
                     target=self._writer_loop, name="store-writer", daemon=True
                 )
                 self._writer.start()
-            self._queue.put((work, future))
+            queued: _QueuedWrite[T] = _QueuedWrite(work, future)
+            self._queue.put(queued)
         return future
 
     def close(self) -> None:
@@ -113,25 +121,27 @@ class Database:
                     is_last = True
                 else:
                     group.append(item)
-            self._commit_group([item for item in group if item[1].set_running_or_notify_cancel()])
+            self._commit_group(
+                [item for item in group if item.future.set_running_or_notify_cancel()]
+            )
             if is_last:
                 return
 
-    def _commit_group(self, group: list[tuple[TransactionWork[Any], Future[Any]]]) -> None:
+    def _commit_group(self, group: list[_QueuedWrite[object]]) -> None:
         """Run a group in one transaction; a failed write is rolled back alone."""
         try:
             with self.begin() as db:
-                outcomes = [_run_in_savepoint(db, work) for work, _ in group]
+                outcomes = [_run_in_savepoint(db, item.work) for item in group]
         except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
             # Driver errors too: without the writer thread later writes would wait for ever.
-            for _, future in group:
-                future.set_exception(as_store_error(error))
+            for item in group:
+                item.future.set_exception(as_store_error(error))
             return
-        for (_, future), (result, failure) in zip(group, outcomes, strict=True):
+        for item, (result, failure) in zip(group, outcomes, strict=True):
             if failure is not None:
-                future.set_exception(failure)
+                item.future.set_exception(failure)
             else:
-                future.set_result(result)
+                item.future.set_result(result)
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[sa.Connection]:
@@ -175,8 +185,8 @@ def _try_begin(cursor: DBAPICursor, *, is_last: bool) -> bool:
 
 
 def _run_in_savepoint(
-    db: sa.Connection, work: TransactionWork[Any]
-) -> tuple[Any, Exception | None]:
+    db: sa.Connection, work: TransactionWork[object]
+) -> tuple[object, Exception | None]:
     savepoint = db.begin_nested()
     try:
         result = work(db)
@@ -228,8 +238,10 @@ def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
     )
 
     @sa.event.listens_for(engine, "connect")
-    def prepare(connection: Any, _record: object) -> None:
-        connection.execute(f"SET lock_timeout = {max(1, round(busy_seconds * 1000))}")
+    def prepare(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET lock_timeout = {max(1, round(busy_seconds * 1000))}")
+        cursor.close()
         connection.commit()
 
     return engine

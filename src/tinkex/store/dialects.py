@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from functools import cache
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,7 +15,7 @@ def insert_or_ignore(
     db: sa.Connection,
     table: sa.Table,
     *columns: str,
-    returning: tuple[sa.Column[Any], ...] = (),
+    returning: tuple[sa.Column[object], ...] = (),
 ) -> sa.Executable:
     """Return an insert that does nothing if a row with the same values in `columns` exists."""
     return _build_insert_or_ignore(db.dialect.name, table, columns, returning)
@@ -28,7 +27,7 @@ def _build_insert_or_ignore(
     dialect: str,
     table: sa.Table,
     columns: tuple[str, ...],
-    returning: tuple[sa.Column[Any], ...],
+    returning: tuple[sa.Column[object], ...],
 ) -> sa.Executable:
     statement = dialect_insert(dialect, table).on_conflict_do_nothing(index_elements=columns)
     return statement.returning(*returning) if returning else statement

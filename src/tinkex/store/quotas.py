@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import sqlalchemy as sa
 
@@ -43,7 +43,7 @@ class Quotas:
         """The names of all quotas, in display order."""
         return [field.name for field in fields(cls)]
 
-    def with_overrides(self, overrides: Mapping[str, Any] | None) -> Self:
+    def with_overrides(self, overrides: Mapping[str, int] | None) -> Self:
         """Return these quotas with a tenant's overrides; unknown names are ignored."""
         known = {name: value for name, value in (overrides or {}).items() if name in self.names()}
         return replace(self, **known)

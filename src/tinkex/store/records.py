@@ -36,11 +36,11 @@ class Record:
     """Base class of records."""
 
     @classmethod
-    def from_row(cls, row: sa.Row[Any]) -> Self:
+    def from_row(cls, row: sa.Row[tuple[object, ...]]) -> Self:
         """Build a record from a row that has exactly its columns."""
         return cls(**row._mapping)
 
-    def to_columns(self) -> dict[str, Any]:
+    def to_columns(self) -> dict[str, object]:
         """Return the column values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -78,7 +78,7 @@ class SessionRecord(Record):
     project_id: str
     display_name: str | None
     tags: list[str]
-    user_metadata: Mapping[str, Any]
+    user_metadata: Mapping[str, object]
     sdk_version: str
     created_at: float
     seen_at: float
@@ -97,7 +97,7 @@ class RunRecord(Record):
     session_id: str
     base_model: str
     spec: Mapping[str, Any]
-    user_metadata: Mapping[str, Any] | None
+    user_metadata: Mapping[str, object] | None
     state: str
     created_at: float
     used_at: float
@@ -141,7 +141,7 @@ class CheckpointRecord(Record):
     size_bytes: int
     is_public: bool = False
     is_ephemeral: bool = False
-    user_metadata: Mapping[str, Any] | None = None
+    user_metadata: Mapping[str, object] | None = None
     created_at: float
     expires_at: float | None = None
     deleted_at: float | None = None
@@ -250,7 +250,7 @@ class AuditRecord(Record):
     tenant_id: str
     at: float
     event: str
-    details: Mapping[str, Any]
+    details: Mapping[str, object]
     run_id: str | None = None
     tinker_path: str | None = None
 

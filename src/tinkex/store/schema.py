@@ -6,8 +6,6 @@ belongs to a tenant.
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
@@ -20,10 +18,12 @@ Time = sa.Double
 Json = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 
 
-def _partial_index(condition: str) -> dict[str, Any]:
-    """Options of a partial index. SQLite uses it if a query has the same condition text."""
-    sqlite = f"{condition} = 1" if " " not in condition else condition
-    return {"sqlite_where": sa.text(sqlite), "postgresql_where": sa.text(condition)}
+def _partial_index(name: str, *columns: str, where: str, unique: bool = False) -> sa.Index:
+    """Return a partial index. SQLite uses it if a query has the same condition text."""
+    sqlite = sa.text(f"{where} = 1" if " " not in where else where)
+    return sa.Index(
+        name, *columns, unique=unique, sqlite_where=sqlite, postgresql_where=sa.text(where)
+    )
 
 
 settings = sa.Table(
@@ -145,16 +145,16 @@ checkpoints = sa.Table(
     sa.Index("checkpoints_by_run", "run_id", "created_at"),
     sa.Index("checkpoints_by_session", "session_id"),
     sa.Index("checkpoints_by_end", "expires_at"),
-    sa.Index("checkpoints_deleted", "id", **_partial_index("deleted_at IS NOT NULL")),
-    sa.Index("checkpoints_ephemeral", "session_id", **_partial_index("is_ephemeral")),
-    sa.Index("checkpoints_public", "run_id", **_partial_index("is_public")),
-    sa.Index(
+    _partial_index("checkpoints_deleted", "id", where="deleted_at IS NOT NULL"),
+    _partial_index("checkpoints_ephemeral", "session_id", where="is_ephemeral"),
+    _partial_index("checkpoints_public", "run_id", where="is_public"),
+    _partial_index(
         "checkpoints_by_path",
         "run_id",
         "segment",
         "name",
         unique=True,
-        **_partial_index("deleted_at IS NULL"),
+        where="deleted_at IS NULL",
     ),
 )
 """Checkpoints. Their files are in the directory `checkpoints/<id>` of the home; an ephemeral one
@@ -191,16 +191,16 @@ jobs = sa.Table(
     sa.Column("base_model", sa.Text),
     sa.Column("cancelled_at", Time),
     sa.Index("jobs_by_state", "state", "no"),
-    sa.Index(
+    _partial_index(
         "jobs_open",
         "tenant_id",
         "payload_bytes",
         "num_tokens",
-        **_partial_index("finished_at IS NULL"),
+        where="finished_at IS NULL",
     ),
     sa.Index("jobs_by_run", "run_id", "applied"),
-    sa.Index("jobs_fetched", "fetched_at", **_partial_index("fetched_at IS NOT NULL")),
-    sa.Index("jobs_unfetched", "finished_at", **_partial_index("fetched_at IS NULL")),
+    _partial_index("jobs_fetched", "fetched_at", where="fetched_at IS NOT NULL"),
+    _partial_index("jobs_unfetched", "finished_at", where="fetched_at IS NULL"),
     sqlite_autoincrement=True,
 )
 """Jobs. `no` is the order of arrival, `position` the sequence number within the run, `applied` the

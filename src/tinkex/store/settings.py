@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -15,12 +14,12 @@ _SECRET_NAME = "secret"
 _SECRET_BYTES = 32
 
 
-def get(db: sa.Connection, name: str) -> Any | None:
+def get(db: sa.Connection, name: str) -> object:
     """Return a setting, or None."""
     return db.scalar(sa.select(settings.c.value).where(settings.c.name == name))
 
 
-def put(db: sa.Connection, name: str, value: Any) -> None:
+def put(db: sa.Connection, name: str, value: object) -> None:
     """Set a setting."""
     statement = dialect_insert(db.dialect.name, settings).values(name=name, value=value)
     db.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"value": value}))
@@ -32,7 +31,7 @@ def get_or_create_secret(db: sa.Connection) -> bytes:
     if secret is None:
         secret = secrets.token_hex(_SECRET_BYTES)
         put(db, _SECRET_NAME, secret)
-    return bytes.fromhex(secret)
+    return bytes.fromhex(str(secret))
 
 
 def get_or_create_store_id(db: sa.Connection) -> str:

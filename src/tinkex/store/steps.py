@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -99,8 +98,8 @@ def _list_newest(
     return [_numbered_step(row) for row in reversed(rows.all())]
 
 
-def _numbered_step(row: sa.Row[Any]) -> tuple[int, StepRecord]:
-    values: dict[str, Any] = dict(row._mapping)
+def _numbered_step(row: sa.Row[tuple[object, ...]]) -> tuple[int, StepRecord]:
+    values = dict(row._mapping)
     no = values.pop("no")
     return no, StepRecord(**values | {"metrics": _from_json(row.metrics)})
 

@@ -1,9 +1,27 @@
-"""Check whether a process is alive, and identify it beyond its pid."""
+"""Processes: whether one is alive, how to identify it beyond its pid, and faster start-up."""
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Skip garbage collection while a process starts.
+
+    What PyTorch and transformers create at import stays: collecting meanwhile finds nothing, takes
+    a fifth of the time, and later collections need not visit it.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def is_alive(pid: int) -> bool:

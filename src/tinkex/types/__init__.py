@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tinkex.errors import (
@@ -47,15 +47,6 @@ if TYPE_CHECKING:
         TrainingRun as TrainingRun,
         TrainingRunsResponse as TrainingRunsResponse,
         WeightsInfoResponse as WeightsInfoResponse,
-    )
-    from tinkex.types.custom_loss import (
-        CreateCustomLossRequest as CreateCustomLossRequest,
-        CreateCustomLossResponse as CreateCustomLossResponse,
-        CustomLossGraph as CustomLossGraph,
-        CustomLossInput as CustomLossInput,
-        CustomLossInputRank as CustomLossInputRank,
-        CustomLossNode as CustomLossNode,
-        CustomLossNodeOp as CustomLossNodeOp,
     )
     from tinkex.types.futures import (
         FutureCompletion as FutureCompletion,
@@ -187,6 +178,13 @@ if TYPE_CHECKING:
         TensorDtype as TensorDtype,
     )
     from tinkex.types.training import (
+        CreateCustomLossRequest as CreateCustomLossRequest,
+        CreateCustomLossResponse as CreateCustomLossResponse,
+        CustomLossGraph as CustomLossGraph,
+        CustomLossInput as CustomLossInput,
+        CustomLossInputRank as CustomLossInputRank,
+        CustomLossNode as CustomLossNode,
+        CustomLossNodeOp as CustomLossNodeOp,
         ForwardBackwardInput as ForwardBackwardInput,
         ForwardBackwardOutput as ForwardBackwardOutput,
         ForwardBackwardRequest as ForwardBackwardRequest,
@@ -219,10 +217,6 @@ _NAMES_BY_MODULE = {
         Checkpoint CheckpointType CheckpointsListResponse CopyWeightsRequest
         CopyWeightsResponse Cursor ExternalWeightsUrlsResponse ParsedCheckpointTinkerPath
         TrainingRun TrainingRunsResponse WeightsInfoResponse
-    """,
-    "tinkex.types.custom_loss": """
-        CreateCustomLossRequest CreateCustomLossResponse CustomLossGraph CustomLossInput
-        CustomLossInputRank CustomLossNode CustomLossNodeOp
     """,
     "tinkex.types.futures": """
         FutureCompletion FutureFailed FutureFinished FutureRetrieveRequest
@@ -278,6 +272,8 @@ _NAMES_BY_MODULE = {
         TensorData TensorDtype
     """,
     "tinkex.types.training": """
+        CreateCustomLossRequest CreateCustomLossResponse CustomLossGraph CustomLossInput
+        CustomLossInputRank CustomLossNode CustomLossNodeOp
         ForwardBackwardInput ForwardBackwardOutput ForwardBackwardRequest ForwardRequest
         LoraConfig LossFnOutput LossFnType ModelID OptimStepRequest OptimStepResponse
         RunMetricsResponse RunSessionStatus RunStep
@@ -300,10 +296,10 @@ _UNEXPORTED_NAMES = {
 _OWN = {"RunMetricsResponse", "RunSessionStatus", "RunStep"}
 __all__ = sorted(_MODULE_BY_NAME.keys() - _UNEXPORTED_NAMES - _OWN)
 
-# Hidden from type checkers: they would accept every misspelled name as Any.
+# Hidden from type checkers: they would accept every misspelled name.
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _MODULE_BY_NAME:
             # `tinker.types` has its modules as attributes, such as `types.tensor_data`.
             if name.islower() and importlib.util.find_spec(f"{__name__}.{name}") is not None:

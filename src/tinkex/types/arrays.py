@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from math import prod
 from operator import index
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np  # noqa: TID253 - this whole file is imported late
 import numpy.typing as npt  # noqa: TID253
@@ -23,7 +23,7 @@ _MAX_SIZE = 2**31
 _PACK_CODE = {"int64": "q", "float32": "f"}
 
 
-def as_array(name: str, data: Any, dtype: WireDtypeName) -> Array:
+def as_array(name: str, data: object, dtype: WireDtypeName) -> Array:
     """Return an array of this dtype; an array that already has it is not copied."""
     if isinstance(data, np.ndarray):
         return data if data.dtype == dtype else _cast(name, data, dtype)
@@ -35,7 +35,7 @@ def as_array(name: str, data: Any, dtype: WireDtypeName) -> Array:
     return _cast(name, _numeric_array(name, data), dtype)
 
 
-def infer_array(name: str, data: Sequence[Any]) -> Array:
+def infer_array(name: str, data: Sequence[object]) -> Array:
     """Return an int64 array if all numbers are integers, else float32."""
     packed = _pack(data, "int64")
     if packed is not None:
@@ -44,7 +44,7 @@ def infer_array(name: str, data: Sequence[Any]) -> Array:
     return _cast(name, array, "int64" if array.dtype.kind in "iu" else "float32")
 
 
-def _pack(data: Sequence[Any], dtype: WireDtypeName) -> bytearray | None:
+def _pack(data: Sequence[object], dtype: WireDtypeName) -> bytearray | None:
     """Pack a flat list to bytes; None if it is nested or does not fit the dtype.
 
     Packing is twice as fast as NumPy's conversion of a list, and as strict as needed.
@@ -57,7 +57,7 @@ def _pack(data: Sequence[Any], dtype: WireDtypeName) -> bytearray | None:
     return packed
 
 
-def _numeric_array(name: str, data: Any) -> Array:
+def _numeric_array(name: str, data: object) -> Array:
     try:
         array = np.asarray(data)
     except (ValueError, TypeError, OverflowError):
@@ -147,7 +147,7 @@ def reshape_checked(array: Array, sizes: tuple[int, ...]) -> Array:
     return array.reshape(sizes)
 
 
-def as_indices(name: str, indices: Any) -> Indices:
+def as_indices(name: str, indices: object) -> Indices:
     """Return CSR indices as an int64 array; refuse missing ones."""
     if indices is None:
         raise InvalidInput(f"{name} is missing; a CSR tensor needs rows and columns together")
@@ -198,8 +198,8 @@ def sparsify(array: Array, pad: int) -> tuple[Array, Indices, Indices] | None:
     return array[listed], crow, np.nonzero(listed)[1].astype(np.int64)
 
 
-def check_pad(pad_value: Any) -> int:
+def check_pad(pad_value: object) -> int:
     """Return the pad value as an int; other types would not be exact in int64."""
-    if isinstance(pad_value, bool) or not hasattr(pad_value, "__index__"):
+    if isinstance(pad_value, bool) or not isinstance(pad_value, SupportsIndex):
         raise InvalidInput(f"pad_value is {pad_value!r}; expected an integer")
     return int(pad_value)

@@ -7,18 +7,32 @@ network happens in C and skips it, except for `__post_init__`.
 from __future__ import annotations
 
 import copy
+import difflib
+import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.validation_errors import explain_mismatch, explain_unknown
 
 
-def encode_hook(value: Any) -> Any:
+def encode_hook(value: object) -> object:
     """Convert a type unknown to msgspec to builtins; pass this to every encoder."""
     to_wire = getattr(value, "to_wire", None) or getattr(value, "tolist", None)
     if to_wire is None:
@@ -26,7 +40,7 @@ def encode_hook(value: Any) -> Any:
     return to_wire()
 
 
-def decode_hook(type_: Any, data: Any) -> Any:
+def decode_hook(type_: type, data: object) -> object:
     """Build a type unknown to msgspec from builtins; pass this to every decoder."""
     if isinstance(data, type_):
         return data
@@ -36,7 +50,7 @@ def decode_hook(type_: Any, data: Any) -> Any:
     return from_wire(data)
 
 
-_PRELOADED: set[Any] = set()
+_PRELOADED: set[object] = set()
 #: Reentrant, because inspecting a type imports modules that may call preload_type.
 _PRELOAD_LOCK = threading.RLock()
 _PreloadT = TypeVar("_PreloadT")
@@ -82,12 +96,38 @@ class FieldInfo:
         return self.get_default()
 
 
+class _DumpOptions(TypedDict, total=False):
+    include: Collection[str] | None
+    exclude: Collection[str] | None
+    exclude_none: bool
+    exclude_defaults: bool
+
+
+class _ModeOptions(_DumpOptions, total=False):
+    mode: Literal["python", "json"]
+
+
+class _IndentOptions(_DumpOptions, total=False):
+    indent: int | None
+
+
+class _CopyOptions(TypedDict, total=False):
+    update: Mapping[str, object] | None
+    deep: bool
+
+
 class ValueMeta(msgspec.StructMeta):
     """Makes constructors keyword-only and validated, with helpful errors."""
 
     __accepted__: frozenset[str]
 
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: Any, **config: Any) -> Any:
+    def __new__(
+        mcls,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        **config: Any,
+    ) -> ValueMeta:
         """Create the class; msgspec does not inherit `kw_only`, so it is repeated here."""
         config.setdefault("kw_only", True)
         cls = super().__new__(mcls, name, bases, namespace, **config)
@@ -99,7 +139,10 @@ class ValueMeta(msgspec.StructMeta):
     @property
     def model_fields(cls) -> Mapping[str, FieldInfo]:
         """The fields of the class by name."""
-        return {field.name: FieldInfo(field) for field in msgspec.structs.fields(cast(Any, cls))}
+        return {
+            field.name: FieldInfo(field)
+            for field in msgspec.structs.fields(cast("type[msgspec.Struct]", cls))
+        }
 
     # Type checkers use the constructor that dataclass_transform derives from the fields.
     if not TYPE_CHECKING:
@@ -109,7 +152,7 @@ class ValueMeta(msgspec.StructMeta):
             if args:
                 raise InvalidInput(f"{cls.__name__} takes keywords only, got {args[0]!r}")
             if not fields.keys() <= cls.__accepted__:
-                raise InvalidInput(explain_unknown(cls, fields))
+                raise InvalidInput(explain_unknown(cls.__name__, cls.__accepted__, fields))
             return cls._build(cls._prepare(fields))
 
 
@@ -118,12 +161,12 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
     """A frozen record with the methods of a pydantic model."""
 
     @classmethod
-    def _prepare(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def _prepare(cls, fields: dict[str, object]) -> dict[str, object]:
         """Hook: rewrite constructor keywords before validation."""
         return fields
 
     @classmethod
-    def _build(cls, fields: Mapping[str, Any]) -> Self:
+    def _build(cls, fields: Mapping[str, object]) -> Self:
         try:
             return msgspec.convert(fields, preload_type(cls), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
@@ -139,12 +182,12 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
             raise InvalidInput(cls._error_message(plain, str(error))) from None
 
     @classmethod
-    def _error_message(cls, fields: Mapping[str, Any], problem: str) -> str:
+    def _error_message(cls, fields: Mapping[str, object], problem: str) -> str:
         """Return the error message for input that does not match the field types."""
         return explain_mismatch(cls, fields, problem)
 
     @classmethod
-    def model_validate(cls, obj: Any) -> Self:
+    def model_validate(cls, obj: object) -> Self:
         """Build a value from a mapping, ignoring unknown keys; an instance is returned as is."""
         if isinstance(obj, cls):
             return obj
@@ -191,7 +234,7 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
         }
         return names | {self.__struct_config__.tag_field or ""}
 
-    def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
+    def model_dump_json(self, *, indent: int | None = None, **options: Unpack[_DumpOptions]) -> str:
         """Return JSON text, on one line without `indent`; `options` are those of model_dump."""
         selected = self.model_dump(mode="json", **options) if options else self
         data = msgspec.json.encode(selected, enc_hook=encode_hook)
@@ -199,7 +242,7 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
             data = msgspec.json.format(data, indent=indent)
         return data.decode()
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields changed and validated."""
         source = copy.deepcopy(self) if deep else self
         fields = {name: getattr(source, name) for name in self.__struct_fields__}
@@ -207,20 +250,20 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
 
     # --- older names of pydantic ----------------------------------------------------------
 
-    def dict(self, **options: Any) -> dict[str, Any]:
+    def dict(self, **options: Unpack[_ModeOptions]) -> dict[str, Any]:
         """Same as model_dump."""
         return self.model_dump(**options)
 
-    def json(self, **options: Any) -> str:
+    def json(self, **options: Unpack[_IndentOptions]) -> str:
         """Same as model_dump_json."""
         return self.model_dump_json(**options)
 
-    def copy(self, **options: Any) -> Self:
+    def copy(self, **options: Unpack[_CopyOptions]) -> Self:
         """Same as model_copy."""
         return self.model_copy(**options)
 
     @classmethod
-    def parse_obj(cls, obj: Any) -> Self:
+    def parse_obj(cls, obj: object) -> Self:
         """Same as model_validate."""
         return cls.model_validate(obj)
 
@@ -236,7 +279,7 @@ class Reply(Value):
 _KEPT_PYTHON_TYPES = (datetime,)
 
 
-def to_builtin(value: Any) -> Any:
+def to_builtin(value: object) -> object:
     """Convert NumPy scalars and arrays, ranges, and subclasses of str and int to builtins."""
     if isinstance(value, bool | None) or hasattr(value, "to_wire"):
         return value
@@ -247,7 +290,9 @@ def to_builtin(value: Any) -> Any:
         return [to_builtin(item) for item in value]
     if type(value) is dict:
         return {key: to_builtin(item) for key, item in value.items()}
-    return value.tolist() if hasattr(value, "dtype") or hasattr(value, "typecode") else value
+    is_array = hasattr(value, "dtype") or hasattr(value, "typecode")
+    tolist = getattr(value, "tolist", None) if is_array else None
+    return value if tolist is None else tolist()
 
 
 def _without_none(value: Any) -> Any:
@@ -256,3 +301,65 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_none(item) for item in value]
     return value
+
+
+# --- error messages for invalid input ----------------------------------------------------------
+_PROBLEM = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_PATH_PART = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+_WORD = re.compile(r"\w+")
+#: Python names of msgspec's JSON types.
+_PYTHON_NAMES = {"array": "list", "object": "dict", "null": "None"}
+
+
+def explain_unknown(name: str, accepted: Collection[str], given: Iterable[str]) -> str:
+    """Name the unknown keyword and suggest a similar one."""
+    unknown = next(keyword for keyword in given if keyword not in accepted)
+    close = difflib.get_close_matches(unknown, sorted(accepted), n=1, cutoff=0.6)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{name} has no field {unknown!r}{hint}"
+
+
+def explain_mismatch(cls: type, fields: Mapping[str, object], problem: str) -> str:
+    """Describe which field of the input is invalid, with its value."""
+    _, path = split_problem(problem)
+    steps = [name for name, _, _ in _PATH_PART.findall(path) if name]
+    choices = _literal_values(get_type_hints(cls).get(steps[0])) if len(steps) == 1 else []
+    if problem.startswith("Invalid") and choices:
+        value, expected = value_at(fields, path), " or ".join(map(repr, choices))
+        return f"{cls.__name__}{path} is {value!r:.80}; expected {expected}"
+    return explain_value(cls.__name__, fields, problem)
+
+
+def explain_value(name: str, data: object, problem: str) -> str:
+    """Translate msgspec's error about `data`, named `name`, to Python's terms."""
+    text, path = split_problem(problem)
+    if missing := _MISSING.search(text):
+        return f"{name}{path} needs {missing[1]!r}"
+    words = _WORD.sub(lambda word: _PYTHON_NAMES.get(word[0], word[0]), text.replace("`", ""))
+    return f"{name}{path} is {value_at(data, path)!r:.80}; {words[:1].lower()}{words[1:]}"
+
+
+def split_problem(problem: str) -> tuple[str, str]:
+    """Split msgspec's error into the problem and the path."""
+    match = _PROBLEM.match(problem)
+    assert match is not None
+    return match["problem"], match["path"] or ""
+
+
+def value_at(data: Any, path: str) -> object:
+    """Return the part of the input at a path such as `.chunks[0].tokens`, as far as it exists."""
+    for name, index, _ in _PATH_PART.findall(path):
+        key = name or (int(index) if index else None)
+        try:
+            data = data[key]
+        except (KeyError, IndexError, TypeError):
+            data = getattr(data, name, data) if name else data
+    return data
+
+
+def _literal_values(hint: object) -> list[object]:
+    """Return all literals in a field's type."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for part in get_args(hint) for choice in _literal_values(part)]

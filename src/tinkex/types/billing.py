@@ -77,7 +77,7 @@ BillingEventInfo: TypeAlias = (
 )
 
 
-def _read_unknown_event(data: Mapping[str, Any]) -> Any:
+def _read_unknown_event(data: Mapping[str, object]) -> object:
     known = [kind.type for kind in get_args(BillingEventInfo)]
     return NotImplemented if data.get("type") in known else UnknownBillingEvent.from_wire(data)
 

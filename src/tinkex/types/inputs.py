@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.base import Message
+from tinkex.types.base import Message, explain_mismatch, split_problem, value_at
 from tinkex.types.tensors import (
     TensorData,
     TensorDtype,
@@ -17,7 +17,6 @@ from tinkex.types.tensors import (
     is_torch_tensor,
     read_tensor_shape,
 )
-from tinkex.types.validation_errors import explain_mismatch, split_problem, value_at
 
 MAX_TOKEN = 2**31 - 1
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN)]
@@ -46,7 +45,7 @@ class EncodedTextChunk(Message, tag="encoded_text"):
         return len(self.tokens)
 
     @classmethod
-    def _error_message(cls, fields: Mapping[str, Any], problem: str) -> str:
+    def _error_message(cls, fields: Mapping[str, object], problem: str) -> str:
         _, path = split_problem(problem)
         if not path.startswith(".tokens["):
             return explain_mismatch(cls, fields, problem)
@@ -118,12 +117,12 @@ _TYPE_BY_FIELD = {
 }
 
 
-def add_chunk_types(body: Any) -> Any:
+def add_chunk_types(body: object) -> object:
     """Add the `type` to every chunk in `body`, which SDKs up to 0.16.1 omit.
 
     Changes the decoded JSON in place. An ambiguous chunk is refused.
     """
-    pending = [body]
+    pending: list[object] = [body]
     while pending:
         node = pending.pop()
         # Skip lists of numbers, such as token ids, by their first item.
@@ -136,14 +135,14 @@ def add_chunk_types(body: Any) -> Any:
     return body
 
 
-def _untyped_chunks(node: dict[str, Any]) -> list[dict[str, Any]]:
+def _untyped_chunks(node: dict[str, object]) -> list[dict[str, object]]:
     chunks = node.get("chunks")
     if not isinstance(chunks, list):
         return []
     return [chunk for chunk in chunks if isinstance(chunk, dict) and "type" not in chunk]
 
 
-def _infer_chunk_type(chunk: Mapping[str, Any]) -> str:
+def _infer_chunk_type(chunk: Mapping[str, object]) -> str:
     matches = [field for field in _TYPE_BY_FIELD if field in chunk]
     if len(matches) > 1 and isinstance(chunk.get("tokens"), int):
         # SDKs before 0.6 send the number of tokens of an image.
@@ -251,9 +250,9 @@ if TYPE_CHECKING:
 
     _Spans: TypeAlias = ProvenanceSpans
     #: Types that a Datum converts to a tensor.
-    LossFnInput: TypeAlias = TensorData | torch.Tensor | Array | Sequence[Any]
+    LossFnInput: TypeAlias = TensorData | torch.Tensor | Array | Sequence[object]
 else:
-    _Spans = list[Any]
+    _Spans = list
 
 #: The dtype of a list under a known key; under other keys its numbers determine it.
 _LIST_DTYPES: dict[str, TensorDtype] = {
@@ -320,7 +319,7 @@ class Datum:
         return replace(self, model_input_spans=model_input, loss_fn_input_spans=loss_fn_inputs)
 
 
-def to_tensor(name: str, given: Any) -> TensorData:
+def to_tensor(name: str, given: object) -> TensorData:
     """Convert a loss input to a tensor; refuse NaN and infinity."""
     try:
         tensor = _to_tensor_data(name, given)
@@ -332,7 +331,7 @@ def to_tensor(name: str, given: Any) -> TensorData:
     return tensor
 
 
-def _to_tensor_data(name: str, given: Any) -> TensorData:
+def _to_tensor_data(name: str, given: object) -> TensorData:
     if isinstance(given, TensorData):
         return given
     if isinstance(given, list | tuple):

@@ -8,8 +8,7 @@ from typing import Any, Literal, NoReturn, Self
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.base import decode_hook, preload_type
-from tinkex.types.validation_errors import explain_value
+from tinkex.types.base import decode_hook, explain_value, preload_type
 
 
 class _OpenUnionMeta(type):
@@ -19,14 +18,14 @@ class _OpenUnionMeta(type):
         return value is None or isinstance(value, msgspec.Struct | OpenRecord)
 
 
-def open_union(name: str, union: Any, unknown: Callable[[Mapping[str, Any]], Any]) -> Any:
+def open_union(name: str, union: object, unknown: Callable[[Mapping[str, object]], object]) -> type:
     """Return a field type like `union` that passes unknown members to `unknown`.
 
     msgspec rejects a whole response because of one unknown tag; here `unknown` returns the value of
     the field instead, or NotImplemented to keep the error. `name` names the object in the error.
     """
 
-    def from_wire(data: Any) -> Any:
+    def from_wire(data: object) -> object:
         try:
             return msgspec.convert(data, preload_type(union), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
@@ -41,7 +40,7 @@ def open_union(name: str, union: Any, unknown: Callable[[Mapping[str, Any]], Any
     return _OpenUnionMeta("OpenUnion", (), {"from_wire": staticmethod(from_wire), "union": union})
 
 
-def ignore_unknown(_: Mapping[str, Any]) -> None:
+def ignore_unknown(_: Mapping[str, object]) -> None:
     """Decode unknown members as None."""
 
 
@@ -50,21 +49,21 @@ class OpenRecord:
 
     __slots__ = ("_fields",)
 
-    _fields: dict[str, Any]
+    _fields: dict[str, object]
 
-    def __init__(self, /, *, type: str, **extra: Any) -> None:
+    def __init__(self, /, *, type: str, **extra: object) -> None:
         if not isinstance(type, str) or not type:
             raise InvalidInput(f"{self.__class__.__name__}.type is {type!r}; expected a name")
         object.__setattr__(self, "_fields", {"type": type, **extra})
 
     @classmethod
-    def from_wire(cls, data: Any) -> Self:
+    def from_wire(cls, data: object) -> Self:
         """Build a record from its JSON form."""
         if not isinstance(data, Mapping) or "type" not in data:
             raise InvalidInput(f"{cls.__name__} needs an object with a type, got {data!r:.80}")
         return cls(**data)
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, object]:
         """Return the JSON form."""
         return dict(self._fields)
 
@@ -94,5 +93,5 @@ class OpenRecord:
         fields = ", ".join(f"{name}={value!r}" for name, value in self._fields.items())
         return f"{self.__class__.__name__}({fields})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (self.__class__.from_wire, (self._fields,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from tinkex.errors import InvalidInput
 from tinkex.types.base import Message
@@ -104,7 +104,7 @@ def check_range(
         raise InvalidInput(f"{name} is {value}; expected at most {at_most:g}")
 
 
-def _read_unknown_params(data: Mapping[str, Any]) -> Any:
+def _read_unknown_params(data: Mapping[str, object]) -> object:
     is_known = data.get("type") == DimuonParams.type
     return NotImplemented if is_known else OptimParamsBase.from_wire(data)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tinkex.errors import InvalidInput
 from tinkex.types.base import Message
@@ -235,9 +235,9 @@ _RESPONSE_FIELDS = (
 )
 
 
-def _field_values(value: object, names: tuple[str, ...]) -> list[Any]:
+def _field_values(value: object, names: tuple[str, ...]) -> list[object]:
     return [getattr(value, name) for name in names]
 
 
-def _to_list(array: Any) -> Any:
+def _to_list(array: Tokens | None) -> list[int] | None:
     return None if array is None else array.tolist()

@@ -54,7 +54,7 @@ class UnhandledExceptionEvent(Reply, tag_field="event", tag="UNHANDLED_EXCEPTION
 
 
 class GenericEvent(Reply, tag_field="event", tag="GENERIC_EVENT"):
-    """Any other event."""
+    """An event of another kind."""
 
     event: ClassVar[Literal["GENERIC_EVENT"]] = "GENERIC_EVENT"
 

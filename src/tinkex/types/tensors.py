@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeGuard
 
 from tinkex.errors import InvalidInput
 
@@ -51,7 +51,7 @@ class TensorData:
 
     def __init__(
         self,
-        data: Sequence[Any] | Array | None = None,
+        data: Sequence[object] | Array | None = None,
         dtype: TensorDtype | None = None,
         shape: Sequence[int] | None = None,
         sparse_crow_indices: Sequence[int] | Indices | None = None,
@@ -147,7 +147,7 @@ class TensorData:
         return cls(values, arrays.dtype_of(array), array.shape, crow, cols)
 
     @classmethod
-    def from_list(cls, values: Sequence[Any], dtype: TensorDtype | None, name: str) -> Self:
+    def from_list(cls, values: Sequence[object], dtype: TensorDtype | None, name: str) -> Self:
         """Convert a flat or nested list; its numbers determine the dtype if `dtype` is None.
 
         `name` names the list in errors.
@@ -195,16 +195,16 @@ class TensorData:
         """Return position and value of the first NaN or infinity, e.g. `("[3]", nan)`, or None."""
         return arrays.find_not_finite(self._numpy, self._crow, self._cols)
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, object]:
         """Return the JSON form."""
-        wire: dict[str, Any] = {"data": self.data, "dtype": self.dtype, "shape": self.shape}
+        wire: dict[str, object] = {"data": self.data, "dtype": self.dtype, "shape": self.shape}
         if self._crow is not None:
             wire["sparse_crow_indices"] = self.sparse_crow_indices
             wire["sparse_col_indices"] = self.sparse_col_indices
         return wire
 
     @classmethod
-    def from_wire(cls, data: Any) -> Self:
+    def from_wire(cls, data: object) -> Self:
         """Build a tensor from its JSON form; null among floats means NaN."""
         if not isinstance(data, Mapping) or "dtype" not in data:
             raise InvalidInput(f"TensorData is read from an object with a dtype, got {data!r:.80}")
@@ -242,17 +242,17 @@ class TensorData:
         layout = ", CSR" if self.is_sparse else ""
         return f"TensorData(dtype={self.dtype!r}, shape={self.shape}{layout})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (TensorData, (self._numpy, self.dtype, self.shape, self._crow, self._cols))
 
 
-def is_torch_tensor(value: object) -> bool:
+def is_torch_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a torch tensor, without importing torch."""
     torch_class = getattr(sys.modules.get("torch"), "Tensor", None)
     return torch_class is not None and isinstance(value, torch_class)
 
 
-def is_numpy_array(value: object) -> bool:
+def is_numpy_array(value: object) -> TypeGuard[Array]:
     """Return whether a value is a NumPy array, without importing NumPy."""
     array_class = getattr(sys.modules.get("numpy"), "ndarray", None)
     return array_class is not None and isinstance(value, array_class)

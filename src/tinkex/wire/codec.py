@@ -50,7 +50,7 @@ PASSTHROUGH_TYPES = frozenset({int, str, bool, bytes, NoneType, datetime})
 #: msgspec's error for a chunk without its tag.
 _UNTYPED_CHUNK = re.compile(r"missing required field `type` - at `.*\.chunks\[\d+\]`")
 _ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
-_JSON_READERS: dict[Any, Callable[[object], Any]] = {
+_JSON_READERS: dict[type, Callable[[object], Any]] = {
     ForwardBackwardRequest: forward_backward_request_from_json,
     ForwardRequest: forward_request_from_json,
     ForwardBackwardOutput: forward_backward_output_from_json,
@@ -69,23 +69,22 @@ def encode_json(message: object) -> bytes:
 
 def decode_json(data: bytes, type_: type[T]) -> T:
     """Decode JSON as this type; raises msgspec.DecodeError (or its subclass ValidationError)."""
-    kind: Any = type_
-    if kind in _JSON_READERS:
+    if type_ in _JSON_READERS:
         return convert_json(msgspec.json.decode(data), type_)
     try:
+        kind: type = type_
         value: T = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
         if not _UNTYPED_CHUNK.search(str(error)):
             raise
         body = add_chunk_types(msgspec.json.decode(data))
-        value = msgspec.convert(body, preload_type(kind), dec_hook=decode_hook)
+        value = msgspec.convert(body, preload_type(type_), dec_hook=decode_hook)
     return value
 
 
 def convert_json(body: object, type_: type[T]) -> T:
     """Convert parsed JSON to a message that also has a protobuf form."""
-    kind: Any = type_
-    read: Callable[[object], T] = _JSON_READERS[kind]
+    read: Callable[[object], T] = _JSON_READERS[type_]
     try:
         return read(body)
     except msgspec.ValidationError as error:
@@ -96,12 +95,12 @@ def convert_json(body: object, type_: type[T]) -> T:
 
 
 @cache
-def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
+def _decoder(type_: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(preload_type(type_), dec_hook=decode_hook)
 
 
 # --- preparation for msgspec: omit None, refuse NaN ------------------------------------------
-def _prepare(value: Any, path: str) -> Any:
+def _prepare(value: object, path: str) -> object:
     """Convert a value to types that msgspec encodes; `path` locates it in error messages."""
     if type(value) in PASSTHROUGH_TYPES:
         return value
@@ -116,7 +115,7 @@ def _prepare(value: Any, path: str) -> Any:
     return _prepare_object(value, path)
 
 
-def _prepare_object(value: Any, path: str) -> Any:
+def _prepare_object(value: object, path: str) -> object:
     if isinstance(value, TensorData):
         return _prepare_tensor(value, path)
     if type(value) in JSON_FIELDS:
@@ -135,7 +134,7 @@ def _check_finite(value: float, path: str) -> float:
     return float(value)
 
 
-def _prepare_tensor(tensor: TensorData, path: str) -> dict[str, Any]:
+def _prepare_tensor(tensor: TensorData, path: str) -> dict[str, object]:
     not_finite = tensor.find_not_finite() if tensor.dtype == "float32" else None
     if not_finite is not None:
         index, value = not_finite
@@ -143,9 +142,9 @@ def _prepare_tensor(tensor: TensorData, path: str) -> dict[str, Any]:
     return tensor.to_wire()
 
 
-def _prepare_struct(struct: msgspec.Struct, path: str) -> dict[str, Any]:
+def _prepare_struct(struct: msgspec.Struct, path: str) -> dict[str, object]:
     config = struct.__struct_config__
-    items: dict[str, Any] = {config.tag_field: config.tag} if config.tag_field else {}
+    items: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
     for field in _field_infos(type(struct)):
         item = getattr(struct, field.name)
         if item is not None or field.is_required:
@@ -174,7 +173,7 @@ def _field_infos(cls: type[msgspec.Struct]) -> tuple[_FieldInfo, ...]:
     )
 
 
-def _is_passthrough(type_: Any) -> bool:
+def _is_passthrough(type_: object) -> bool:
     """Return whether values of this type need no checks, so that token lists are not copied."""
     origin = get_origin(type_)
     if origin is Literal:

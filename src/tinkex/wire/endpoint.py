@@ -1,17 +1,20 @@
-"""The type of a row in the endpoint table: path, messages, timeouts and retries."""
+"""A row of the endpoint table: path, messages, timeouts and retries."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar, Unpack
 
 from tinkex.errors import InvalidInput
 from tinkex.ids import check_checkpoint_id, path_segment
+from tinkex.types.futures import UntypedAPIFuture
+from tinkex.wire.messages import Empty
 
-RequestT = TypeVar("RequestT")
-ReplyT = TypeVar("ReplyT")
+RequestT = TypeVar("RequestT", covariant=True)
+ReplyT = TypeVar("ReplyT", covariant=True)
+ResultT = TypeVar("ResultT", covariant=True)
 PREFIX = "/api/v1"
 SMALL_BODY_BYTES = 256 * 1024
 #: Endpoints with large bodies: tensors or prompts.
@@ -44,7 +47,7 @@ class Endpoint(Generic[RequestT, ReplyT]):
     """The format of the request body."""
     max_body_bytes: int | None = SMALL_BODY_BYTES
     """Maximum body size; None means the server's `max_body_bytes` setting."""
-    result_type: type[Any] | None = None
+    result_type: type[object] | None = None
     """The result type of the future, if the reply is a future."""
     request_type: str = ""
     """The value of X-Tinker-Request-Type for the future."""
@@ -74,6 +77,14 @@ class Endpoint(Generic[RequestT, ReplyT]):
         return PREFIX + _PLACEHOLDER.sub(lambda match: values[match[1]], self.path)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEndpoint(Endpoint[RequestT, UntypedAPIFuture], Generic[RequestT, ResultT]):
+    """An endpoint that responds with a future."""
+
+    result_type: type[ResultT]
+    """The result type of the future."""
+
+
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
@@ -85,3 +96,77 @@ def _quote_placeholder(name: str, value: str) -> str:
     if value in {".", ".."}:
         raise InvalidInput(f"{name} is not a valid id: {value!r}")
     return path_segment(value)
+
+
+# --- rows of the table ------------------------------------------------------------------------
+class EndpointOptions(TypedDict, total=False):
+    """Optional fields of an endpoint."""
+
+    query: frozenset[str]
+    timeout_seconds: float
+    is_long_poll: bool
+    success_after_retry: frozenset[int]
+    retries_conflict: bool
+    is_legacy: bool
+    is_tinkex_only: bool
+
+
+def no_body(
+    method: str, name: str, path: str, reply: type[ReplyT], **options: Unpack[EndpointOptions]
+) -> Endpoint[Empty, ReplyT]:
+    """Return an endpoint without a body: all arguments are in the path and the query."""
+    return Endpoint(
+        name=name,
+        method=method,
+        path=path,
+        request=Empty,
+        reply=reply,
+        body=BodyFormat.NONE,
+        **options,
+    )
+
+
+def post_json(
+    name: str,
+    path: str,
+    request: type[RequestT],
+    reply: type[ReplyT],
+    *,
+    method: str = "POST",
+    max_body_bytes: int = SMALL_BODY_BYTES,
+    **options: Unpack[EndpointOptions],
+) -> Endpoint[RequestT, ReplyT]:
+    """Return an endpoint with a JSON body and an immediate response."""
+    return Endpoint(
+        name=name,
+        method=method,
+        path=path,
+        request=request,
+        reply=reply,
+        max_body_bytes=max_body_bytes,
+        **options,
+    )
+
+
+def post_job(
+    name: str,
+    request: type[RequestT],
+    result_type: type[ResultT],
+    request_type: str,
+    *,
+    body: BodyFormat = BodyFormat.JSON,
+    **options: Unpack[EndpointOptions],
+) -> JobEndpoint[RequestT, ResultT]:
+    """Return an endpoint that responds with a future; its path is its name."""
+    return JobEndpoint(
+        name=name,
+        method="POST",
+        path=f"/{name}",
+        request=request,
+        reply=UntypedAPIFuture,
+        body=body,
+        result_type=result_type,
+        request_type=request_type,
+        max_body_bytes=None if name in LARGE_BODY_ENDPOINTS else SMALL_BODY_BYTES,
+        **options,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any
 
 from tinkex import types
 from tinkex.types.billing import QuotaUsageResponse
@@ -12,6 +12,8 @@ from tinkex.wire.endpoint import PREFIX as PREFIX
 from tinkex.wire.endpoint import SMALL_BODY_BYTES as SMALL_BODY_BYTES
 from tinkex.wire.endpoint import BodyFormat as BodyFormat
 from tinkex.wire.endpoint import Endpoint as Endpoint
+from tinkex.wire.endpoint import JobEndpoint as JobEndpoint
+from tinkex.wire.endpoint import no_body, post_job, post_json
 from tinkex.wire.messages import (
     ApiKeyReply,
     ArchiveReply,
@@ -27,96 +29,19 @@ from tinkex.wire.messages import (
     WeightsInfoRequest,
 )
 
-RequestT = TypeVar("RequestT")
-ReplyT = TypeVar("ReplyT")
-
 _SCOPE_QUERY = frozenset({"access_scope"})
 _PAGE_QUERY = frozenset({"limit", "offset"})
 _TOKENIZER_QUERY = frozenset({"base_model", "digest"})
 
-
-class _Options(TypedDict, total=False):
-    """Optional fields of an endpoint."""
-
-    query: frozenset[str]
-    timeout_seconds: float
-    is_long_poll: bool
-    success_after_retry: frozenset[int]
-    retries_conflict: bool
-    is_legacy: bool
-    is_tinkex_only: bool
-
-
-def _no_body(
-    method: str, name: str, path: str, reply: type[ReplyT], **options: Unpack[_Options]
-) -> Endpoint[Empty, ReplyT]:
-    """Return an endpoint without a body: all arguments are in the path and the query."""
-    return Endpoint(
-        name=name,
-        method=method,
-        path=path,
-        request=Empty,
-        reply=reply,
-        body=BodyFormat.NONE,
-        **options,
-    )
-
-
-def _post(
-    name: str,
-    path: str,
-    request: type[RequestT],
-    reply: type[ReplyT],
-    *,
-    method: str = "POST",
-    max_body_bytes: int = SMALL_BODY_BYTES,
-    **options: Unpack[_Options],
-) -> Endpoint[RequestT, ReplyT]:
-    """Return an endpoint with a JSON body and an immediate response."""
-    return Endpoint(
-        name=name,
-        method=method,
-        path=path,
-        request=request,
-        reply=reply,
-        max_body_bytes=max_body_bytes,
-        **options,
-    )
-
-
-def _job(
-    name: str,
-    request: type[RequestT],
-    result_type: type[Any],
-    request_type: str,
-    *,
-    body: BodyFormat = BodyFormat.JSON,
-    **options: Unpack[_Options],
-) -> Endpoint[RequestT, types.UntypedAPIFuture]:
-    """Return an endpoint that responds with a future; its path is its name."""
-    return Endpoint(
-        name=name,
-        method="POST",
-        path=f"/{name}",
-        request=request,
-        reply=types.UntypedAPIFuture,
-        body=body,
-        result_type=result_type,
-        request_type=request_type,
-        max_body_bytes=None if name in LARGE_BODY_ENDPOINTS else SMALL_BODY_BYTES,
-        **options,
-    )
-
-
 # --- start-up and sessions -----------------------------------------------------------------
-HEALTH = _no_body("GET", "health", "/healthz", types.HealthResponse, timeout_seconds=5.0)
-CAPABILITIES = _no_body(
+HEALTH = no_body("GET", "health", "/healthz", types.HealthResponse, timeout_seconds=5.0)
+CAPABILITIES = no_body(
     "GET",
     "get_server_capabilities",
     "/get_server_capabilities",
     types.GetServerCapabilitiesResponse,
 )
-CLIENT_CONFIG = _post(
+CLIENT_CONFIG = post_json(
     "client_config",
     "/client/config",
     types.ClientConfigRequest,
@@ -124,36 +49,34 @@ CLIENT_CONFIG = _post(
     # The first request: an unresponsive server must be reported soon.
     timeout_seconds=10.0,
 )
-DYNAMIC_CONFIG = _post(
+DYNAMIC_CONFIG = post_json(
     "client_dynamic_config",
     "/client/dynamic_config",
     types.ClientConfigRequest,
     types.ClientDynamicConfigResponse,
     timeout_seconds=10.0,
 )
-AUTH_TOKEN = _post("auth_token", "/auth/token", Empty, types.AuthTokenResponse)
-API_KEY = _no_body("GET", "get_api_key", "/auth/apikey/me", ApiKeyReply, timeout_seconds=30.0)
-DELETE_API_KEY = _no_body(
-    "DELETE", "delete_api_key", "/auth/apikey/me", Empty, timeout_seconds=30.0
-)
-CREATE_SESSION = _post(
+AUTH_TOKEN = post_json("auth_token", "/auth/token", Empty, types.AuthTokenResponse)
+API_KEY = no_body("GET", "get_api_key", "/auth/apikey/me", ApiKeyReply, timeout_seconds=30.0)
+DELETE_API_KEY = no_body("DELETE", "delete_api_key", "/auth/apikey/me", Empty, timeout_seconds=30.0)
+CREATE_SESSION = post_json(
     "create_session", "/create_session", types.CreateSessionRequest, types.CreateSessionResponse
 )
-HEARTBEAT = _post(
+HEARTBEAT = post_json(
     "session_heartbeat",
     "/session_heartbeat",
     types.SessionHeartbeatRequest,
     types.SessionHeartbeatResponse,
     timeout_seconds=10.0,
 )
-FINISH_SESSION = _post(
+FINISH_SESSION = post_json(
     "finish_session",
     "/sessions/{session_id}/finish",
     FinishSessionRequest,
     Empty,
     timeout_seconds=10.0,
 )
-TELEMETRY = _post(
+TELEMETRY = post_json(
     "telemetry",
     "/telemetry",
     types.TelemetrySendRequest,
@@ -163,7 +86,7 @@ TELEMETRY = _post(
 )
 
 # --- futures -------------------------------------------------------------------------------
-RETRIEVE_FUTURE = _post(
+RETRIEVE_FUTURE = post_json(
     "retrieve_future",
     "/retrieve_future",
     types.FutureRetrieveRequest,
@@ -171,7 +94,7 @@ RETRIEVE_FUTURE = _post(
     timeout_seconds=45.0,
     is_long_poll=True,
 )
-RETRIEVE_FUTURES = _post(
+RETRIEVE_FUTURES = post_json(
     "retrieve_futures",
     "/retrieve_futures",
     types.FuturesRetrieveRequest,
@@ -179,51 +102,51 @@ RETRIEVE_FUTURES = _post(
     timeout_seconds=45.0,
     is_long_poll=True,
 )
-CANCEL_FUTURE = _post(
+CANCEL_FUTURE = post_json(
     "cancel_future", "/cancel_future", CancelFutureRequest, Empty, timeout_seconds=30.0
 )
 
 # --- training ------------------------------------------------------------------------------
-CREATE_MODEL = _job(
+CREATE_MODEL = post_job(
     "create_model", types.CreateModelRequest, types.CreateModelResponse, "CreateModel"
 )
-FORWARD_BACKWARD = _job(
+FORWARD_BACKWARD = post_job(
     "forward_backward",
     types.ForwardBackwardRequest,
     types.ForwardBackwardOutput,
     "ForwardBackward",
     body=BodyFormat.PROTO,
 )
-FORWARD = _job(
+FORWARD = post_job(
     "forward", types.ForwardRequest, types.ForwardBackwardOutput, "Forward", is_legacy=True
 )
-OPTIM_STEP = _job("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep")
-SAVE_WEIGHTS = _job(
+OPTIM_STEP = post_job("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep")
+SAVE_WEIGHTS = post_job(
     "save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"
 )
-SAVE_WEIGHTS_FOR_SAMPLER = _job(
+SAVE_WEIGHTS_FOR_SAMPLER = post_job(
     "save_weights_for_sampler",
     types.SaveWeightsForSamplerRequest,
     types.SaveWeightsForSamplerResponseInternal,
     "SaveWeightsForSampler",
 )
-SAVE_WEIGHTS_EXTERNAL = _job(
+SAVE_WEIGHTS_EXTERNAL = post_job(
     "save_weights_external",
     types.SaveWeightsExternalRequest,
     types.SaveWeightsExternalResponseInternal,
     "SaveWeightsExternal",
 )
-LOAD_WEIGHTS = _job(
+LOAD_WEIGHTS = post_job(
     "load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"
 )
-CREATE_CUSTOM_LOSS = _job(
+CREATE_CUSTOM_LOSS = post_job(
     "create_custom_loss",
     types.CreateCustomLossRequest,
     types.CreateCustomLossResponse,
     "CreateCustomLoss",
 )
-GET_INFO = _post("get_info", "/get_info", types.GetInfoRequest, types.GetInfoResponse)
-UNLOAD_MODEL = _job(
+GET_INFO = post_json("get_info", "/get_info", types.GetInfoRequest, types.GetInfoResponse)
+UNLOAD_MODEL = post_job(
     "unload_model",
     types.UnloadModelRequest,
     types.UnloadModelResponse,
@@ -232,21 +155,21 @@ UNLOAD_MODEL = _job(
 )
 
 # --- sampling ------------------------------------------------------------------------------
-CREATE_SAMPLING_SESSION = _post(
+CREATE_SAMPLING_SESSION = post_json(
     "create_sampling_session",
     "/create_sampling_session",
     types.CreateSamplingSessionRequest,
     types.CreateSamplingSessionResponse,
 )
-JOIN_SAMPLING_SESSION = _post(
+JOIN_SAMPLING_SESSION = post_json(
     "join_sampling_session",
     "/join_sampling_session",
     types.JoinSamplingSessionRequest,
     types.JoinSamplingSessionResponse,
 )
-SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample")
-GET_SAMPLER = _no_body("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
-GET_TOKENIZER = _no_body(
+SAMPLE = post_job("asample", types.SampleRequest, types.SampleResponse, "Sample")
+GET_SAMPLER = no_body("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
+GET_TOKENIZER = no_body(
     "GET",
     "get_tokenizer",
     "/tokenizer",
@@ -256,21 +179,21 @@ GET_TOKENIZER = _no_body(
 )
 
 # --- training runs and checkpoints ---------------------------------------------------------
-LIST_RUNS = _no_body(
+LIST_RUNS = no_body(
     "GET",
     "list_training_runs",
     "/training_runs",
     types.TrainingRunsResponse,
     query=_PAGE_QUERY | _SCOPE_QUERY | {"project_id", "search"},
 )
-GET_RUN = _no_body(
+GET_RUN = no_body(
     "GET",
     "get_training_run",
     "/training_runs/{training_run_id}",
     types.TrainingRun,
     query=_SCOPE_QUERY,
 )
-RUN_METRICS = _no_body(
+RUN_METRICS = no_body(
     "GET",
     "get_run_metrics",
     "/training_runs/{training_run_id}/metrics",
@@ -278,7 +201,7 @@ RUN_METRICS = _no_body(
     query=frozenset({"limit", "after"}),
     is_tinkex_only=True,
 )
-REPORT_RUN_METRICS = _post(
+REPORT_RUN_METRICS = post_json(
     "report_run_metrics",
     "/training_runs/{training_run_id}/metrics",
     ReportMetricsRequest,
@@ -286,7 +209,7 @@ REPORT_RUN_METRICS = _post(
     timeout_seconds=10.0,
     is_tinkex_only=True,
 )
-RENAME_RUN = _post(
+RENAME_RUN = post_json(
     "rename_training_run",
     "/training_runs/{training_run_id}/name",
     RenameRunRequest,
@@ -294,24 +217,24 @@ RENAME_RUN = _post(
     method="PUT",
     is_tinkex_only=True,
 )
-LIST_CHECKPOINTS = _no_body(
+LIST_CHECKPOINTS = no_body(
     "GET",
     "list_checkpoints",
     "/training_runs/{training_run_id}/checkpoints",
     types.CheckpointsListResponse,
 )
-LIST_MODEL_CHECKPOINTS = _no_body(
+LIST_MODEL_CHECKPOINTS = no_body(
     "GET",
     "list_model_checkpoints",
     "/models/{training_run_id}/checkpoints",
     types.CheckpointsListResponse,
     is_legacy=True,
 )
-LIST_USER_CHECKPOINTS = _no_body(
+LIST_USER_CHECKPOINTS = no_body(
     "GET", "list_user_checkpoints", "/checkpoints", types.CheckpointsListResponse, query=_PAGE_QUERY
 )
 _CHECKPOINT_PATH = "/training_runs/{training_run_id}/checkpoints/{checkpoint_id}"
-DELETE_CHECKPOINT = _no_body(
+DELETE_CHECKPOINT = no_body(
     "DELETE",
     "delete_checkpoint",
     _CHECKPOINT_PATH,
@@ -319,7 +242,7 @@ DELETE_CHECKPOINT = _no_body(
     retries_conflict=False,
     success_after_retry=frozenset({404}),
 )
-PUBLISH_CHECKPOINT = _no_body(
+PUBLISH_CHECKPOINT = no_body(
     "POST",
     "publish_checkpoint",
     _CHECKPOINT_PATH + "/publish",
@@ -327,7 +250,7 @@ PUBLISH_CHECKPOINT = _no_body(
     retries_conflict=False,
     success_after_retry=frozenset({409}),
 )
-UNPUBLISH_CHECKPOINT = _no_body(
+UNPUBLISH_CHECKPOINT = no_body(
     "DELETE",
     "unpublish_checkpoint",
     _CHECKPOINT_PATH + "/publish",
@@ -335,7 +258,7 @@ UNPUBLISH_CHECKPOINT = _no_body(
     retries_conflict=False,
     success_after_retry=frozenset({409}),
 )
-SET_CHECKPOINT_TTL = _post(
+SET_CHECKPOINT_TTL = post_json(
     "set_checkpoint_ttl",
     _CHECKPOINT_PATH + "/ttl",
     TtlRequest,
@@ -343,32 +266,34 @@ SET_CHECKPOINT_TTL = _post(
     method="PUT",
     retries_conflict=False,
 )
-EXTERNAL_WEIGHTS_URLS = _no_body(
+EXTERNAL_WEIGHTS_URLS = no_body(
     "GET",
     "external_weights_urls",
     _CHECKPOINT_PATH + "/external_weights_urls",
     types.ExternalWeightsUrlsResponse,
 )
-CHECKPOINT_ARCHIVE = _no_body(
+CHECKPOINT_ARCHIVE = no_body(
     "GET", "checkpoint_archive", _CHECKPOINT_PATH + "/archive", ArchiveReply, is_legacy=True
 )
-WEIGHTS_INFO = _post("weights_info", "/weights_info", WeightsInfoRequest, types.WeightsInfoResponse)
-COPY_WEIGHTS = _post(
+WEIGHTS_INFO = post_json(
+    "weights_info", "/weights_info", WeightsInfoRequest, types.WeightsInfoResponse
+)
+COPY_WEIGHTS = post_json(
     "copy_weights", "/copy_weights", types.CopyWeightsRequest, types.CopyWeightsResponse
 )
 
 # --- sessions, audit, usage ----------------------------------------------------------------
-LIST_SESSIONS = _no_body(
+LIST_SESSIONS = no_body(
     "GET",
     "list_sessions",
     "/sessions",
     types.ListSessionsResponse,
     query=_PAGE_QUERY | _SCOPE_QUERY,
 )
-GET_SESSION = _no_body(
+GET_SESSION = no_body(
     "GET", "get_session", "/sessions/{session_id}", types.GetSessionResponse, query=_SCOPE_QUERY
 )
-ASSIGN_PROJECT = _post(
+ASSIGN_PROJECT = post_json(
     "assign_session_project",
     "/sessions/{session_id}/project",
     AssignProjectRequest,
@@ -376,30 +301,30 @@ ASSIGN_PROJECT = _post(
     method="PUT",
     retries_conflict=False,
 )
-TRACE_EXPORT = _no_body(
+TRACE_EXPORT = no_body(
     "GET", "export_session_trace", "/sessions/{session_id}/trace_export", TraceExportReply
 )
-SEARCH_SESSIONS = _post(
+SEARCH_SESSIONS = post_json(
     "search_sessions", "/sessions/search", types.SessionSearchRequest, types.SessionSearchResponse
 )
-AUDIT_LOG = _no_body(
+AUDIT_LOG = no_body(
     "GET", "get_audit_log", "/audit", types.AuditLogResponse, query=frozenset({"event_type", "day"})
 )
-BILLING_USAGE = _no_body(
+BILLING_USAGE = no_body(
     "GET",
     "get_billing_usage",
     "/billing/usage/events",
     types.BillingUsageResponse,
     query=frozenset({"starting_on", "ending_before"}),
 )
-STORAGE_USAGE = _no_body(
+STORAGE_USAGE = no_body(
     "GET",
     "get_current_checkpoint_storage_usage",
     "/billing/usage/checkpoints/current",
     types.CurrentCheckpointStorageUsageResponse,
     query=frozenset({"project_id"}),
 )
-QUOTAS = _no_body("GET", "get_quotas", "/usage/quotas", QuotaUsageResponse, is_tinkex_only=True)
+QUOTAS = no_body("GET", "get_quotas", "/usage/quotas", QuotaUsageResponse, is_tinkex_only=True)
 
 ENDPOINTS: Mapping[str, Endpoint[Any, Any]] = {
     row.name: row for row in list(globals().values()) if isinstance(row, Endpoint)

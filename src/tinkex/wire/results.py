@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,40 +14,45 @@ from tinkex.wire.codec import (
     forward_backward_output_from_json,
     sample_response_from_json,
 )
-from tinkex.wire.endpoints import Endpoint
+from tinkex.wire.endpoints import Endpoint, JobEndpoint
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
-_PROTO_DECODERS: dict[type[Any], Callable[[bytes], Any]] = {
+ResultT = TypeVar("ResultT")
+
+_PROTO_DECODERS: dict[type, Callable[[bytes], Any]] = {
     types.ForwardBackwardOutput: decode_forward_backward_output,
     types.SampleResponse: decode_sample_response,
 }
-_JSON_DECODERS: dict[type[Any], Callable[[Any], Any]] = {
+_JSON_DECODERS: dict[type, Callable[[object], Any]] = {
     types.ForwardBackwardOutput: forward_backward_output_from_json,
     types.SampleResponse: sample_response_from_json,
 }
 
 
-def has_proto_result(endpoint: Endpoint[Any, Any]) -> bool:
+def has_proto_result(endpoint: Endpoint[object, object]) -> bool:
     """Return whether the result is requested, and usually sent, as protobuf."""
     return endpoint.result_type in _PROTO_DECODERS
 
 
-def decode_result(endpoint: Endpoint[Any, Any], content: bytes, is_proto: bool) -> Any:
+def decode_result(
+    endpoint: JobEndpoint[object, ResultT], content: bytes, is_proto: bool
+) -> ResultT:
     """Decode a result; raises ValueError or a msgspec error if it is invalid."""
     result_type = endpoint.result_type
-    if result_type is None:
-        raise ValueError(f"{endpoint.name} does not return a future")
+    result: ResultT
     if is_proto:
         if result_type not in _PROTO_DECODERS:
             raise ValueError(f"{endpoint.name} has no binary result")
-        return _PROTO_DECODERS[result_type](content)
-    if result_type in _JSON_DECODERS:
-        return _JSON_DECODERS[result_type](unwrap_result(msgspec.json.decode(content)))
+        result = _PROTO_DECODERS[result_type](content)
+        return result
     body = unwrap_result(msgspec.json.decode(content))
+    if result_type in _JSON_DECODERS:
+        result = _JSON_DECODERS[result_type](body)
+        return result
     return msgspec.convert(body, preload_type(result_type), strict=False, dec_hook=decode_hook)
 
 
-def unwrap_result(body: Any) -> Any:
+def unwrap_result(body: object) -> object:
     """Return the result inside `{status: completed, result: ...}`, or the body itself."""
     if isinstance(body, dict) and "result" in body and "status" in body:
         return body["result"]

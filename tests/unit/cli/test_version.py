@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -117,11 +116,3 @@ def test_commit_from_installer_record(tmp_path: Path, monkeypatch: pytest.Monkey
     for text in ("{}", "garbage"):
         write(records / "direct_url.json", text)
         assert installed_commit() is None
-
-
-def test_it_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tinkex", "version"], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("tinkex ")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import logging
 import pickle
 import stat
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.token_exchange import KEY, Exchange, make_jwt
 from tinkex.client.credentials import (
     Credential,
     CredentialStore,
@@ -22,19 +21,10 @@ from tinkex.client.credentials import (
     decode_jwt_claims,
     find_credential,
     redact,
-    run_credential_command,
 )
 from tinkex.client.identity import TokenSource
 from tinkex.errors import APIResponseValidationError, ClientClosed, ConfigError, InvalidInput
 from tinkex.settings import Environment
-
-KEY = "tml-secret-0123456789"
-
-
-def make_jwt(**claims: Any) -> str:
-    parts = ({"alg": "none"}, claims)
-    coded = [base64.urlsafe_b64encode(json.dumps(p).encode()).decode().rstrip("=") for p in parts]
-    return ".".join([*coded, "signature"])
 
 
 def record(key: str = KEY, name: str = "mine") -> KeyRecord:
@@ -235,56 +225,6 @@ def test_permissive_file_mode_is_warned_about_once(
     assert "mode 0640" in caplog.text
 
 
-@pytest.mark.asyncio
-async def test_credential_command_output_is_used() -> None:
-    assert await run_credential_command("echo '  tml-from-cmd  '; echo noise >&2") == "tml-from-cmd"
-    found = find_credential(None, Environment(credential_command="echo tml-from-cmd"))
-    assert found is not None
-    assert await found.read() == "tml-from-cmd"
-    assert await Credential(source="argument", value=KEY).read() == KEY
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("command", "problem"),
-    [
-        ("echo hush-hush; echo first >&2; echo last >&2; exit 3", "exit code 3: last$"),
-        ("echo hush-hush; exit 1", "exit code 1$"),
-        ("echo hush-hush; echo failed with hush-hush >&2; exit 1", r"1: failed with \*\*\*$"),
-        ("true", "printed no credential$"),
-        ("echo '  '; echo 'please log in' >&2", "printed no credential: please log in$"),
-        ("no-such-command-at-all", "exit code 127"),
-    ],
-)
-async def test_failing_command_error_shows_stderr_only(command: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem) as caught:
-        await run_credential_command(command)
-    assert "hush-hush" not in str(caught.value)
-
-
-def num_open_files() -> int:
-    return len(list(Path("/dev/fd").iterdir()))
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("command", ["sleep 60", "sleep 60 & exit 0", "sleep 60 | cat"])
-async def test_hanging_command_is_killed(command: str) -> None:
-    await run_credential_command("echo warm")
-    num_open = num_open_files()
-    started_at = time.monotonic()
-    with pytest.raises(ConfigError, match=r"within 0\.2 seconds"):
-        await run_credential_command(command, timeout_seconds=0.2)
-    assert time.monotonic() - started_at < 10
-    assert num_open_files() == num_open, "its pipes are closed"
-
-
-@pytest.mark.asyncio
-async def test_command_must_print_one_key() -> None:
-    credential = Credential(source="TINKER_CREDENTIAL_CMD", command="printf 'a\\nb'")
-    with pytest.raises(ConfigError, match="TINKER_CREDENTIAL_CMD contains a space"):
-        await credential.read()
-
-
 def test_jwt_claims_are_decoded() -> None:
     claims = {"exp": 5, "email": "\xe9@x", "n": "??>>"}
     assert decode_jwt_claims(make_jwt(**claims)) == claims
@@ -294,32 +234,6 @@ def test_jwt_claims_are_decoded() -> None:
 def test_invalid_jwt_is_rejected(text: str) -> None:
     with pytest.raises(InvalidInput, match="JWT"):
         decode_jwt_claims(text)
-
-
-class Exchange:
-    """A fake token exchange: counts calls, can be slow or fail."""
-
-    def __init__(self, lifetime_seconds: float = 3600.0) -> None:
-        self.now = 1_000_000.0
-        self.lifetime_seconds = lifetime_seconds
-        self.seen: list[str] = []
-        self.error: Exception | None = None
-        self.gate: asyncio.Event | None = None
-
-    def clock(self) -> float:
-        return self.now
-
-    async def __call__(self, raw: str) -> str:
-        self.seen.append(raw)
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.error is not None:
-            raise self.error
-        return make_jwt(exp=self.now + self.lifetime_seconds, n=len(self.seen))
-
-    def source(self, credential: Credential | None = None) -> TokenSource:
-        credential = credential or Credential(source="argument", value=KEY)
-        return TokenSource(credential, self, clock=self.clock)
 
 
 def number(token: str) -> object:
@@ -445,17 +359,6 @@ async def test_cancelled_caller_does_not_affect_others() -> None:
     exchange.gate.set()
     assert number(await staying) == 1
     assert leaving.cancelled()
-
-
-@pytest.mark.asyncio
-async def test_command_runs_for_every_exchange(tmp_path: Path) -> None:
-    counter = tmp_path / "n"
-    command = f"echo x >> {counter}; echo tml-$(grep -c x {counter})"
-    exchange = Exchange(lifetime_seconds=10)
-    source = exchange.source(Credential(source="TINKER_CREDENTIAL_CMD", command=command))
-    await source.get()
-    await source.get()
-    assert exchange.seen == ["tml-1", "tml-2"]
 
 
 @pytest.mark.asyncio

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.retry import LARGE_PROMPT_BYTES, RateLimiter, rate_limit_backoff
+from tinkex.client.rate_limits import LARGE_PROMPT_BYTES, RateLimiter, rate_limit_backoff
 
 quick = settings(max_examples=80, deadline=None, derandomize=True)
 

@@ -27,7 +27,7 @@ def test_files_that_start_processes_are_selected(file: str) -> None:
 
 
 def test_files_that_start_no_process_are_not() -> None:
-    assert process_tests(["tests/unit/client/test_retry.py", "tests/unit/store"]) == []
+    assert process_tests(["tests/integration/test_polling.py"]) == []
 
 
 def test_a_sign_in_an_imported_module_counts(

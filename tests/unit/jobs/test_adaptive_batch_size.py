@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.jobs.fair_share import MAX_OPERATIONS, TARGET_BATCH_SECONDS, AdaptiveBatchSize
+from tinkex.jobs.fair_queue import MAX_OPERATIONS, TARGET_BATCH_SECONDS, AdaptiveBatchSize
 
 
 def test_first_batch_is_small() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.stage_interface import TrainPlan
 from tinkex.pipeline.train.metrics import (
     ConsoleSink,
     JsonlSink,
@@ -18,6 +17,7 @@ from tinkex.pipeline.train.metrics import (
     format_progress,
     make_sink,
 )
+from tinkex.pipeline.train_settings import TrainSettings
 
 
 def write(path: Path, first: int, last: int, resumed_after: int = 0) -> None:
@@ -98,7 +98,7 @@ def test_closed_stream_is_not_written_to_again() -> None:
 
 
 def test_metrics_file_is_written_before_the_console(tmp_path: Path) -> None:
-    sinks = make_sink("sft", TrainPlan(out_dir=tmp_path))
+    sinks = make_sink("sft", TrainSettings(out_dir=tmp_path, data_path=tmp_path / "data.jsonl"))
     assert [type(part) for part in sinks._sinks] == [JsonlSink, ConsoleSink]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import ConfigError
-from tinkex.installation import install_command
 from tinkex.server.config import ServerConfig
 from tinkex.server.wiring import _register_tokenizers, make_engine
 
@@ -23,26 +20,6 @@ def test_fake_engine_is_opt_in(tmp_path: Path) -> None:
     engine = make_engine(ServerConfig(home=tmp_path, engine="fake", models=("our/model",)))
     assert isinstance(engine, FakeEngine)
     assert [model.name for model in engine.base_models()] == ["our/model"]
-
-
-@pytest.mark.parametrize("library", ["torch", "transformers"])
-def test_missing_torch_error_names_install_command(tmp_path: Path, library: str) -> None:
-    probe = (
-        "import sys\n"
-        f"sys.modules[{library!r}] = None\n"
-        "from pathlib import Path\n"
-        "from tinkex.errors import ConfigError\n"
-        "from tinkex.server.config import ServerConfig\n"
-        "from tinkex.server.wiring import make_engine\n"
-        "try:\n"
-        f"    make_engine(ServerConfig(home=Path({str(tmp_path)!r})))\n"
-        "except ConfigError as error:\n"
-        "    print(error.message)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert f"the engine 'local' needs {library}, which is not installed" in run.stdout
-    assert install_command("server", "torch") in run.stdout
 
 
 def test_engine_settings_match_server_settings(tmp_path: Path) -> None:

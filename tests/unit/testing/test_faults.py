@@ -41,13 +41,13 @@ def test_a_fault_without_a_number_never_ends_until_cleared() -> None:
 
 
 def test_the_answer_of_a_fault() -> None:
-    answer = Fault(status=429, headers={"Retry-After": "1"}, body={"detail": "slow"}).answer()
-    assert (answer.status, answer.body) == (429, b'{"detail":"slow"}')
-    assert (b"retry-after", b"1") in answer.headers
-    assert (b"content-type", b"application/json") in answer.headers
-    raw = Fault(status=200, body=b"<html>", headers={"content-type": "text/html"}).answer()
+    response = Fault(status=429, headers={"Retry-After": "1"}, body={"detail": "slow"}).response()
+    assert (response.status, response.body) == (429, b'{"detail":"slow"}')
+    assert (b"retry-after", b"1") in response.headers
+    assert (b"content-type", b"application/json") in response.headers
+    raw = Fault(status=200, body=b"<html>", headers={"content-type": "text/html"}).response()
     assert (raw.body, raw.headers) == (b"<html>", [(b"content-type", b"text/html")])
-    assert Fault(status=400).answer().body == b""
+    assert Fault(status=400).response().body == b""
 
 
 @pytest.mark.parametrize(

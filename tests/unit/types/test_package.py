@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,23 +29,6 @@ def test_type_checkers_and_python_see_the_same_names() -> None:
     source = Path(types.__file__).read_text()
     for name in (*types.__all__, "TopkLogprobs", "GenericEvent"):
         assert f"        {name} as {name}," in source
-
-
-def test_no_module_imports_numpy_or_torch() -> None:
-    imports = "; ".join(f"import tinkex.types.{name}" for name in FILES)
-    probe = f"import sys, tinkex.types; from tinkex.types import *; {imports}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert not {"numpy", "torch", "pydantic", "tinkex.types.arrays"} & set(done.stdout.split())
-
-
-def test_numpy_is_imported_with_the_first_tensor() -> None:
-    probe = (
-        "import sys; from tinkex.types import Datum, ModelInput; "
-        "Datum(ModelInput.from_ints([1])); print('numpy' in sys.modules); "
-        "Datum(ModelInput.from_ints([1]), {'weights': [1.0]}); print('numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("name", FILES)

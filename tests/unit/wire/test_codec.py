@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -190,13 +188,3 @@ def test_decoding_checks_tensors() -> None:
 
 def test_builtin_types_are_decoded() -> None:
     assert decode_json(b'{"a": [1]}', dict[str, list[int]]) == {"a": [1]}
-
-
-def test_import_is_light() -> None:
-    modules = "tinkex.wire.codec, tinkex.wire.proto, tinkex.wire.codec"
-    probe = f"import sys, {modules}; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
-    )
-    heavy = {"numpy", "torch", "google.protobuf", "zstandard", "pydantic", "rich"}
-    assert not heavy & set(loaded.stdout.split())

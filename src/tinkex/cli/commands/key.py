@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -103,8 +103,12 @@ def list_keys(context: Context, home: Path | None, store: str | None) -> None:
         records = database.read(keys.list_keys)
     rows = [_key_row(record, tenant) for record, tenant in records]
     shown = [
-        row | {name: _format_optional_time(row[name]) for name in ("created", "revoked")}
-        for row in rows
+        {
+            **_key_row(record, tenant),
+            "created": _format_optional_time(record.created_at),
+            "revoked": _format_optional_time(record.revoked_at),
+        }
+        for record, tenant in records
     ]
     show(context, TableOutput(shown, COLUMNS, list_title(len(rows), 0, "key"), data=rows))
 
@@ -151,7 +155,13 @@ def revoke(context: Context, home: Path | None, store: str | None, key_id: int) 
 @click.option("--reset", is_flag=True, help="Reset to the server's settings first.")
 @pass_context
 def quota(
-    context: Context, home: Path | None, store: str | None, tenant: str, reset: bool, **limits: Any
+    context: Context,
+    /,
+    home: Path | None,
+    store: str | None,
+    tenant: str,
+    reset: bool,
+    **limits: int | None,
 ) -> None:
     """Show or set a tenant's quotas; 0 is unlimited. A running server applies them at once.
 
@@ -208,7 +218,7 @@ def _open_store(home: Path | None, store: str | None) -> Iterator[Database]:
         yield database
 
 
-def _key_row(record: ApiKeyRecord, tenant: TenantRecord) -> dict[str, Any]:
+def _key_row(record: ApiKeyRecord, tenant: TenantRecord) -> dict[str, object]:
     return {
         "id": record.id,
         "tenant": tenant.name,
@@ -226,9 +236,9 @@ def _iso_time(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _format_optional_time(when: str | None) -> str | None:
+def _format_optional_time(seconds: float | None) -> str | None:
     """Format a time like other tables; a key that is not revoked has an empty cell."""
-    return None if when is None else format_timestamp(when)
+    return None if seconds is None else format_timestamp(_iso_time(seconds))
 
 
 def _check_name(option: str, text: str) -> None:

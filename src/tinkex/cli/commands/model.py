@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
@@ -96,20 +96,14 @@ def add(
         )
     registered = register_tokenizer(name, folder.path) if is_registered else None
     count = _format_num_parameters(folder.weights.num_parameters)
+    data = {
+        "name": name,
+        "place": location,
+        **_folder_properties(folder),
+        "tokenizer_registered": registered is TokenizerRegistration.DONE,
+    }
     size = f", {count} parameters" if count else ""
-    arch = folder.arch or folder.model_type
-    announce(
-        context,
-        f"{name} is {arch}{size}, in {folder.path}",
-        {
-            "name": name,
-            "place": location,
-            "folder": str(folder.path),
-            "architecture": arch,
-            "parameters": folder.weights.num_parameters,
-            "tokenizer_registered": registered is TokenizerRegistration.DONE,
-        },
-    )
+    announce(context, f"{name} is {data['architecture']}{size}, in {folder.path}", data)
     report_tokenizer_registration(name, registered)
     wait_for_server(context, server_home, name, is_added=True)
 
@@ -189,12 +183,10 @@ def info(context: Context, home: Path | None, name: str) -> None:
     listed = sources.add_built_in_models(sources.read_model_list(server_home.models_file))
     _check_listed(server_home, name, listed)
     folder = _read_model_folder(listed[name])
-    properties: dict[str, Any] = {
+    properties: dict[str, object] = {
         "name": name,
         "place": listed[name],
-        "folder": str(folder.path),
-        "architecture": folder.arch or folder.model_type,
-        "parameters": folder.weights.num_parameters,
+        **_folder_properties(folder),
         "context": folder.max_context_tokens,
         "saved as": f"{folder.dtype} {folder.weights.format}",
         "tokenizer": "yes" if folder.has_tokenizer else "none: no stop strings",
@@ -209,6 +201,14 @@ def info(context: Context, home: Path | None, name: str) -> None:
         if value is not None
     ]
     show(context, PropertiesOutput(data, rows))
+
+
+def _folder_properties(folder: ModelFolder) -> dict[str, object]:
+    return {
+        "folder": str(folder.path),
+        "architecture": folder.arch or folder.model_type,
+        "parameters": folder.weights.num_parameters,
+    }
 
 
 def _resolve_home(named: Path | None) -> Home:
@@ -256,26 +256,47 @@ def _open_hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
     return Hub(on_progress=on_progress)
 
 
-def _model_row(name: str, location: str) -> dict[str, Any]:
-    row = {**dict.fromkeys(COLUMNS), "name": name, "place": location}
-    row["built_in"] = built_in().get(name) == location
+class ModelRow(TypedDict):
+    """A row of `model list`; unknown values are None."""
+
+    name: str
+    arch: str | None
+    parameters: int | None
+    context: int | None
+    place: str
+    problem: str | None
+    built_in: bool
+
+
+def _model_row(name: str, location: str) -> ModelRow:
+    row: ModelRow = {
+        "name": name,
+        "arch": None,
+        "parameters": None,
+        "context": None,
+        "place": location,
+        "problem": None,
+        "built_in": built_in().get(name) == location,
+    }
     try:
         folder = _read_model_folder(location)
     except ConfigError as error:
-        return row | {"problem": error.message}
-    return row | {
+        return {**row, "problem": error.message}
+    return {
+        **row,
         "arch": folder.arch or folder.model_type,
         "parameters": folder.weights.num_parameters,
         "context": folder.max_context_tokens,
     }
 
 
-def _display_row(row: dict[str, Any]) -> dict[str, Any]:
+def _display_row(row: ModelRow) -> dict[str, object]:
     """Format a row for the table."""
     location = "built in" if row["built_in"] else row["place"]
     length = row["context"]
     context = None if length is None else f"{length:,}"
-    return row | {
+    return {
+        **row,
         "parameters": _format_num_parameters(row["parameters"]),
         "context": context,
         "place": location,

@@ -10,17 +10,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinkex.cli.access import find_config_credential
-from tinkex.cli.client import build_config, service_client
+from tinkex.cli.client import build_config, find_config_credential, service_client
 from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError
 from tinkex.cli.output import show
 from tinkex.cli.output.runs import ModelList
 from tinkex.cli.progress import print_status, progress_bar
+from tinkex.display import format_count
 from tinkex.engine.models.hub_tokenizers import TokenizerRegistration, hub_cache_directory
 from tinkex.errors import TinkexError
 from tinkex.home import Home
-from tinkex.units import format_count
 
 if TYPE_CHECKING:
     from tinkex.client.service import ServiceClient

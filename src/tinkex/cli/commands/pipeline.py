@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -60,7 +60,15 @@ def pipeline() -> None:
     help="Delete this stage and all later ones, and train them again.",
 )
 @pass_context
-def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
+def run(
+    context: Context,
+    out_dir: Path | None,
+    smoke_test: bool,
+    run_r1: bool,
+    skip_pretrain: bool,
+    force_pretrain: bool,
+    restart_from: str | None,
+) -> None:
     """Train a model from scratch: tokenizer, pretrain, SFT, DPO and optionally reasoning.
 
     After an interruption, the same command resumes; completed stages are skipped. Settings are
@@ -68,18 +76,24 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
     """
     from tinkex.pipeline.config import list_ignored_variables
     from tinkex.pipeline.run.plan import RunFlags
-    from tinkex.pipeline.run.run_output import RunOutput
+    from tinkex.pipeline.run.report import RunOutput
     from tinkex.pipeline.run.runner import run_pipeline
 
-    if flags.pop("force_pretrain"):
-        flags["restart_from"] = flags["restart_from"] or "pretrain"
-    if flags["skip_pretrain"] and flags["restart_from"] == "pretrain":
+    if force_pretrain:
+        restart_from = restart_from or "pretrain"
+    if skip_pretrain and restart_from == "pretrain":
         raise click.UsageError("--skip-pretrain cannot be combined with restarting from pretrain.")
     for note in list_ignored_variables():
         print_status(f"Note: {note}")
-    config = _read_pipeline_config(out_dir, is_smoke=flags["smoke_test"])
+    config = _read_pipeline_config(out_dir, is_smoke=smoke_test)
     output = RunOutput(None if context.is_json else sys.stderr, reserve_stdout=True)
-    outcomes = run_pipeline(config, RunFlags(**flags), output)
+    flags = RunFlags(
+        smoke_test=smoke_test,
+        run_r1=run_r1,
+        skip_pretrain=skip_pretrain,
+        restart_from=restart_from,
+    )
+    outcomes = run_pipeline(config, flags, output)
     from tinkex.cli.output.pipeline import PipelineResults
 
     show(context, PipelineResults(str(config.out_dir), outcomes))
@@ -136,7 +150,7 @@ def status(context: Context, out_dir: Path | None) -> None:
 @pass_context
 def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) -> None:
     """Delete the outputs of the stages: checkpoints, models, metrics."""
-    from tinkex.pipeline.run.lock import lock_output_dir
+    from tinkex.pipeline.output_locks import lock_output_dir
     from tinkex.pipeline.run.stage_files import existing_stages, remove_stages
     from tinkex.pipeline.run.stage_specs import stages_from
 

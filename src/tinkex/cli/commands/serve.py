@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -37,7 +37,12 @@ STOP_SECONDS = 60.0
 class HomePath(click.Path):
     """A directory; rejects an empty name, which would mean the current directory."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
         """Parse the path."""
         if value == "":
             self.fail("the name is empty; give a directory", param, ctx)
@@ -68,7 +73,7 @@ def status(context: Context, home: Path | None) -> None:
 
     server_home = resolve_home(home)
     state = find_server(server_home)
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "status": _server_status(server_home, state is not None),
         "home": str(server_home.root),
     }
@@ -77,16 +82,17 @@ def status(context: Context, home: Path | None) -> None:
     click.get_current_context().exit(0 if state is not None else 1)
 
 
-def server_properties(state: ServerState) -> dict[str, Any]:
+def server_properties(state: ServerState) -> dict[str, object]:
     """Return the properties of a running server."""
     started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
     properties = {"url": state.url, "pid": state.pid, "version": state.version}
     return {**properties, "started": started, "log": state.log}
 
 
-def _property_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _property_rows(data: Mapping[str, object]) -> list[tuple[str, str]]:
     """Format the properties for people, with a relative start time."""
-    shown = {**data, "started": format_timestamp(data["started"])} if "started" in data else data
+    started = data.get("started")
+    shown = {**data, "started": format_timestamp(started)} if isinstance(started, str) else data
     return [(property_label(key), str(value)) for key, value in shown.items() if value is not None]
 
 
@@ -234,7 +240,9 @@ def _is_replaced(path: Path, file: TextIO) -> bool:
     help="TOML file with settings.  [default: server.toml in the home]",
 )
 @click.pass_context
-def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **flags: Any) -> None:
+def serve(
+    ctx: click.Context, /, home: Path | None, config_file: Path | None, **flags: object
+) -> None:
     """Run a server on this machine, until Ctrl-C.
 
     Flags take precedence over environment variables (TINKEX_PORT and so on; TINKEX_SERVER_API_KEY

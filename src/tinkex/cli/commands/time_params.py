@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import click
 
@@ -20,11 +19,13 @@ class Lifetime(click.ParamType[int]):
 
     name = "lifetime"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
         """Parse the TTL into seconds."""
         if isinstance(value, int):
             return value
-        match = _LIFETIME.fullmatch(value.strip())
+        match = _LIFETIME.fullmatch(str(value).strip())
         seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
         try:
             check_ttl(seconds)
@@ -44,13 +45,13 @@ class IsoDateTime(click.ParamType[datetime]):
     name = "moment"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
         """Parse the time; a date means midnight."""
         if isinstance(value, datetime):
             return value
         try:
-            return to_utc(datetime.fromisoformat(value.strip()))
+            return to_utc(datetime.fromisoformat(str(value).strip()))
         except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is not a date; write it as 2026-01-31 or 2026-01-31T08:00:00Z",
@@ -77,16 +78,17 @@ class FullHour(click.ParamType[datetime]):
     name = "hour"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
         """Parse the hour."""
         if isinstance(value, datetime):
             return value
+        text = str(value).strip()
         try:
-            hour = datetime.fromisoformat(value.strip())
+            hour = datetime.fromisoformat(text)
         except ValueError:
             self.fail(f"{value!r} is not a date or time; {_HOUR_EXAMPLE}", param, ctx)
-        if hour.tzinfo is None and len(value.strip()) <= len("2026-01-31"):
+        if hour.tzinfo is None and len(text) <= len("2026-01-31"):
             hour = hour.replace(tzinfo=UTC)
         if hour.tzinfo is None:
             self.fail(f"{value!r} has no time zone; {_HOUR_EXAMPLE}", param, ctx)

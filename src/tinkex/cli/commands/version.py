@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,17 +25,17 @@ _SHORT_COMMIT_CHARS = 12
 def version(context: Context, deps: bool) -> None:
     """Print the version of tinkex."""
     commit = find_commit(Path(__file__).resolve().parents[2]) or installed_commit()
-    data: dict[str, Any] = {"version": package_version(), "commit": commit}
-    if deps:
-        data["deps"] = [{"name": name, "version": number} for name, number in dependencies()]
+    libraries = dependencies() if deps else []
     if context.is_json:
-        show(context, PropertiesOutput(data))
+        rows = [{"name": name, "version": number} for name, number in libraries]
+        data = {"version": package_version(), "commit": commit}
+        show(context, PropertiesOutput({**data, "deps": rows} if deps else data))
         return
     click.echo(
-        f"tinkex {data['version']}" + (f" ({commit[:_SHORT_COMMIT_CHARS]})" if commit else "")
+        f"tinkex {package_version()}" + (f" ({commit[:_SHORT_COMMIT_CHARS]})" if commit else "")
     )
-    for row in data.get("deps", ()):
-        click.echo(f"{row['name']} - {row['version'] or 'not installed'}")
+    for name, number in libraries:
+        click.echo(f"{name} - {number or 'not installed'}")
 
 
 def find_commit(package: Path) -> str | None:

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from enum import Enum
-from typing import Any
 
 import click
 
@@ -21,7 +20,7 @@ class Output(ABC):
     """A result that prints itself in either format."""
 
     @abstractmethod
-    def to_dict(self) -> Any:
+    def to_dict(self) -> object:
         """Return the result as JSON data, nearly always a dict."""
 
     @abstractmethod
@@ -51,7 +50,7 @@ class PropertiesOutput(Output):
 
     def __init__(
         self,
-        data: Mapping[str, Any],
+        data: Mapping[str, object],
         rows: Sequence[tuple[str, str]] | None = None,
         title: str | None = None,
     ) -> None:
@@ -65,7 +64,7 @@ class PropertiesOutput(Output):
         )
         self._title = title
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The data."""
         return self._data
 
@@ -96,10 +95,10 @@ class TableOutput(Output):
 
     def __init__(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Mapping[str, object]],
         columns: Mapping[str, Column],
         title: str | None = None,
-        data: Any = None,
+        data: object = None,
     ) -> None:
         """`data` is the JSON output; by default the rows."""
         self._rows = rows
@@ -107,7 +106,7 @@ class TableOutput(Output):
         self._title = title
         self._data = list(rows) if data is None else data
 
-    def to_dict(self) -> Any:
+    def to_dict(self) -> object:
         """The data."""
         return self._data
 
@@ -130,7 +129,7 @@ def show(context: Context, result: Output) -> None:
     result.print(context.format, context.stdout)
 
 
-def announce(context: Context, sentence: str, data: Mapping[str, Any]) -> None:
+def announce(context: Context, sentence: str, data: Mapping[str, object]) -> None:
     """Report a completed action: a sentence on stderr, or `data` as JSON on stdout."""
     if context.is_json:
         PropertiesOutput(data).print("json")
@@ -151,14 +150,14 @@ def can_print_unicode() -> bool:
     return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
 
 
-def to_json(value: Any, *, is_ascii: bool = False) -> str:
+def to_json(value: object, *, is_ascii: bool = False) -> str:
     """Serialize a value as indented JSON."""
     import json
 
     return json.dumps(to_jsonable(value), indent=2, ensure_ascii=is_ascii, allow_nan=False)
 
 
-def to_jsonable(value: Any) -> Any:
+def to_jsonable(value: object) -> object:
     """Convert a value to JSON types."""
     if isinstance(value, Enum):
         return to_jsonable(value.value)
@@ -171,7 +170,7 @@ def to_jsonable(value: Any) -> Any:
     return _object_to_jsonable(value)
 
 
-def _object_to_jsonable(value: Any) -> Any:
+def _object_to_jsonable(value: object) -> object:
     from pathlib import PurePath
 
     if isinstance(value, datetime):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tinkex.cli.format import format_bool, format_optional, format_size, format_timestamp
 from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
@@ -76,12 +76,12 @@ class CheckpointList(Output):
         self._names = tuple(columns or DEFAULT_CHECKPOINT_COLUMNS)
         self._is_chosen = columns is not None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The official JSON fields, plus the counts."""
         shown = [saved.model_dump() for saved in self._checkpoints.items]
         about = {"run_id": self._run_id} if self._run_id else {}
         counts = {"total": self._checkpoints.total, "shown": len(shown)}
-        return about | {"checkpoints": shown} | counts
+        return {**about, "checkpoints": shown, **counts}
 
     def columns(self) -> Sequence[Column]:
         """The chosen columns."""
@@ -170,23 +170,32 @@ class CheckpointExport(PropertiesOutput):
     """An exported checkpoint."""
 
     def __init__(
-        self, data: dict[str, Any], destination: Path, contents: FileTotals, base_model: str | None
+        self,
+        checkpoint_path: str,
+        format: Literal["peft", "merged"],
+        dtype: str | None,
+        *,
+        destination: Path,
+        contents: FileTotals,
+        base_model: str | None,
     ) -> None:
-        """`data` contains the checkpoint path, format and dtype."""
-        about = {
+        data = {
+            "checkpoint_path": checkpoint_path,
+            "format": format,
+            "dtype": dtype,
             "destination": str(destination),
             "base_model": base_model,
             "file_size_bytes": contents.num_bytes,
             "num_files": contents.num_files,
         }
         rows = [
-            ("Checkpoint Path", data["checkpoint_path"]),
-            ("Format", _EXPORT_FORMATS[data["format"]]),
+            ("Checkpoint Path", checkpoint_path),
+            ("Format", _EXPORT_FORMATS[format]),
             ("Base Model", base_model or "N/A"),
             ("Total Size", format_size(contents.num_bytes)),
             ("Exported to", str(destination)),
         ]
-        super().__init__(data | about, rows, f"Checkpoint Export: {data['checkpoint_path']}")
+        super().__init__(data, rows, f"Checkpoint Export: {checkpoint_path}")
 
 
 _EXPORT_FORMATS = {"peft": "PEFT adapter", "merged": "full model, adapter merged in"}

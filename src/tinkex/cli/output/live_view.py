@@ -23,7 +23,7 @@ from tinkex.cli.output.run_watch import (
     step_metrics,
     step_speed,
 )
-from tinkex.headline_metrics import format_metric, metric_label, primary_metric, select_headlines
+from tinkex.display import format_metric, metric_label, primary_metric, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep

@@ -6,13 +6,13 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from tinkex.charts import Point
 from tinkex.cli.format import format_timestamp
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.plots import RunPlot
-from tinkex.headline_metrics import format_metric
+from tinkex.display import format_metric
 
 if TYPE_CHECKING:
     from tinkex.pipeline.run.report import StageOutcome
@@ -40,7 +40,7 @@ class StageList(Output):
         self._out_dir = out_dir
         self._views = views
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All fields of the stages."""
         import msgspec
 
@@ -80,7 +80,7 @@ class PipelineResults(Output):
         self._out_dir = out_dir
         self._outcomes = outcomes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The stages with their results."""
         import msgspec
 
@@ -115,7 +115,7 @@ class StagePlot(RunPlot):
         self,
         stage: str,
         metric: str,
-        metric_rows: Sequence[Mapping[str, Any]],
+        metric_rows: Sequence[Mapping[str, object]],
         *,
         is_unicode: bool = True,
     ) -> None:
@@ -127,12 +127,13 @@ class StagePlot(RunPlot):
     def points(self) -> list[Point]:
         """The steps that have the metric."""
         return [
-            Point(row["step"], float(row[self._metric]))
+            Point(step, float(value))
             for row in self._metric_rows
-            if is_finite_number(row.get(self._metric))
+            if is_finite_number(value := row.get(self._metric))
+            and isinstance(step := row["step"], int)
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The points."""
         points = [{"step": point.x, "value": point.y} for point in self.points]
         return {"stage": self._stage, "metric": self._metric, "points": points}
@@ -150,12 +151,12 @@ class StagePlot(RunPlot):
         return text.getvalue().encode()
 
 
-def recorded_metrics(metric_rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def recorded_metrics(metric_rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of all metrics with at least one finite value."""
     names = (name for row in metric_rows for name, value in row.items() if is_finite_number(value))
     return [name for name in dict.fromkeys(names) if name != "step"]
 
 
-def is_finite_number(value: object) -> bool:
+def is_finite_number(value: object) -> TypeGuard[int | float]:
     """Whether a value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

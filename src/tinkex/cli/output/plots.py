@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 import click
@@ -19,7 +19,7 @@ from tinkex.cli.errors import CliError
 from tinkex.cli.format import escape_line, format_count, wrap_text
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.run_watch import step_speed
-from tinkex.headline_metrics import format_metric, select_headlines
+from tinkex.display import format_metric, select_headlines
 from tinkex.installation import install_command
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class RunPlot(Output):
         pairs = ((step.step, metric_value(step, self._metric)) for step in self._steps)
         return [Point(step, value) for step, value in pairs if value is not None]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The points."""
         return {
             "training_run_id": self._run_id,

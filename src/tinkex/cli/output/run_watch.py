@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from tinkex.cli.context import Screen
 from tinkex.cli.format import format_count, format_duration, wrap_text
 from tinkex.cli.output.base import to_jsonable
-from tinkex.headline_metrics import format_metric, select_headlines
+from tinkex.display import format_metric, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
@@ -66,7 +66,7 @@ class StepNumbering:
         return numbered
 
 
-def run_to_record(page: RunMetricsResponse, number: int, step: RunStep | None) -> dict[str, Any]:
+def run_to_record(page: RunMetricsResponse, number: int, step: RunStep | None) -> dict[str, object]:
     """Return the state of a run as JSON data, at a step if one is given."""
     return {
         "training_run_id": page.training_run_id,
@@ -144,7 +144,7 @@ class JsonRunView:
     def finish(self) -> None:
         """Do nothing: every state was printed."""
 
-    def _write(self, data: dict[str, Any]) -> None:
+    def _write(self, data: dict[str, object]) -> None:
         click.echo(json.dumps(to_jsonable(data), allow_nan=False))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.format import format_bool, format_optional, format_timestamp, truncate_cells
 from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
-from tinkex.headline_metrics import format_metric, metric_label, select_headlines
+from tinkex.display import format_metric, metric_label, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.cli.raw_requests import Listing
@@ -91,7 +91,7 @@ def format_metrics(metrics: Mapping[str, float] | None) -> str:
     return ", ".join(f"{name} {format_metric(value)}" for name, value in shown.items())
 
 
-def run_to_dict(run: TrainingRun) -> dict[str, Any]:
+def run_to_dict(run: TrainingRun) -> dict[str, object]:
     """Return the official JSON fields, plus those of tinkex servers."""
     fields = run.model_dump()
     return {key: fields[key] for key in fields if key not in _OWN_FIELDS or fields[key] is not None}
@@ -122,7 +122,7 @@ class RunList(Output):
         self._has_short_ids = False
         self._name_cells: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The official JSON fields, plus the counts."""
         runs = [run_to_dict(run) for run in self._runs.items]
         return {"runs": runs, "total": self._runs.total, "shown": len(runs)}
@@ -203,11 +203,11 @@ def _checkpoint_rows(label: str, checkpoint: Checkpoint | None) -> list[tuple[st
     ]
 
 
-def metadata_rows(metadata: dict[str, str] | None) -> list[tuple[str, str]]:
+def metadata_rows(metadata: Mapping[str, object] | None) -> list[tuple[str, str]]:
     """Format user metadata, a row per entry."""
     if not metadata:
         return []
-    return [("Metadata", ""), *((f"  - {key}", value) for key, value in metadata.items())]
+    return [("Metadata", ""), *((f"  - {key}", str(value)) for key, value in metadata.items())]
 
 
 class ModelList(Output):
@@ -217,7 +217,7 @@ class ModelList(Output):
         self._models = models
         self._total = total
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The official JSON fields, plus the counts."""
         models = [model.model_dump() for model in self._models]
         return {"models": models, "total": self._total, "shown": len(models)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -48,10 +48,10 @@ class SampleOutput(Output):
         """Whether no sequence has any text."""
         return not any(self._text(sequence).strip() for sequence in self._response.sequences)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The full response, plus the text of each sequence."""
         response = self._response
-        data: dict[str, Any] = {
+        data: dict[str, object] = {
             "type": "sample",
             "base_model": self._request.base_model,
             "model_path": self._request.model_path,
@@ -109,8 +109,8 @@ class SampleOutput(Output):
         lines = [f"{score:9.4f}  {token:>7}  {self._token_text(token)}" for score, token in scored]
         return "\n".join([text, "", "  logprob    token  text", *lines])
 
-    def _sequence_to_dict(self, sequence: SampledSequence) -> dict[str, Any]:
-        data: dict[str, Any] = {
+    def _sequence_to_dict(self, sequence: SampledSequence) -> dict[str, object]:
+        data: dict[str, object] = {
             "text": None if self._tokenizer is None else self._text(sequence),
             "tokens": sequence.tokens,
             "logprobs": sequence.logprobs,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from datetime import datetime
+from typing import NamedTuple
 
 from tinkex.cli.format import format_count, format_optional, format_size, format_timestamp
 from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
@@ -12,7 +13,7 @@ from tinkex.cli.output.runs import metadata_rows
 #: Labels of sessions finished by their client.
 _FINISH_LABELS = {"success": "Finished", "errored": "Errored", "interrupted": "Interrupted"}
 _STATE_LABELS = {"active": "Active", "cancelled": "Cancelled", "failed": "Failed"}
-SessionRow = Mapping[str, Any]
+SessionRow = Mapping[str, object]
 
 
 class SessionColumn(NamedTuple):
@@ -24,15 +25,17 @@ class SessionColumn(NamedTuple):
 
 
 SESSION_COLUMNS = {
-    "id": SessionColumn(Column("Session ID"), lambda row: row["session_id"], "id of the session"),
+    "id": SessionColumn(
+        Column("Session ID"), lambda row: _get_text(row, "session_id"), "id of the session"
+    ),
     "name": SessionColumn(
-        Column("Name", 2), lambda row: row.get("display_name") or "", "name of the session"
+        Column("Name", 2), lambda row: _get_text(row, "display_name"), "name of the session"
     ),
     "status": SessionColumn(
         Column("Status", 1), lambda row: format_session_state(row), "status of the session"
     ),
     "created": SessionColumn(
-        Column("Created", 1), lambda row: format_timestamp(row.get("created_at")), "creation time"
+        Column("Created", 1), lambda row: _format_created(row), "creation time"
     ),
     "checkpoints": SessionColumn(
         Column("Checkpoints", 3, is_number=True),
@@ -41,14 +44,14 @@ SESSION_COLUMNS = {
     ),
     "storage": SessionColumn(
         Column("Storage", 4, is_number=True),
-        lambda row: format_optional(row.get("checkpoint_storage_bytes"), format_size),
+        lambda row: _format_storage(row),
         "size of the checkpoints",
     ),
     "project": SessionColumn(
-        Column("Project", 5), lambda row: row.get("project_id") or "", "project of the session"
+        Column("Project", 5), lambda row: _get_text(row, "project_id"), "project of the session"
     ),
     "owner": SessionColumn(
-        Column("Owner", 6), lambda row: row.get("owner") or "", "owner of the session"
+        Column("Owner", 6), lambda row: _get_text(row, "owner"), "owner of the session"
     ),
 }
 DEFAULT_SESSION_COLUMNS = ("id", "name", "status", "created", "checkpoints", "storage")
@@ -62,17 +65,39 @@ def default_session_columns(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
 
 def format_session_state(session: SessionRow) -> str:
     """Format the state of a session."""
-    status = session.get("status") or {}
-    kind = status.get("type", "")
+    status = _get_object(session, "status")
+    kind = _get_text(status, "type")
     if kind == "client_finished":
-        return _FINISH_LABELS.get((status.get("reason") or {}).get("type", ""), "Finished")
+        reason = _get_text(_get_object(status, "reason"), "type")
+        return _FINISH_LABELS.get(reason, "Finished")
     return _STATE_LABELS.get(kind, "Unknown")
 
 
 def session_end_detail(session: SessionRow) -> str | None:
     """Return the message or detail of a session's end."""
-    status = session.get("status") or {}
-    return status.get("message") or status.get("detail")
+    status = _get_object(session, "status")
+    return _get_text(status, "message") or _get_text(status, "detail") or None
+
+
+def _get_text(row: SessionRow, name: str) -> str:
+    """Return a field as text; empty if unknown."""
+    return str(row.get(name) or "")
+
+
+def _get_object(row: SessionRow, name: str) -> SessionRow:
+    """Return a nested object; empty if unknown."""
+    value = row.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _format_created(row: SessionRow) -> str:
+    when = row.get("created_at")
+    return format_timestamp(when if isinstance(when, datetime | str) else None)
+
+
+def _format_storage(row: SessionRow) -> str:
+    num_bytes = row.get("checkpoint_storage_bytes")
+    return format_size(num_bytes if isinstance(num_bytes, int | float) else None)
 
 
 class SessionList(Output):
@@ -87,12 +112,15 @@ class SessionList(Output):
         self._names = tuple(columns or default_session_columns(sessions))
         self._is_chosen = columns is not None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The sessions, and whether there are more."""
         shown = len(self._sessions)
-        total = None if self._has_more else shown
-        counts = {"total": total, "shown": shown, "has_more": self._has_more}
-        return {"sessions": list(self._sessions)} | counts
+        return {
+            "sessions": list(self._sessions),
+            "total": None if self._has_more else shown,
+            "shown": shown,
+            "has_more": self._has_more,
+        }
 
     def columns(self) -> Sequence[Column]:
         """The chosen columns."""
@@ -120,33 +148,41 @@ class SessionInfo(PropertiesOutput):
             ("Name", session.get("display_name")),
             ("Status", format_session_state(session)),
             ("  - Detail", session_end_detail(session)),
-            ("Created", session.get("created_at") and format_timestamp(session["created_at"])),
+            ("Created", _format_created(session) if session.get("created_at") else None),
             ("Owner", session.get("owner")),
             ("Project", session.get("project_id")),
             ("Checkpoints", session.get("checkpoints_count")),
             *_id_rows("Training Run", session["training_run_ids"]),
             *_id_rows("Sampler", session["sampler_ids"]),
-            *metadata_rows(session.get("user_metadata")),
+            *metadata_rows(_get_object(session, "user_metadata")),
         ]
         known = [(name, str(value)) for name, value in rows if value is not None]
         super().__init__(session, known, f"Session: {session['session_id']}")
 
 
-def _id_rows(noun: str, ids: Sequence[str]) -> list[tuple[str, str]]:
+def _id_rows(noun: str, ids: object) -> list[tuple[str, str]]:
+    assert isinstance(ids, list)  # a list of ids in every version of the response
     return [(f"{noun}s", str(len(ids))), *((f"  - {noun}", name) for name in ids)]
 
 
 class TraceExport(PropertiesOutput):
     """An exported session trace."""
 
-    def __init__(self, session_id: str, **fields: Any) -> None:
-        """`fields` contains url, or destination and file_size_bytes."""
-        rows = [("Session ID", session_id)]
-        if "url" in fields:
-            rows.append(("Download URL", fields["url"]))
-        if "destination" in fields:
-            rows.append(("Saved to", fields["destination"]))
-        if "file_size_bytes" in fields:
-            rows.append(("Size", format_size(fields["file_size_bytes"])))
-        data = {"session_id": session_id} | fields
-        super().__init__(data, rows, f"Trace Export: {session_id}")
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        url: str | None = None,
+        destination: str | None = None,
+        file_size_bytes: int | None = None,
+    ) -> None:
+        """Give `url`, or `destination` and `file_size_bytes`."""
+        fields = {"url": url, "destination": destination, "file_size_bytes": file_size_bytes}
+        known = {name: value for name, value in fields.items() if value is not None}
+        rows = [
+            ("Session ID", session_id),
+            *([("Download URL", url)] if url is not None else []),
+            *([("Saved to", destination)] if destination is not None else []),
+            *([("Size", format_size(file_size_bytes))] if file_size_bytes is not None else []),
+        ]
+        super().__init__({"session_id": session_id, **known}, rows, f"Trace Export: {session_id}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tinkex.cli.format import format_count, format_size
 from tinkex.cli.output.base import Column, Output
 
 if TYPE_CHECKING:
     from tinkex.types import BillingUsageResponse, CurrentCheckpointStorageUsageResponse
-    from tinkex.types.billing import QuotaUsage
+    from tinkex.types.billing import BillingUsageEvent, QuotaUsage
 
 USAGE_FIELDS = (
     "bucket_start",
@@ -66,13 +66,13 @@ _STORAGE_COLUMNS = (
 )
 
 
-def flatten_usage(usage: BillingUsageResponse) -> list[dict[str, Any]]:
+def flatten_usage(usage: BillingUsageResponse) -> list[dict[str, object]]:
     """Flatten usage events: the fields of `event_info` join the others."""
     rows = [event.model_dump(mode="json") for event in usage.data]
     return [row | row.pop("event_info") for row in rows]
 
 
-def session_rows(usage: BillingUsageResponse) -> list[dict[str, Any]]:
+def session_rows(usage: BillingUsageResponse) -> list[dict[str, object]]:
     """Return a row per session, with its metadata as a JSON string."""
     return [
         {
@@ -89,7 +89,7 @@ class UsageTable(Output):
     def __init__(self, usage: BillingUsageResponse) -> None:
         self._usage = usage
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The official JSON fields."""
         return {
             "data": [event.model_dump() for event in self._usage.data],
@@ -103,7 +103,7 @@ class UsageTable(Output):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per event."""
-        return [_usage_cells(row) for row in flatten_usage(self._usage)]
+        return [_usage_cells(event) for event in self._usage.data]
 
     def title(self) -> str:
         """The number of rows."""
@@ -113,19 +113,19 @@ class UsageTable(Output):
         )
 
 
-def _usage_cells(row: dict[str, Any]) -> list[str]:
-    name, field = _USAGE_KINDS.get(row["type"], (row["type"], "amount"))
-    amount = row.get(field)
-    kind = f"{name} (cached)" if row.get("cached") else name
+def _usage_cells(event: BillingUsageEvent) -> list[str]:
+    info = event.event_info.model_dump(mode="json")
+    name, field = _USAGE_KINDS.get(info["type"], (info["type"], "amount"))
+    amount = info.get(field)
     return [
-        datetime.fromisoformat(row["bucket_start"]).astimezone(UTC).strftime("%Y-%m-%d %H:00"),
-        kind,
+        event.bucket_start.astimezone(UTC).strftime("%Y-%m-%d %H:00"),
+        f"{name} (cached)" if info.get("cached") else name,
         "" if amount is None else _format_amount(amount),
-        row["base_model"] or "",
-        row["session_id"] or "",
-        row["user_name"] or row["user_id"] or "",
-        row["project_id"] or "",
-        format_usd(row["estimated_cost_usd"]),
+        event.base_model or "",
+        event.session_id or "",
+        event.user_name or event.user_id or "",
+        event.project_id or "",
+        format_usd(event.estimated_cost_usd),
     ]
 
 
@@ -142,12 +142,12 @@ class StorageTable(Output):
     def __init__(self, usage: CurrentCheckpointStorageUsageResponse) -> None:
         self._usage = usage
 
-    def csv_rows(self) -> list[dict[str, Any]]:
+    def csv_rows(self) -> list[dict[str, object]]:
         """Return a row per item, each with the price."""
         rate = {STORAGE_FIELDS[0]: self._usage.effective_rate_usd_per_gigabyte_month}
         return [rate | item.model_dump() for item in self._usage.data]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The official JSON fields."""
         return self._usage.model_dump()
 
@@ -190,26 +190,28 @@ _SUMMARY_COLUMNS = (
 )
 
 
-def sum_usage(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sum tokens, checkpoints and cost of flat rows; the cost is None if all are unknown."""
-    sums: dict[str, Any] = dict.fromkeys((*_TOKEN_FIELDS, "checkpoints"), 0)
-    costs = [row["estimated_cost_usd"] for row in rows if row["estimated_cost_usd"] is not None]
-    for row in rows:
-        name = _amount_field(row)
+def sum_usage(events: Sequence[BillingUsageEvent]) -> dict[str, float | None]:
+    """Sum tokens, checkpoints and cost; the cost is None if all are unknown."""
+    sums = dict.fromkeys((*_TOKEN_FIELDS, "checkpoints"), 0)
+    costs = [event.estimated_cost_usd for event in events]
+    known = [cost for cost in costs if cost is not None]
+    for event in events:
+        info = event.event_info.model_dump(mode="json")
+        name = _amount_field(info["type"], is_cached=bool(info.get("cached")))
         if name is not None:
-            sums[name] += row.get("token_count") or row.get("count") or 0
-    return sums | {"estimated_cost_usd": sum(costs) if costs else None}
+            sums[name] += info.get("token_count") or info.get("count") or 0
+    return {**sums, "estimated_cost_usd": sum(known) if known else None}
 
 
-def _amount_field(row: dict[str, Any]) -> str | None:
-    if row["type"] == "sampling_prefill":
-        return "cached_prompt_tokens" if row.get("cached") else "prompt_tokens"
+def _amount_field(kind: str, *, is_cached: bool) -> str | None:
+    if kind == "sampling_prefill":
+        return "cached_prompt_tokens" if is_cached else "prompt_tokens"
     kinds = {
         "training": _TOKEN_FIELDS[0],
         "sampling_sample": _TOKEN_FIELDS[3],
         "checkpoint": "checkpoints",
     }
-    return kinds.get(row["type"])
+    return kinds.get(kind)
 
 
 class UsageSummary(Output):
@@ -223,30 +225,38 @@ class UsageSummary(Output):
         start: datetime,
         end: datetime,
     ) -> None:
-        rows = flatten_usage(used)
-        names = dict.fromkeys(row["base_model"] for row in rows if row["base_model"])
-        self._models = [
-            {"base_model": name} | sum_usage([row for row in rows if row["base_model"] == name])
+        names = {event.base_model for event in used.data if event.base_model}
+        self._models = {
+            name: sum_usage([event for event in used.data if event.base_model == name])
             for name in sorted(names)
-        ]
-        self._totals = sum_usage(rows)
+        }
+        self._totals = sum_usage(used.data)
         self._span = (start, end)
         self._quotas = quotas
         costs = [item.estimated_monthly_cost_usd for item in stored.data]
         known = [cost for cost in costs if cost is not None]
-        self._stored: dict[str, Any] = {
-            "checkpoint_count": sum(item.checkpoint_count for item in stored.data),
-            "size_bytes": sum(item.size_bytes for item in stored.data),
-            "estimated_monthly_cost_usd": sum(known) if known else None,
-        }
+        self._num_checkpoints = sum(item.checkpoint_count for item in stored.data)
+        self._stored_bytes = sum(item.size_bytes for item in stored.data)
+        self._storage_cost = sum(known) if known else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Sums per model, totals, storage and quotas."""
         start, end = self._span
-        span = {"starting_on": start, "ending_before": end}
-        quotas = {quota.name: {"used": quota.used, "limit": quota.limit} for quota in self._quotas}
-        sums = {"models": self._models, "total": self._totals, "storage": self._stored}
-        return span | sums | {"quotas": quotas}
+        storage = {
+            "checkpoint_count": self._num_checkpoints,
+            "size_bytes": self._stored_bytes,
+            "estimated_monthly_cost_usd": self._storage_cost,
+        }
+        return {
+            "starting_on": start,
+            "ending_before": end,
+            "models": [{"base_model": name, **sums} for name, sums in self._models.items()],
+            "total": self._totals,
+            "storage": storage,
+            "quotas": {
+                quota.name: {"used": quota.used, "limit": quota.limit} for quota in self._quotas
+            },
+        }
 
     def columns(self) -> Sequence[Column]:
         """Tokens and costs."""
@@ -254,21 +264,21 @@ class UsageSummary(Output):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per model, and a total row for several models."""
-        all_row = [{"base_model": "All models"} | self._totals] if len(self._models) > 1 else []
+        all_row = [("All models", self._totals)] if len(self._models) > 1 else []
         return [
             [
-                row["base_model"],
-                *(f"{row[name]:,}" for name in (*_TOKEN_FIELDS, "checkpoints")),
-                format_usd(row["estimated_cost_usd"]),
+                model,
+                *(f"{sums[name]:,}" for name in (*_TOKEN_FIELDS, "checkpoints")),
+                format_usd(sums["estimated_cost_usd"]),
             ]
-            for row in [*self._models, *all_row]
+            for model, sums in [*self._models.items(), *all_row]
         ]
 
     def title(self) -> str:
         """The period, the current storage and the quotas."""
         start, end = self._span
-        count, size = self._stored["checkpoint_count"], self._stored["size_bytes"]
-        stored = f"{format_count(count, 'checkpoint')} stored, {format_size(size)}"
+        count = format_count(self._num_checkpoints, "checkpoint")
+        stored = f"{count} stored, {format_size(self._stored_bytes)}"
         what = "Tokens" if self._models else "No tokens"
         title = f"{what} from {start:%Y-%m-%d %H:00} to {end:%Y-%m-%d %H:00} UTC; {stored}"
         limited = [quota for quota in self._quotas if quota.limit is not None]

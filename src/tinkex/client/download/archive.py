@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Self, cast
 from uuid import uuid4
 
+from tinkex.display import format_bytes
 from tinkex.errors import DownloadError, InvalidInput
 from tinkex.system.atomic import publish_directory
 from tinkex.system.locks import lock_descriptor
-from tinkex.units import format_bytes
 
 #: Called with the number of bytes done and the total, or None if the total is unknown.
 ProgressCallback = Callable[[int, int | None], None]

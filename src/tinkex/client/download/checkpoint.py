@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from tinkex import clock
 from tinkex.checkpoint.encryption import AGE_SUFFIX as ENCRYPTED_SUFFIX
@@ -87,7 +86,7 @@ async def download_checkpoint(holder: Holder, path: TinkerPath, options: Downloa
     return await _fetch_archive(holder, url, destination, options)
 
 
-def _read_identities(options: DownloadOptions) -> list[Any]:
+def _read_identities(options: DownloadOptions) -> list[object]:
     """Read the secret keys."""
     return [] if options.identity is None else read_identities(options.identity)
 
@@ -181,7 +180,7 @@ async def _fetch_files(urls: _SignedUrls, destination: Path, options: DownloadOp
 
 
 async def _fetch_encrypted(
-    urls: _SignedUrls, destination: Path, options: DownloadOptions, identities: list[Any]
+    urls: _SignedUrls, destination: Path, options: DownloadOptions, identities: list[object]
 ) -> Path:
     """Download encrypted files into a hidden directory, decrypt and verify them, then rename it."""
     if not any(name.endswith(ENCRYPTED_SUFFIX) for name in urls.names):
@@ -199,7 +198,7 @@ async def _fetch_encrypted(
     return destination
 
 
-def _decrypt(folder: Path, identities: list[Any]) -> None:
+def _decrypt(folder: Path, identities: list[object]) -> None:
     try:
         decrypt_directory(folder, identities)
     except CheckpointError as error:

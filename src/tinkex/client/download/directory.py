@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -224,7 +223,7 @@ def _report_total_progress(
     report(all_done, sum(known) if len(known) == len(totals) else None)
 
 
-async def _run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _run_all(coroutines: Iterable[Coroutine[object, None, None]]) -> None:
     first_error: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:

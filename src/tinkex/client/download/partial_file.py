@@ -14,9 +14,9 @@ from typing import IO
 import msgspec
 
 from tinkex.client.download.archive import BLOCK_BYTES, check_free_space, exclusive_lock
+from tinkex.display import format_bytes
 from tinkex.errors import DownloadError, InvalidInput
 from tinkex.system.atomic import fsync_path
-from tinkex.units import format_bytes
 
 #: Suffixes of the incomplete file and of its resume information.
 PART_SUFFIX, INFO_SUFFIX = ".part", ".part.json"

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_log
 
 from tinkex.engine.checkpoints.merge_plan import (
@@ -242,8 +242,10 @@ def _merge_in_memory(
         model.save_pretrained(out)
 
 
-def _load_base_model(base_folder: Path, config: Any, expected_missing: set[str]) -> PreTrainedModel:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+def _load_base_model(
+    base_folder: Path, config: PreTrainedConfig, expected_missing: set[str]
+) -> PreTrainedModel:
+    loaded: object = AutoModelForCausalLM.from_pretrained(
         base_folder,
         config=config,
         dtype="auto",
@@ -252,6 +254,7 @@ def _load_base_model(base_folder: Path, config: Any, expected_missing: set[str])
         weights_only=True,
         output_loading_info=True,
     )
+    assert isinstance(loaded, tuple)
     model, report = loaded
     missing = {
         *map(str, report["missing_keys"]),

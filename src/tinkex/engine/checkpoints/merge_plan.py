@@ -255,7 +255,9 @@ def _list_tensors(folder: Path) -> Iterable[tuple[str, TensorSpec]]:
     if (folder / single).is_file():
         files = [single]
     elif (folder / index).is_file():
-        files = sorted(set(read_json(folder / index)["weight_map"].values()))
+        weight_map = read_json(folder / index)["weight_map"]
+        assert isinstance(weight_map, dict)  # as `read_model_folder` has checked
+        files = sorted(set(weight_map.values()))
     else:
         files = []
     for file_name in files:

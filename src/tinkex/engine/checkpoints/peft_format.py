@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import sqrt
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -27,7 +26,7 @@ PEFT_PREFIX = "base_model.model."
 _LORA_MARK = ".lora_"
 LORA_A_SUFFIX, LORA_B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 
-_UNSET_VALUES: tuple[Any, ...] = (None, False, "none", [], {})
+_UNSET_VALUES: tuple[object, ...] = (None, False, "none", [], {})
 #: Options that make an adapter more than plain LoRA pairs.
 _UNSUPPORTED_OPTIONS = (
     "use_dora",
@@ -49,7 +48,7 @@ _UNSUPPORTED_OPTIONS = (
 #: their weights as parameters instead has the same effect without that treatment.
 _EXPERT_MODULE_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 #: Initializations that do not change the base weights.
-_SUPPORTED_INITS: tuple[Any, ...] = (True, False, "gaussian", "eva", "orthogonal")
+_SUPPORTED_INITS: tuple[object, ...] = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +67,7 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.lora_alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
-def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, Any]:
+def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, object]:
     """The `adapter_config.json` of an adapter, with the full names of its modules."""
     pairs = list(layout.pairs(torch.empty(layout.size, device="meta")))
     modules = [pair.path for pair in pairs if pair.down.ndim == 2]
@@ -77,7 +76,7 @@ def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, Any]:
         is_ambiguous = {path: path.rpartition(".")[2] in _EXPERT_MODULE_NAMES for path in modules}
         parameters += [f"{path}.weight" for path in modules if is_ambiguous[path]]
         modules = [path for path in modules if not is_ambiguous[path]]
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -99,7 +98,7 @@ def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, Any]:
 def read_peft_config(directory: Path) -> PeftConfig:
     """Read a PEFT config; raises InvalidInput if it is not plain LoRA."""
     path = directory / CONFIG_NAME
-    fields = read_struct(path, dict[str, Any])
+    fields = read_struct(path, dict[str, object])
     try:
         config = msgspec.convert(fields, preload_type(PeftConfig))
     except msgspec.ValidationError as error:

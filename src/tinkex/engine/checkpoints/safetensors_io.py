@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, Protocol, Self
 
 import msgspec
 import torch
@@ -27,8 +27,42 @@ DTYPE_CODES = {
 }
 _BUFFER_BYTES = 1 << 20
 
-SafetensorsFile: TypeAlias = Any
-"""An open file of the safetensors library, which has no type annotations."""
+
+class TensorSlice(Protocol):
+    """A tensor of an open file, which is read when it is indexed."""
+
+    def get_dtype(self) -> str:
+        """The safetensors dtype name."""
+        ...
+
+    def get_shape(self) -> list[int]:
+        """The shape."""
+        ...
+
+    def __getitem__(self, rows: slice) -> Tensor: ...
+
+
+class SafetensorsFile(Protocol):
+    """An open file of the safetensors library, which has no type annotations."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: object, error: object, traceback: object, /) -> object: ...
+
+    def keys(self) -> list[str]:
+        """The names of all tensors."""
+        ...
+
+    def metadata(self) -> dict[str, str] | None:
+        """The strings of the header."""
+        ...
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Read a tensor."""
+        ...
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """Return a tensor of which parts can be read."""
+        ...
 
 
 class TensorSpec(NamedTuple):
@@ -83,7 +117,7 @@ def open_tensor_writer(
 ) -> Iterator[Callable[[Tensor], None]]:
     """Yield a function that writes tensor data, in order and in chunks of any size."""
     # transformers requires the format entry.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     size = 0
     for spec in specs:
         start, size = size, size + spec.num_bytes
@@ -115,7 +149,8 @@ def open_tensors(path: Path) -> SafetensorsFile:
         # The library raises the same error for a missing file and for an I/O error.
         with path.open("rb"):
             pass
-        return safe_open(path, framework="pt")
+        file: SafetensorsFile = safe_open(path, framework="pt")
+        return file
     except FileNotFoundError:
         raise CheckpointError(f"{short_path(path)} is missing") from None
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tinkex.engine.examples import count_text_tokens
 from tinkex.engine.fake.bigram import OptimStepParams
@@ -34,7 +33,7 @@ def check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(f"optimizer type {kind!r} is not one of {', '.join(OPTIMIZERS)}")
 
 
-def parse_step_params(optimizer: Mapping[str, Any], params: OptimParams) -> OptimStepParams:
+def parse_step_params(optimizer: Mapping[str, object], params: OptimParams) -> OptimStepParams:
     """Convert the parameters of a step, which must be of the adapter's optimizer type."""
     given = "adamw" if isinstance(params, AdamParams) else params.type
     wanted = optimizer.get("type")

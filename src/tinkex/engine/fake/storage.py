@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -97,7 +96,7 @@ def read_snapshot(directory: Path, spec: AdapterSpec, vocab_size: int) -> Bigram
 # --- tables --------------------------------------------------------------------------------------
 
 
-def _adapter_config(spec: AdapterSpec) -> dict[str, Any]:
+def _adapter_config(spec: AdapterSpec) -> dict[str, object]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

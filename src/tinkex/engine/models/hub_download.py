@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -18,11 +17,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from tinkex.display import format_bytes
 from tinkex.engine.models import hub_download_process
 from tinkex.engine.models.model_folder import ModelFolder, read_model_config, read_model_folder
 from tinkex.engine.models.weight_files import UnusableModel, error_reason
 from tinkex.logs import get_logger
-from tinkex.units import format_bytes
 
 LOG = get_logger(__name__)
 #: The timeout for listing a model's files.
@@ -157,7 +156,7 @@ class Hub:
             self._request(model_id, names), report, interval
         )
 
-    def _request(self, model_id: str, names: Sequence[str]) -> dict[str, Any]:
+    def _request(self, model_id: str, names: Sequence[str]) -> hub_download_process.DownloadRequest:
         return {
             "repo_id": model_id,
             "endpoint": self._endpoint,

@@ -11,10 +11,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -26,8 +26,17 @@ INCOMPLETE_SUFFIX = ".incomplete"
 _EXIT_TIMEOUT_SECONDS = 5.0
 
 
+class DownloadRequest(TypedDict):
+    """Arguments of snapshot_download."""
+
+    repo_id: str
+    endpoint: str | None
+    cache_dir: str
+    allow_patterns: list[str]
+
+
 def download_in_process(
-    request: Mapping[str, Any], on_wait: Callable[[], None], interval_seconds: float
+    request: DownloadRequest, on_wait: Callable[[], None], interval_seconds: float
 ) -> Path:
     """Call snapshot_download with these arguments; raises OSError if it fails."""
     # Its own process group, so that Ctrl-C in a terminal interrupts only this process.
@@ -83,7 +92,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(answer))
 
 
-def _record_incomplete_file(incomplete: set[str], event: str, args: tuple[Any, ...]) -> None:
+def _record_incomplete_file(incomplete: set[str], event: str, args: tuple[object, ...]) -> None:
     """Record the incomplete files that this process opens; their names are unpredictable."""
     if event == "open" and str(args[0]).endswith(INCOMPLETE_SUFFIX):
         incomplete.add(str(args[0]))

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub import HfApi
@@ -125,7 +124,7 @@ class HubUploader:
             repo_id = repo.repo_id
             if request.revision is not None:
                 api.create_branch(repo_id, branch=request.revision, exist_ok=True)
-            commit: Any = api.upload_folder(
+            commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=request.folder,
                 revision=request.revision,

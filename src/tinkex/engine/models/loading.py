@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_log
 
 from tinkex.engine.config import EngineConfig
@@ -19,10 +19,16 @@ from tinkex.engine.models.model_folder import CONTEXT_LENGTH_KEYS, ModelFolder
 from tinkex.engine.models.weight_files import UnusableModel, error_reason, read_json
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
-from tinkex.nn.hosted_model import HostedModel, max_positions
+from tinkex.nn.ops.rotary import max_positions
 from tinkex.text import Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from tinkex.nn.hosted_model import HostedModel
+
 LOG = get_logger(__name__)
+Item = TypeVar("Item")
 LOG_INTERVAL_SECONDS = 2.0
 #: The context length if the config does not give one.
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -71,10 +77,10 @@ def compute_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def read_transformers_config(folder: ModelFolder) -> Any:
+def read_transformers_config(folder: ModelFolder) -> PreTrainedConfig:
     """Read a folder's config with transformers; raises UnusableModel if it cannot run it."""
     try:
-        config = AutoConfig.from_pretrained(
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False
         )
     except _LOAD_ERRORS as error:
@@ -90,7 +96,7 @@ def read_transformers_config(folder: ModelFolder) -> Any:
     return config
 
 
-def read_max_context_tokens(config: Any) -> int | None:
+def read_max_context_tokens(config: PreTrainedConfig) -> int | None:
     """The context length that a config gives; None if it gives none."""
     text = config.get_text_config()
     values = (getattr(part, name, None) for part in (text, config) for name in CONTEXT_LENGTH_KEYS)
@@ -103,6 +109,9 @@ def load_base_model(
     name: str, folder: ModelFolder, config: EngineConfig, max_context_tokens: int
 ) -> LoadedModel:
     """Load a model; raises UnusableModel with a one-line reason if that fails."""
+    # Imports the model classes of transformers, which takes seconds: only once a model is needed.
+    from tinkex.nn.hosted_model import HostedModel  # noqa: PLC0415
+
     started = time.monotonic()
     device = compute_device(config)
     LOG.info("loading base model %r from %s", name, folder.path)
@@ -110,7 +119,8 @@ def load_base_model(
         with _log_progress(name):
             model = _load_weights(folder, compute_dtype(config))
         num_bytes = _copy_weights(name, model)
-        hosted_model = HostedModel(_move_to_device(model, device), packed_bytes=config.packed_bytes)
+        torch.nn.Module.to(model, device)
+        hosted_model = HostedModel(model, packed_bytes=config.packed_bytes)
     except pickle.UnpicklingError as error:
         raise UnusableModel(
             f"base model {name!r} cannot be loaded: a pickle in {folder.path} holds more than "
@@ -140,7 +150,7 @@ def load_base_model(
 
 def _load_weights(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
     # The annotated return type ignores output_loading_info.
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: object = AutoModelForCausalLM.from_pretrained(
         folder.path,
         dtype=dtype,
         local_files_only=True,
@@ -151,7 +161,9 @@ def _load_weights(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
         # Reported below, with the tensor's name.
         ignore_mismatched_sizes=True,
     )
-    model, report = loaded
+    assert isinstance(loaded, tuple)
+    model: PreTrainedModel = loaded[0]
+    report: Mapping[str, Iterable[str | tuple[object, ...]]] = loaded[1]
     # transformers would use random values in their place.
     for problem in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(_tensor_name, report[problem])):
@@ -159,11 +171,10 @@ def _load_weights(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
             raise ValueError(
                 f"{len(names)} tensors {verb} in {folder.path}, for example {names[0]}"
             )
-    assert isinstance(model, PreTrainedModel)
     return model
 
 
-def _tensor_name(key: str | tuple[Any, ...]) -> str:
+def _tensor_name(key: str | tuple[object, ...]) -> str:
     # A mismatched tensor is reported with both shapes.
     return key if isinstance(key, str) else str(key[0])
 
@@ -189,11 +200,6 @@ def _next_log_time() -> float:
     return time.monotonic() + LOG_INTERVAL_SECONDS
 
 
-def _move_to_device(model: Any, device: torch.device) -> PreTrainedModel:
-    moved: PreTrainedModel = model.to(device)
-    return moved
-
-
 @contextmanager
 def _log_progress(name: str) -> Iterator[None]:
     """Log the loading progress periodically instead of showing progress bars."""
@@ -201,10 +207,12 @@ def _log_progress(name: str) -> Iterator[None]:
     transformers_log.set_verbosity_error()
 
     def log_instead(
-        make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
+        make: Callable[..., object], args: tuple[object, ...], options: dict[str, object]
+    ) -> object:
         items = args[0] if args else None
-        return _log_iteration(name, items) if hasattr(items, "__len__") else make(*args, **options)
+        if isinstance(items, Collection):
+            return _log_iteration(name, items)
+        return make(*args, **options)
 
     before = transformers_log.set_tqdm_hook(log_instead)
     try:
@@ -213,7 +221,7 @@ def _log_progress(name: str) -> Iterator[None]:
         transformers_log.set_tqdm_hook(before)
 
 
-def _log_iteration(name: str, items: Any) -> Iterator[Any]:
+def _log_iteration(name: str, items: Collection[Item]) -> Iterator[Item]:
     log_at = _next_log_time()
     for number, item in enumerate(items):
         yield item
@@ -235,7 +243,9 @@ def _load_tokenizer(name: str, folder: ModelFolder) -> Tokenizer | None:
         return None
 
 
-def _eos_tokens(folder: ModelFolder, config: Any, tokenizer: Tokenizer | None) -> frozenset[int]:
+def _eos_tokens(
+    folder: ModelFolder, config: PreTrainedConfig, tokenizer: Tokenizer | None
+) -> frozenset[int]:
     """The EOS tokens of generation config, model config and tokenizer."""
     path = folder.path / "generation_config.json"
     sources = [

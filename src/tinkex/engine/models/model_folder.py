@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tinkex.engine.models.weight_files import (
     UnusableModel,
@@ -67,7 +66,7 @@ def read_model_folder(path: Path) -> ModelFolder:
     weights = read_weight_files(path)
     return ModelFolder(
         path=path,
-        arch=str((config.get("architectures") or [""])[0]),
+        arch=next(iter(_class_names(config)), ""),
         model_type=str(config.get("model_type", "")),
         max_context_tokens=_read_max_context_tokens(config),
         dtype=_saved_dtype(config, weights),
@@ -76,7 +75,7 @@ def read_model_folder(path: Path) -> ModelFolder:
     )
 
 
-def read_model_config(path: Path) -> dict[str, Any]:
+def read_model_config(path: Path) -> dict[str, object]:
     """Read a folder's config.json; raises UnusableModel if it is not that of a base model."""
     _check_path(path)
     config = read_json(path / "config.json")
@@ -105,8 +104,8 @@ def _check_path(path: Path) -> None:
     )
 
 
-def _check_architecture(path: Path, config: Mapping[str, Any]) -> None:
-    class_names = [str(name) for name in config.get("architectures") or ()]
+def _check_architecture(path: Path, config: Mapping[str, object]) -> None:
+    class_names = _class_names(config)
     is_causal = any(mark in name for name in class_names for mark in _CAUSAL_LM_MARKS)
     if config.get("is_encoder_decoder") or (class_names and not is_causal):
         kind = class_names[0] if class_names else "an encoder-decoder"
@@ -121,16 +120,22 @@ def _check_architecture(path: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _read_max_context_tokens(config: Mapping[str, Any]) -> int | None:
+def _class_names(config: Mapping[str, object]) -> list[str]:
+    names = config.get("architectures") or []
+    return [str(name) for name in (names if isinstance(names, list) else [names])]
+
+
+def _read_max_context_tokens(config: Mapping[str, object]) -> int | None:
     text = config.get("text_config")
     for part in (text if isinstance(text, Mapping) else {}, config):
         for name in CONTEXT_LENGTH_KEYS:
-            if isinstance(part.get(name), int) and part[name] > 0:
-                return int(part[name])
+            length = part.get(name)
+            if isinstance(length, int) and length > 0:
+                return int(length)
     return None
 
 
-def _saved_dtype(config: Mapping[str, Any], weights: WeightFiles) -> str:
+def _saved_dtype(config: Mapping[str, object], weights: WeightFiles) -> str:
     if weights.dtypes:
         return _DTYPE_NAMES.get(weights.dtypes[0], weights.dtypes[0].lower())
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")

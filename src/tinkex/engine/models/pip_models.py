@@ -16,12 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
+from tinkex.display import format_bytes
 from tinkex.engine.models.gguf.convert import OnProgress, convert_gguf, find_converted
 from tinkex.engine.models.model_folder import ModelFolder
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.system.atomic import SCRATCH_PREFIX
-from tinkex.units import format_bytes
 
 #: The first pip version with machine-readable progress.
 _MIN_RAW_PROGRESS_PIP = (24, 1)

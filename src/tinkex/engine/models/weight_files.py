@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Literal, TypedDict, TypeGuard, cast
 
 from tinkex.errors import ConfigError, RequestErrorCategory
 
@@ -96,7 +96,7 @@ def _read_safetensors(files: Mapping[Path, set[str]]) -> WeightFiles:
                 hint=_RETRY_HINT,
             )
         for entry in tensors.values():
-            dtype = str(entry["dtype"])
+            dtype = entry["dtype"]
             counts[dtype] = counts.get(dtype, 0) + math.prod(entry["shape"])
     return WeightFiles(
         format="safetensors",
@@ -106,17 +106,26 @@ def _read_safetensors(files: Mapping[Path, set[str]]) -> WeightFiles:
     )
 
 
-def read_header(path: Path) -> dict[str, Any]:
+class TensorEntry(TypedDict):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """Read the tensor entries of a safetensors file; raises if they do not match its length."""
     _check_not_lfs_pointer(path)
     header, num_data_bytes = _parse_header(path)
     problem = find_header_problem(header, num_data_bytes)
     if problem is not None:
         raise UnusableModel(f"{path} cannot be read: {problem}", hint=_RETRY_HINT)
-    return {name: entry for name, entry in header.items() if name != _METADATA}
+    tensors = {name: entry for name, entry in header.items() if name != _METADATA}
+    return cast("dict[str, TensorEntry]", tensors)  # as `find_header_problem` has checked
 
 
-def _parse_header(path: Path) -> tuple[dict[str, Any], int]:
+def _parse_header(path: Path) -> tuple[dict[str, object], int]:
     """The header of a safetensors file, and the number of bytes after it."""
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -146,7 +155,7 @@ def describe_header_problem(path: Path) -> str | None:
     return find_header_problem(header, num_data_bytes)
 
 
-def find_header_problem(header: Mapping[str, Any], num_data_bytes: int) -> str | None:
+def find_header_problem(header: Mapping[str, object], num_data_bytes: int) -> str | None:
     """Describe the first problem of a header, with the tensor's name; None if it is valid."""
     if not _is_metadata(header.get(_METADATA)):
         return f"its {_METADATA} is not a mapping of strings"
@@ -157,6 +166,7 @@ def find_header_problem(header: Mapping[str, Any], num_data_bytes: int) -> str |
         problem = _find_entry_problem(entry)
         if problem is not None:
             return f"tensor {name!r:.200} {problem}"
+        assert isinstance(entry, dict)
         start, stop = entry["data_offsets"]
         ranges[name] = (start, stop)
     end = 0
@@ -170,7 +180,7 @@ def find_header_problem(header: Mapping[str, Any], num_data_bytes: int) -> str |
     return None
 
 
-def _find_entry_problem(entry: Any) -> str | None:
+def _find_entry_problem(entry: object) -> str | None:
     """Describe what is wrong with one tensor's entry; None if it is valid."""
     if not isinstance(entry, dict):
         return "has no dtype, shape and data_offsets"
@@ -191,13 +201,13 @@ def _find_entry_problem(entry: Any) -> str | None:
     return None
 
 
-def _is_metadata(value: Any) -> bool:
+def _is_metadata(value: object) -> bool:
     if not isinstance(value, dict):
         return value is None
     return all(isinstance(item, str) for item in value.values())
 
 
-def _is_int_list(value: Any) -> TypeGuard[list[int]]:
+def _is_int_list(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
@@ -229,7 +239,7 @@ def _total_size(files: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """Read a JSON file that holds an object."""
     try:
         content = json.loads(path.read_bytes())

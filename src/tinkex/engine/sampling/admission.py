@@ -1,4 +1,7 @@
-"""Admission control: decides which prompts are prefilled and when sequences start decoding."""
+"""Admission control: decides which prompts are prefilled and when sequences start decoding.
+
+The loop that calls it at every step is in `continuous_batching`.
+"""
 
 from __future__ import annotations
 

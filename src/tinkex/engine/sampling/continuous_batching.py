@@ -1,4 +1,4 @@
-"""Continuous batching: sequences join and leave the batch at every step.
+"""The batching loop (continuous batching): sequences join and leave the batch at every step.
 
 One iteration: admit requests -> grow the KV slots of long sequences -> run one forward pass over
 the next token of every sequence and over chunks of prompts -> sample a token for each sequence ->
@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from tinkex.engine.sampling.scheduler import (
     ArrivalQueue,
     LightStepPolicy,
     max_kv_tokens,
+    sequence_to_preempt,
     split_prefill_tokens,
 )
 from tinkex.engine.sampling.slot_allocator import capacity_for
@@ -36,8 +38,10 @@ from tinkex.engine.sampling.token_sampler import SampledTokens, SamplingSettings
 from tinkex.engine.trainer import is_out_of_memory
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.logs import get_logger
-from tinkex.nn.hosted_model import HostedModel
 from tinkex.types import SampleRequest
+
+if TYPE_CHECKING:
+    from tinkex.nn.hosted_model import HostedModel
 
 LOG = get_logger(__name__)
 
@@ -338,11 +342,11 @@ class ContinuousBatcher:
         for request in self._queue.newest_first():
             if self._admission.release_prompt(request):
                 return
-            placed = [sequence for sequence in request.running if sequence in self._kv_manager]
-            if placed:
-                last = max(placed, key=lambda sequence: sequence.index)
-                self._kv_manager.free(last)
-                request.preempt(last)
+            placed = (sequence for sequence in request.running if sequence in self._kv_manager)
+            preempted = sequence_to_preempt(placed)
+            if preempted is not None:
+                self._kv_manager.free(preempted)
+                request.preempt(preempted)
                 return
 
     def _resolve_deadlock(self) -> None:

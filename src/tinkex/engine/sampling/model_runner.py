@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ from tinkex.nn.cached_attention import (
     PrefillRows,
 )
 from tinkex.nn.forward_context import ForwardContext
-from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.kv_cache import KVCacheSpec
 from tinkex.nn.lora_decode import AdapterSpan, DecodeLora
+
+if TYPE_CHECKING:
+    from tinkex.nn.hosted_model import HostedModel
 
 Numbers = npt.NDArray[np.int64]
 

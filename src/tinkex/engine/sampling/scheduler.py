@@ -1,4 +1,7 @@
-"""Scheduling policies: the order of requests, and the prefill tokens of each step."""
+"""Scheduling policies as pure functions: order of requests, prefill tokens of a step, preemption.
+
+The loop that calls them is in `continuous_batching`.
+"""
 
 from __future__ import annotations
 
@@ -116,8 +119,28 @@ class ArrivalQueue(dict[str, QueuedT]):
     """All unfinished requests by job id, in order of arrival."""
 
     def newest_first(self) -> Iterator[QueuedT]:
-        """All requests, newest first."""
+        """All requests, newest first: the order in which they are preempted."""
         return reversed(list(self.values()))
+
+
+class PlacedSequence(Protocol):
+    """The property of a sequence that `sequence_to_preempt` needs."""
+
+    @property
+    def index(self) -> int:
+        """Its number in the request."""
+        ...
+
+
+PlacedT = TypeVar("PlacedT", bound=PlacedSequence)
+
+
+def sequence_to_preempt(placed: Iterable[PlacedT]) -> PlacedT | None:
+    """Return which of a request's sequences in the KV cache loses its slot when memory runs out.
+
+    It is the last one; the sequence is decoded again later, from its tokens so far.
+    """
+    return max(placed, key=lambda sequence: sequence.index, default=None)
 
 
 def split_prefill_tokens(

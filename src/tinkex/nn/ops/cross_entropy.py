@@ -6,15 +6,17 @@ Shape letters: P scored positions, p those of a chunk, D hidden width, V vocabul
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from tinkex.nn.ops.kernel_calls import call_kernel, can_use_kernels
+from tinkex.nn.ops.autograd import FunctionContext, call_kernel, can_use_kernels
 
 #: Smaller chunks make matrix products slow; larger ones do not fit in the CPU caches.
 CHUNK_ROWS = 512
+#: Context of a function whose forward computes the gradients of hidden states and weight.
+_GradientContext: TypeAlias = FunctionContext[tuple[Tensor, Tensor] | None]
 
 
 class _WeightedCrossEntropyFunction(torch.autograd.Function):
@@ -22,11 +24,14 @@ class _WeightedCrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, weights_P: Tensor
+        ctx: _GradientContext,
+        hidden_PD: Tensor,
+        weight_VD: Tensor,
+        targets_P: Tensor,
+        weights_P: Tensor,
     ) -> Tensor:
         needs = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        dhidden_PD = torch.empty_like(hidden_PD) if needs else None
-        dweight_VD = torch.zeros_like(weight_VD) if needs else None
+        grads = (torch.empty_like(hidden_PD), torch.zeros_like(weight_VD)) if needs else None
         total = hidden_PD.new_zeros((), dtype=torch.float32)
         # All chunks share one buffer for logits, because page faults of new memory are slow.
         buffer_pV = hidden_PD.new_empty(min(CHUNK_ROWS, len(hidden_PD)), len(weight_VD))
@@ -35,24 +40,26 @@ class _WeightedCrossEntropyFunction(torch.autograd.Function):
             logits_pV = torch.mm(h_pD, weight_VD.t(), out=buffer_pV[: len(h_pD)])
             losses_p, dlogits_pV = _losses_and_grad(logits_pV, targets_P[rows], w_p)
             total += losses_p @ w_p
-            if dhidden_PD is None or dweight_VD is None:
+            if grads is None:
                 continue
+            dhidden_PD, dweight_VD = grads
             torch.mm(dlogits_pV, weight_VD, out=dhidden_PD[rows])
             dweight_VD.addmm_(dlogits_pV.t(), h_pD)
-        ctx.gradients = (dhidden_PD, dweight_VD)
+        ctx.state = grads
         return total
 
     @staticmethod
-    def backward(ctx: Any, dtotal: Tensor) -> tuple[Tensor | None, ...]:
-        dhidden_PD, dweight_VD = ctx.gradients
-        return dhidden_PD.mul_(dtotal), dweight_VD.mul_(dtotal), None, None
+    def backward(ctx: _GradientContext, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+        return _scale_gradients(ctx, dtotal)
 
 
 class _TargetLogprobsFunction(torch.autograd.Function):
     """Log-probabilities of targets; the backward pass recomputes the logits."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor) -> Tensor:
+    def forward(
+        ctx: FunctionContext[None], hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(hidden_PD, weight_VD, targets_P)
         logprobs_P = hidden_PD.new_empty(len(hidden_PD), dtype=torch.float32)
         for rows in _chunks(len(hidden_PD)):
@@ -61,7 +68,7 @@ class _TargetLogprobsFunction(torch.autograd.Function):
         return logprobs_P
 
     @staticmethod
-    def backward(ctx: Any, dlogprobs_P: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionContext[None], dlogprobs_P: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden_PD, weight_VD, targets_P = ctx.saved_tensors
         dhidden_PD, dweight_VD = torch.empty_like(hidden_PD), torch.zeros_like(weight_VD)
         for rows in _chunks(len(hidden_PD)):
@@ -79,7 +86,11 @@ class _TeacherKLFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, teacher: TeacherStates, temperature: float
+        ctx: _GradientContext,
+        hidden_PD: Tensor,
+        weight_VD: Tensor,
+        teacher: TeacherStates,
+        temperature: float,
     ) -> Tensor:
         dhidden_PD, dweight_VD = torch.empty_like(hidden_PD), torch.zeros_like(weight_VD)
         total = hidden_PD.new_zeros((), dtype=torch.float32)
@@ -92,13 +103,18 @@ class _TeacherKLFunction(torch.autograd.Function):
             dlogits_pV = student_pV.exp_().sub_(probs_pV).div_(temperature).to(h_pD.dtype)
             torch.mm(dlogits_pV, weight_VD, out=dhidden_PD[rows])
             dweight_VD.addmm_(dlogits_pV.t(), h_pD)
-        ctx.gradients = (dhidden_PD, dweight_VD)
+        ctx.state = (dhidden_PD, dweight_VD)
         return total
 
     @staticmethod
-    def backward(ctx: Any, dtotal: Tensor) -> tuple[Tensor | None, ...]:
-        dhidden_PD, dweight_VD = ctx.gradients
-        return dhidden_PD.mul_(dtotal), dweight_VD.mul_(dtotal), None, None
+    def backward(ctx: _GradientContext, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+        return _scale_gradients(ctx, dtotal)
+
+
+def _scale_gradients(ctx: _GradientContext, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+    assert ctx.state is not None
+    dhidden_PD, dweight_VD = ctx.state
+    return dhidden_PD.mul_(dtotal), dweight_VD.mul_(dtotal), None, None
 
 
 class TeacherStates:

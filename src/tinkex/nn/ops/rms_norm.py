@@ -9,12 +9,17 @@ Shape letters: R rows, K width of the norm; `...` rows, or rows and heads.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.ops.kernel_calls import NUM_PARTIALS, call_kernel, can_use_kernels
+from tinkex.nn.ops.autograd import (
+    NUM_PARTIALS,
+    FunctionContext,
+    call_kernel,
+    can_use_kernels,
+)
 
 
 class FrozenRMSNorm(nn.Module):
@@ -53,16 +58,16 @@ class FrozenRMSNorm(nn.Module):
 
 class _FrozenRMSNormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: FrozenRMSNorm) -> Tensor:
+    def forward(ctx: FunctionContext[FrozenRMSNorm], x: Tensor, norm: FrozenRMSNorm) -> Tensor:
         y, size = norm.normalize(x)
         ctx.save_for_backward(x, size)
-        ctx.norm = norm
+        ctx.state = norm
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionContext[FrozenRMSNorm], dy: Tensor) -> tuple[Tensor, None]:
         x, size = ctx.saved_tensors
-        return ctx.norm.backward(x, size, dy), None
+        return ctx.state.backward(x, size, dy), None
 
 
 def rms_norm_candidates(module: nn.Module) -> list[FrozenRMSNorm]:
@@ -92,29 +97,34 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
     return total_and_norm
 
 
+class _NormState(NamedTuple):
+    eps: float
+    uses_kernel: bool
+
+
 class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.uses_kernel = weight.ndim == 1 and can_use_kernels(x, weight)
-        return _forward(ctx, x, None, weight, eps)[1]
+    def forward(ctx: FunctionContext[_NormState], x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.state = _NormState(eps, weight.ndim == 1 and can_use_kernels(x, weight))
+        return _forward(ctx, x, None, weight)[1]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionContext[_NormState], dy: Tensor) -> tuple[Tensor, Tensor, None]:
         return *_backward(ctx, None, dy), None
 
 
 class _AddRMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, delta: Tensor, weight: Tensor, eps: float
+        ctx: FunctionContext[_NormState], x: Tensor, delta: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.uses_kernel = can_use_kernels(x, delta, weight)
-        return _forward(ctx, x, delta, weight, eps)
+        ctx.state = _NormState(eps, can_use_kernels(x, delta, weight))
+        return _forward(ctx, x, delta, weight)
 
     @staticmethod
     def backward(
-        ctx: Any, dtotal: Tensor | None, dy: Tensor | None
+        ctx: FunctionContext[_NormState], dtotal: Tensor | None, dy: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         if dy is None:
             return dtotal, dtotal, None, None
@@ -123,12 +133,12 @@ class _AddRMSNormFunction(torch.autograd.Function):
 
 
 def _forward(
-    ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ctx: FunctionContext[_NormState], x: Tensor, delta: Tensor | None, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The sum (x itself without a delta) and its norm; saves what `_backward` needs."""
-    width, ctx.eps = x.shape[-1], eps
+    width, (eps, uses_kernel) = x.shape[-1], ctx.state
     scale = weight * sqrt(width)
-    if ctx.uses_kernel:
+    if uses_kernel:
         total, y = _kernel_forward(x, delta, scale, width * eps)
         ctx.save_for_backward(total, weight)
         return total, y
@@ -138,12 +148,14 @@ def _forward(
     return total, y
 
 
-def _backward(ctx: Any, dtotal: Tensor | None, dy: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(
+    ctx: FunctionContext[_NormState], dtotal: Tensor | None, dy: Tensor
+) -> tuple[Tensor, Tensor]:
     """Gradients w.r.t. the sum, including the sum's own gradient, and w.r.t. the weight."""
     total, weight, *size = ctx.saved_tensors
-    if ctx.uses_kernel:
+    if ctx.state.uses_kernel:
         residual_grad = None if dtotal is None else dtotal.contiguous()
-        return _kernel_backward(total, weight, ctx.eps, residual_grad, dy.contiguous())
+        return _kernel_backward(total, weight, ctx.state.eps, residual_grad, dy.contiguous())
     dx, dweight = _torch_backward(total, weight, size[0], dy)
     return dx if dtotal is None else dx.add_(dtotal), dweight
 

@@ -7,12 +7,17 @@ K head width, h half of it.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.ops.kernel_calls import NUM_PARTIALS, call_kernel, can_use_kernels
+from tinkex.nn.ops.autograd import (
+    NUM_PARTIALS,
+    FunctionContext,
+    call_kernel,
+    can_use_kernels,
+)
 from tinkex.nn.ops.library import LANES
 from tinkex.nn.ops.rms_norm import FrozenRMSNorm, rms_norm
 
@@ -67,11 +72,23 @@ def signed_sin(sin: Tensor) -> Tensor:
 
 def rotary_candidates(module: nn.Module) -> list[RotaryTable]:
     """Tables that may be equivalent to a module; none if it is not a static rotary embedding."""
-    frequencies: Any = getattr(module, "inv_freq", None)
+    frequencies: object = getattr(module, "inv_freq", None)
     kind = getattr(module, "rope_type", None)
     if not isinstance(frequencies, Tensor) or kind not in _STATIC_ROPE_TYPES:
         return []
     return [RotaryTable(module, frequencies.new_zeros(1, dtype=torch.float32))]
+
+
+def max_positions(config: object) -> int | None:
+    """Longest sequence whose RoPE angles are independent of its length; None if unlimited."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    configs = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    limits = [
+        int(config["original_max_position_embeddings"])
+        for config in configs
+        if config.get("rope_type") == "longrope"
+    ]
+    return min(limits, default=None)
 
 
 # --- hosted models: frozen norms ------------------------------------------------------------------
@@ -153,21 +170,25 @@ def _split_torch(
 class _FrozenSplitFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, qkv_TNK: Tensor, layout: HeadLayout, angles: RotaryAngles
+        ctx: FunctionContext[FrozenRMSNorm | None],
+        qkv_TNK: Tensor,
+        layout: HeadLayout,
+        angles: RotaryAngles,
     ) -> tuple[Tensor, ...]:
         parts, size_TN1 = _split_torch(qkv_TNK, layout, angles)
         ctx.save_for_backward(qkv_TNK if layout.norm is not None else None, size_TN1, *angles)
-        ctx.norm = layout.norm
+        ctx.state = layout.norm
         return parts
 
     @staticmethod
     def backward(
-        ctx: Any, dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
+        ctx: FunctionContext[FrozenRMSNorm | None], dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
     ) -> tuple[Tensor, None, None]:
+        norm = ctx.state
         qkv_TNK, size_TN1, *angles = ctx.saved_tensors
         dx_TNK = RotaryAngles(*angles).backward(torch.cat((dq_THK, dk_TGK), dim=1))
-        if qkv_TNK is not None:
-            dx_TNK = ctx.norm.backward(qkv_TNK[:, : dx_TNK.shape[1]], size_TN1, dx_TNK)
+        if norm is not None:
+            dx_TNK = norm.backward(qkv_TNK[:, : dx_TNK.shape[1]], size_TN1, dx_TNK)
         return torch.cat((dx_TNK, dv_TGK), dim=1), None, None
 
 
@@ -226,10 +247,14 @@ def apply_rotary(x_TNK: Tensor, cos_T1h: Tensor, sin_T1h: Tensor) -> Tensor:
 class _SplitFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, qkv_TNK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, rotary: QKRotary
+        ctx: FunctionContext[QKRotary],
+        qkv_TNK: Tensor,
+        q_weight_K: Tensor,
+        k_weight_K: Tensor,
+        rotary: QKRotary,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(qkv_TNK)
-        ctx.rotary = rotary
+        ctx.state = rotary
         num_tokens, _, width = qkv_TNK.shape
         q_THK = qkv_TNK.new_empty(num_tokens, rotary.num_query_heads, width)
         k_TGK = qkv_TNK.new_empty(num_tokens, rotary.num_kv_heads, width)
@@ -238,16 +263,16 @@ class _SplitFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
+        ctx: FunctionContext[QKRotary], dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         (qkv_TNK,) = ctx.saved_tensors
         width = qkv_TNK.shape[-1]
         dqkv_TNK, dscales_P2K = torch.empty_like(qkv_TNK), qkv_TNK.new_empty(NUM_PARTIALS, 2, width)
         grads = [grad.contiguous() for grad in (dq_THK, dk_TGK, dv_TGK)]
         call_kernel(
-            "rotary_backward", *ctx.rotary.kernel_args(qkv_TNK), *grads, dqkv_TNK, dscales_P2K
+            "rotary_backward", *ctx.state.kernel_args(qkv_TNK), *grads, dqkv_TNK, dscales_P2K
         )
-        if ctx.rotary.q_weight_K is None:
+        if ctx.state.q_weight_K is None:
             return dqkv_TNK, None, None, None
         dq_weight_K, dk_weight_K = dscales_P2K.sum(0).mul_(sqrt(width))
         return dqkv_TNK, dq_weight_K, dk_weight_K, None
@@ -255,13 +280,20 @@ class _SplitFunction(torch.autograd.Function):
 
 class _RotaryFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TNK: Tensor, cos_T1h: Tensor, sin_T1h: Tensor) -> Tensor:
-        ctx.angles = (cos_T1h, sin_T1h)
+    def forward(
+        ctx: FunctionContext[tuple[Tensor, Tensor]],
+        x_TNK: Tensor,
+        cos_T1h: Tensor,
+        sin_T1h: Tensor,
+    ) -> Tensor:
+        ctx.state = (cos_T1h, sin_T1h)
         return _rotate_halves(x_TNK, cos_T1h, sin_T1h, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, dy_TNK: Tensor) -> tuple[Tensor, None, None]:
-        cos_T1h, sin_T1h = ctx.angles
+    def backward(
+        ctx: FunctionContext[tuple[Tensor, Tensor]], dy_TNK: Tensor
+    ) -> tuple[Tensor, None, None]:
+        cos_T1h, sin_T1h = ctx.state
         return _rotate_halves(dy_TNK, cos_T1h, sin_T1h, -1.0), None, None
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.ops.kernel_calls import call_kernel, can_use_kernels
+from tinkex.nn.ops.autograd import FunctionContext, call_kernel, can_use_kernels
 from tinkex.nn.ops.library import LANES
 
 _aten = torch.ops.aten
@@ -75,7 +75,7 @@ def _can_use_kernel(gate_up: Tensor) -> bool:
 
 class _SwiGLUFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up_T2F: Tensor) -> Tensor:
+    def forward(ctx: FunctionContext[None], gate_up_T2F: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up_T2F)
         num_rows, width = len(gate_up_T2F), gate_up_T2F.shape[-1] // 2
         y_TF = gate_up_T2F.new_empty(num_rows, width)
@@ -83,7 +83,7 @@ class _SwiGLUFunction(torch.autograd.Function):
         return y_TF
 
     @staticmethod
-    def backward(ctx: Any, dy_TF: Tensor) -> Tensor:
+    def backward(ctx: FunctionContext[None], dy_TF: Tensor) -> Tensor:
         (gate_up_T2F,) = ctx.saved_tensors
         dgate_up_T2F, dy_TF = torch.empty_like(gate_up_T2F), dy_TF.contiguous()
         call_kernel("swiglu_backward", gate_up_T2F, dy_TF, *dy_TF.shape, dgate_up_T2F)
@@ -92,19 +92,21 @@ class _SwiGLUFunction(torch.autograd.Function):
 
 class _GatedActivationFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, activation: GateActivation) -> Tensor:
+    def forward(
+        ctx: FunctionContext[GateActivation], gate_up: Tensor, activation: GateActivation
+    ) -> Tensor:
         ctx.save_for_backward(gate_up)
-        ctx.activation = activation
+        ctx.state = activation
         gate, up = gate_up.chunk(2, dim=-1)
         return activation.forward(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionContext[GateActivation], dy: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         # Both gradients are written in place; autograd would concatenate them afterwards.
         dgate_up = torch.empty_like(gate_up)
         dgate, dup = dgate_up.chunk(2, dim=-1)
-        torch.mul(ctx.activation.forward(gate), dy, out=dup)
-        ctx.activation.backward(dy * up, gate, grad_input=dgate)
+        torch.mul(ctx.state.forward(gate), dy, out=dup)
+        ctx.state.backward(dy * up, gate, grad_input=dgate)
         return dgate_up, None

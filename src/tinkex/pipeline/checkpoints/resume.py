@@ -1,20 +1,21 @@
-"""Resume from a checkpoint: choose it, check its settings, restore the state."""
+"""Resume from a checkpoint: choose it, compare its settings, restore the state."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.logs import get_logger
-from tinkex.pipeline.checkpoints.config_mismatch import batches_per_update, find_mismatches
 from tinkex.pipeline.checkpoints.step_directory import find_step_problem, latest_step, step_number
 from tinkex.pipeline.checkpoints.step_files import StepContent, read_step
 from tinkex.pipeline.optimizers import CombinedOptimizer
+from tinkex.pipeline.stage_interface import Stage
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.pipeline.train_state import TrainState, read_state, restore_rng
 from tinkex.pipeline.weights import load_weights
 
@@ -29,13 +30,13 @@ class RestoreTarget:
 
     model: nn.Module
     optimizer: CombinedOptimizer
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """Settings of this run, compared with those of the checkpoint."""
     rank: int = 0
     allow_partial: bool = False
 
 
-def choose_checkpoint(root: Path, resume: Path | str | None) -> Path | None:
+def choose_checkpoint(root: Path, resume: str | None) -> Path | None:
     """Return the checkpoint to resume from, with verified digests, or None for a new run.
 
     A damaged checkpoint is replaced by the newest valid one before it, with a warning.
@@ -65,7 +66,7 @@ def choose_checkpoint(root: Path, resume: Path | str | None) -> Path | None:
     return older
 
 
-def is_rewind(root: Path, resume: Path | str | None) -> bool:
+def is_rewind(root: Path, resume: str | None) -> bool:
     """Return True if `resume` names another step than the newest one."""
     if resume is None or resume == AUTO:
         return False
@@ -136,3 +137,79 @@ def _restore_optimizer(path: Path, content: StepContent, target: RestoreTarget) 
         if not target.allow_partial:
             raise
         log.warning("the optimizer state is reset: %s", error)
+
+
+#: Settings of the loop that affect the weights.
+_LOOP_FIELDS = (
+    "batch_size",
+    "accumulation_steps",
+    "learning_rate",
+    "schedule",
+    "optimizer",
+    "weight_decay",
+    "grad_clip",
+    "seed",
+    "dtype",
+)
+#: Settings that matter only if the learning rate depends on the total number of steps.
+_COSINE_FIELDS = ("epochs", "max_steps", "final_learning_rate")
+
+
+def describe_run(stage: Stage, settings: TrainSettings, world_size: int) -> dict[str, object]:
+    """Return the content of config.json for a run."""
+    names = list(_LOOP_FIELDS)
+    if settings.schedule == "cosine":
+        names += _COSINE_FIELDS
+    if settings.optimizer == "muon":
+        names.append("muon_lr")
+    num_batches = stage.source.num_batches(0)
+    loop = {name: getattr(settings, name) for name in names}
+    described = {
+        "stage": stage.name,
+        "plan": {**loop, "warmup_steps": settings.resolve_warmup(num_batches, world_size)},
+        "settings": {**stage.config, "num_batches": num_batches},
+        "world_size": world_size,
+    }
+    plain: dict[str, object] = json.loads(json.dumps(described, default=str))
+    return plain
+
+
+def find_mismatches(saved: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
+    """Return each setting that differs, as `name: saved -> current`.
+
+    With a different world size, accumulation and warmup steps may differ too.
+    """
+    before, now = _flatten(saved), _flatten(current)
+    ignored = {"world_size"}
+    if before.get("world_size") != now.get("world_size"):
+        ignored |= {"plan.accumulation_steps", "plan.warmup_steps"}
+    names = sorted({*before, *now} - ignored)
+    return [
+        f"{name}: {_format_value(before, name)} -> {_format_value(now, name)}"
+        for name in names
+        if not name.startswith("versions.")
+        and _format_value(before, name) != _format_value(now, name)
+    ]
+
+
+def batches_per_update(config: Mapping[str, object]) -> int | None:
+    """Return the number of micro-batches per update over all ranks, or None if unknown."""
+    plan, world_size = config.get("plan"), config.get("world_size")
+    steps = plan.get("accumulation_steps") if isinstance(plan, Mapping) else None
+    if not isinstance(steps, int) or not isinstance(world_size, int):
+        return None
+    return steps * world_size
+
+
+def _flatten(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            flat.update(_flatten(item, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = item
+    return flat
+
+
+def _format_value(values: Mapping[str, object], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "absent"

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -30,15 +30,18 @@ from tinkex.pipeline.checkpoints.step_files import (
 )
 from tinkex.pipeline.distributed import DistributedContext
 from tinkex.pipeline.optimizers import CombinedOptimizer
-from tinkex.pipeline.stage_interface import Stage, TrainPlan
-from tinkex.pipeline.train_state import TrainState
-from tinkex.pipeline.trainer_lock import lock_directory
+from tinkex.pipeline.output_locks import lock_directory
+from tinkex.pipeline.settings_sources import plain_values
+from tinkex.pipeline.stage_interface import Stage
+from tinkex.pipeline.train_settings import TrainSettings
+from tinkex.pipeline.train_state import RngState, TrainState
 from tinkex.pipeline.weights import named_weights
 from tinkex.system.disk_errors import convert_disk_full
 
 #: Path of a value in a nested structure.
 TreePath = tuple[object, ...]
 TensorBuffers = dict[TreePath, Tensor]
+TreeT = TypeVar("TreeT")
 #: Writes another file from the same copy of the weights.
 ExtraWriter = Callable[[Mapping[str, Tensor]], None]
 
@@ -53,14 +56,14 @@ class TensorSnapshot:
         self._buffers: TensorBuffers = {}
 
     @torch.no_grad()
-    def copy_tree(self, tree: Any) -> Any:
+    def copy_tree(self, tree: TreeT) -> TreeT:
         """Return the structure with copied tensors; shared tensors stay shared."""
         before, self._buffers = self._buffers, {}
-        return self._copy((), tree, before, {})
+        return cast("TreeT", self._copy((), tree, before, {}))
 
     def _copy(
-        self, path: TreePath, value: Any, reusable: TensorBuffers, copied: TensorBuffers
-    ) -> Any:
+        self, path: TreePath, value: object, reusable: TensorBuffers, copied: TensorBuffers
+    ) -> object:
         if isinstance(value, Tensor):
             return self._copy_tensor(path, value, reusable, copied)
         if isinstance(value, Mapping):
@@ -118,10 +121,8 @@ class StepWriter:
         self._pending = self._pool.submit(self._write, step, self._copying, best, write_extra)
 
     def _copy(self, content: StepContent) -> StepContent:
-        copy = self._snapshot.copy_tree(
-            {"weights": content.weights, "optimizer": content.optimizer}
-        )
-        return replace(content, weights=copy["weights"], optimizer=copy["optimizer"])
+        weights, optimizer = self._snapshot.copy_tree((content.weights, content.optimizer))
+        return replace(content, weights=weights, optimizer=optimizer)
 
     def _write(
         self,
@@ -177,11 +178,17 @@ class Saver:
     """Saves the step checkpoints of a run."""
 
     def __init__(
-        self, stage: Stage, plan: TrainPlan, ranks: DistributedContext, config: Mapping[str, Any]
+        self,
+        stage: Stage,
+        settings: TrainSettings,
+        ranks: DistributedContext,
+        config: Mapping[str, object],
     ) -> None:
-        self._stage, self._plan, self._ranks, self._config = stage, plan, ranks, config
-        retention = StepRetention(keep_last=plan.keep_last_checkpoints, keep_every=plan.keep_every)
-        self._writer = StepWriter(plan.checkpoint_root, retention)
+        self._stage, self._settings, self._ranks, self._config = stage, settings, ranks, config
+        retention = StepRetention(
+            keep_last=settings.keep_last_checkpoints, keep_every=settings.keep_every
+        )
+        self._writer = StepWriter(settings.checkpoint_root, retention)
         self._exit_stack = ExitStack()
         self._saved_at = time.monotonic()
         self._has_saved = False
@@ -190,7 +197,7 @@ class Saver:
 
     def prepare(self) -> None:
         """Lock the checkpoint root, remove interrupted saves and check the disk space."""
-        root = self._plan.checkpoint_root
+        root = self._settings.checkpoint_root
         self._exit_stack.enter_context(lock_directory(root))
         remove_interrupted_saves(root)
         check_disk_space(
@@ -202,14 +209,14 @@ class Saver:
 
         If that step is in another directory, all steps of this root are archived.
         """
-        is_here = path.parent.resolve() == self._plan.checkpoint_root.resolve()
+        is_here = path.parent.resolve() == self._settings.checkpoint_root.resolve()
         self._writer.rewound_to = step_number(path) if is_here else -1
 
     @property
     def is_overdue(self) -> bool:
         """True if the time since the last save exceeds save_interval_seconds."""
         seconds = time.monotonic() - self._saved_at
-        limit = self._plan.save_interval_seconds
+        limit = self._settings.save_interval_seconds
         return self._ranks.is_rank_zero and bool(limit) and seconds >= limit
 
     @property
@@ -223,7 +230,12 @@ class Saver:
         raise CheckpointError("rank 0 could not save", hint="See the message of rank 0.")
 
     def save(
-        self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, *, overwrite: bool = False
+        self,
+        state: TrainState,
+        optimizer: CombinedOptimizer,
+        rng: RngState,
+        *,
+        overwrite: bool = False,
     ) -> None:
         """Save a step unless it is already saved; all ranks must call it."""
         if state.global_step == self.saved_step and not overwrite:
@@ -232,7 +244,11 @@ class Saver:
         self.saved_step, self._saved_at = state.global_step, time.monotonic()
         if not self._ranks.is_rank_zero:
             return
-        record = {**state.to_record(), "args": dict(self._plan.args), "seed": self._plan.seed}
+        record = {
+            **state.to_record(),
+            "args": plain_values(self._settings),
+            "seed": self._settings.seed,
+        }
         content = StepContent(
             weights=named_weights(self._stage.model),
             optimizer={"optimizer": optimizer.state_dict(), "scaler": {}},
@@ -246,17 +262,17 @@ class Saver:
         self._has_saved = True
 
     def save_if_due(
-        self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, is_due: bool
+        self, state: TrainState, optimizer: CombinedOptimizer, rng: RngState, is_due: bool
     ) -> None:
         """Save if `is_due` (the same on all ranks) or if the step number is due."""
-        if is_due or self._plan.is_save_due(state.global_step):
+        if is_due or self._settings.is_save_due(state.global_step):
             self.save(state, optimizer, rng)
 
     def wait_for_copy(self) -> None:
         """Wait until a running save has copied the weights."""
         self._writer.wait_for_copy()
 
-    def save_on_error(self, state: TrainState, optimizer: CombinedOptimizer, rng: Any) -> None:
+    def save_on_error(self, state: TrainState, optimizer: CombinedOptimizer, rng: RngState) -> None:
         """Save before an error ends the run; a failed save is only logged."""
         try:
             self.save(state, optimizer, rng)
@@ -267,7 +283,7 @@ class Saver:
         self._ranks.all_gather(None)
 
     def _write_legacy(self, weights: Mapping[str, Tensor]) -> None:
-        self._stage.write_legacy(weights, self._plan.out_dir)
+        self._stage.write_legacy(weights, self._settings.out_dir)
 
     def finish(self) -> None:
         """Wait for the last write; without any save, write at least the single-file weights."""
@@ -280,7 +296,7 @@ class Saver:
         self._writer.wait()
         if not self._ranks.is_rank_zero or self.saved_step is None:
             return None
-        return self._plan.checkpoint_root / step_name(self.saved_step)
+        return self._settings.checkpoint_root / step_name(self.saved_step)
 
     def close(self) -> None:
         """Wait for the last write, end the thread and release the lock."""

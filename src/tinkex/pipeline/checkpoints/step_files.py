@@ -7,18 +7,19 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
 
 from tinkex.checkpoint.manifest import write_manifest
+from tinkex.display import format_bytes
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.pipeline.checkpoints.step_directory import (
     CONFIG_FILE,
@@ -31,14 +32,14 @@ from tinkex.pipeline.checkpoints.step_directory import (
     step_name,
     write_latest,
 )
+from tinkex.pipeline.train_state import RngState
 from tinkex.settings import package_version
 from tinkex.system.atomic import fsync_tree, new_directory
-from tinkex.units import format_bytes
 
 _JSON_HINT = "Save numbers, text, true, false, null, lists, and dictionaries whose keys are text."
 
 
-def encode_lossless_json(value: dict[str, Any], label: str) -> bytes:
+def encode_lossless_json(value: dict[str, object], label: str) -> bytes:
     """Encode a dictionary; raises InvalidInput for a value that JSON cannot represent exactly."""
     try:
         _check_json_value(value, label)
@@ -52,7 +53,7 @@ def encode_lossless_json(value: dict[str, Any], label: str) -> bytes:
         raise InvalidInput(f"{label} has text that is not valid Unicode", hint=_JSON_HINT) from None
 
 
-def _check_json_value(value: Any, location: str) -> None:
+def _check_json_value(value: object, location: str) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -71,7 +72,7 @@ def _check_json_value(value: Any, location: str) -> None:
         )
 
 
-def to_readable_json(value: Any) -> Any:
+def to_readable_json(value: object) -> object:
     """Convert a value to JSON for display; unsupported types become text."""
     return json.loads(json.dumps(value, default=str), parse_constant=str)
 
@@ -87,12 +88,12 @@ class StepContent:
     """Content of a step checkpoint."""
 
     weights: Mapping[str, Tensor]
-    optimizer: Mapping[str, Any]
+    optimizer: Mapping[str, object]
     """`optimizer` and `scaler`."""
-    state: Mapping[str, Any]
-    rng: list[Any] = field(default_factory=list)
+    state: Mapping[str, object]
+    rng: Sequence[RngState] = field(default_factory=list)
     """RNG state per rank; empty in the older format."""
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, object] | None = None
     """Settings that must not change on resume; None in the older format."""
 
 
@@ -147,7 +148,7 @@ def _write_files(directory: Path, content: StepContent, texts: Mapping[str, byte
     save_tensors(directory / MODEL_FILE, dict(content.weights))
     save_tensors(directory / OPTIMIZER_FILE, dict(content.optimizer))
     if content.rng:
-        save_tensors(directory / RNG_FILE, content.rng)
+        save_tensors(directory / RNG_FILE, list(content.rng))
     for name, text in texts.items():
         (directory / name).write_bytes(text)
 
@@ -177,7 +178,7 @@ def _git_revision() -> str | None:
     return result.stdout.strip() or None
 
 
-def save_tensors(path: Path, value: Any) -> None:
+def save_tensors(path: Path, value: object) -> None:
     """Write a file with torch.save; a failed write raises the original OSError.
 
     The zip writer of torch would replace it by a RuntimeError.
@@ -200,7 +201,7 @@ class _ErrorRecordingFile:
         self._file = file
         self.error: OSError | None = None
 
-    def write(self, content: Any) -> int:
+    def write(self, content: bytes) -> int:
         """Write to the file."""
         try:
             return self._file.write(content)
@@ -242,14 +243,14 @@ def check_disk_space(
         )
 
 
-def count_tensor_bytes(value: Any) -> int:
+def count_tensor_bytes(value: object) -> int:
     """Count the bytes of all tensors in a structure; shared tensors count once."""
     seen: dict[int, int] = {}
     _add_tensor_bytes(value, seen)
     return sum(seen.values())
 
 
-def _add_tensor_bytes(value: Any, seen: dict[int, int]) -> None:
+def _add_tensor_bytes(value: object, seen: dict[int, int]) -> None:
     if isinstance(value, Tensor):
         seen[value.data_ptr() or id(value)] = value.numel() * value.element_size()
     elif isinstance(value, StepContent):
@@ -265,25 +266,34 @@ def read_step(path: Path, device: str | torch.device = "cpu") -> StepContent:
     """Read the files of a step; raises CheckpointError with the name of an unreadable file."""
     has_rng, has_config = (path / RNG_FILE).exists(), (path / CONFIG_FILE).exists()
     return StepContent(
-        weights=_check_mapping(path / MODEL_FILE, _load_tensors(path / MODEL_FILE, device)),
+        weights=_load_weights(path / MODEL_FILE, device),
         optimizer=_check_mapping(
             path / OPTIMIZER_FILE, _load_tensors(path / OPTIMIZER_FILE, device)
         ),
         state=read_json(path / STATE_FILE),
-        rng=_load_tensors(path / RNG_FILE, "cpu") if has_rng else [],
+        rng=cast("list[RngState]", _load_tensors(path / RNG_FILE, "cpu")) if has_rng else [],
         config=read_json(path / CONFIG_FILE) if has_config else None,
     )
 
 
-def _load_tensors(path: Path, device: str | torch.device) -> Any:
+def _load_weights(path: Path, device: str | torch.device) -> dict[str, Tensor]:
+    loaded = _check_mapping(path, _load_tensors(path, device))
+    weights = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
+    if len(weights) < len(loaded):
+        raise CheckpointError(f"{path} contains values that are not tensors")
+    return weights
+
+
+def _load_tensors(path: Path, device: str | torch.device) -> object:
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        loaded: object = torch.load(path, map_location=device, weights_only=True)
+        return loaded
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} cannot be read: {reason}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """Read a JSON file of a step."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -292,7 +302,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return dict(_check_mapping(path, value))
 
 
-def _check_mapping(path: Path, value: Any) -> Mapping[str, Any]:
+def _check_mapping(path: Path, value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise CheckpointError(f"{path} contains {type(value).__name__}, expected a mapping")
     return value

@@ -10,8 +10,7 @@ from tinkex.errors import TinkexError
 from tinkex.logs import attach_logger
 from tinkex.pipeline.config import list_ignored_variables, read_config
 from tinkex.pipeline.run.plan import parse_flags
-from tinkex.pipeline.run.report import summary_line, table_rows, write_table
-from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.run.report import RunOutput, summary_line, table_rows, write_table
 from tinkex.pipeline.run.runner import run_pipeline
 
 #: Exit codes after Ctrl-C and SIGTERM; not reported as errors.

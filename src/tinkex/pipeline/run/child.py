@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from tinkex.pipeline.run import run_errors
-from tinkex.pipeline.run.lock import RunLock
-from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.output_locks import RunLock
+from tinkex.pipeline.run import report
+from tinkex.pipeline.run.report import RunOutput
 
 #: Stop signals and what the trainer receives; SIGHUP (closed terminal) becomes SIGTERM.
 FORWARDED_SIGNALS = {
@@ -39,7 +39,7 @@ class SignalForwarder:
         """Forward a signal; without a trainer, stop at once."""
         self.received = FORWARDED_SIGNALS[signal.Signals(number)]
         if not self.is_child_running:
-            raise run_errors.run_interrupted(self.received)
+            raise report.run_interrupted(self.received)
         if self.child is not None:
             # Does nothing if the child has already exited.
             self.child.send_signal(self.received)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tinkex.data.chatml import TAG_TOKENS
-from tinkex.pipeline.config import PipelineConfig, StageSizes
-from tinkex.pipeline.run import data_files
-from tinkex.pipeline.run.data_files import StageData
+from tinkex.pipeline.config import PipelineConfig
+from tinkex.pipeline.run import stage_files
+from tinkex.pipeline.run.stage_files import StageData
 from tinkex.pipeline.run.stage_records import (
     FileFingerprint,
     StageStart,
@@ -28,14 +28,13 @@ from tinkex.pipeline.run.stage_specs import (
     select_stages,
 )
 from tinkex.pipeline.run.trainer_commands import (
-    TrainerOptions,
-    check_options,
+    options_error,
     result_config,
+    stage_settings,
     tokenizer_command,
     train_command,
-    trainer_options,
-    with_resume_options,
 )
+from tinkex.pipeline.train_settings import TrainSettings
 
 _DESCRIPTION = """\
 Train a language model from scratch: tokenizer, pretrain, SFT, DPO and optionally reasoning (R1).
@@ -132,10 +131,15 @@ class RunPlan:
         known = record.data if record is not None else ()
         return [fingerprint_file(path, known) for path in self.data_paths(stage)]
 
-    def trainer_options(self, stage: StageSpec, start: StageStart) -> TrainerOptions:
-        """Return the options of a stage's trainer."""
+    def settings(
+        self, stage: StageSpec, start: StageStart, step_dir: Path | None = None
+    ) -> TrainSettings:
+        """Return the settings of a stage's trainer, resuming from `step_dir` if given."""
         data = self.data_paths(stage)[0]
-        return trainer_options(stage, self.config, data, self.tokenizer, start.weights)
+        settings = stage_settings(stage, self.config, data, self.tokenizer, start.weights)
+        if step_dir is None:
+            return settings
+        return replace(settings, resume=str(step_dir), ckpt_dir=step_dir.parent)
 
     def result_config(
         self, stage: StageSpec, start: StageStart, data: list[FileFingerprint]
@@ -143,32 +147,41 @@ class RunPlan:
         """Return the settings that determine a stage's result, apart from its parent."""
         if stage is TOKENIZER:
             return {"data": combine_digests(data), "vocab_size": str(self.config.vocab_size)}
-        return result_config(self.trainer_options(stage, start), combine_digests(data))
+        settings = self.settings(stage, start)
+        return result_config(stage, settings, self.config, combine_digests(data))
 
     def command(self, stage: StageSpec, start: StageStart, step_dir: Path | None) -> list[str]:
         """Return the command that trains a stage, resuming from `step_dir` if given."""
         if stage is TOKENIZER:
             folder = stage.model_dir(self.config.out_dir)
             return tokenizer_command(self.data_paths(stage), folder, self.config.vocab_size)
-        arguments = with_resume_options(self.trainer_options(stage, start), step_dir)
-        return train_command(stage, arguments, self.config)
+        return train_command(stage, self.settings(stage, start, step_dir), self.config)
 
 
 def make_run_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
     """Build the plan of a run; raises if a data file or a trainer option is invalid."""
     skips = flags.skip_pretrain or config.pretrained_path is not None
     stages = select_stages(run_r1=flags.run_r1, skip_pretrain=skips, skip_tokenizer=skips)
-    chosen = data_files.choose_data_files(stages, config)
+    chosen = stage_files.choose_data_files(stages, config)
     plan = RunPlan(config=config, flags=flags, stages=tuple(stages), stage_data=chosen)
     for stage in stages:
         if stage is not TOKENIZER:
             # The initial weights are not known yet; any path gives the same options.
             start = StageStart(weights=None if stage is PRETRAIN else Path("start"))
-            check_options(stage, plan.trainer_options(stage, start), () if skips else TAG_TOKENS)
+            _check_tags(stage, plan.settings(stage, start), () if skips else TAG_TOKENS)
     return plan
+
+
+def _check_tags(stage: StageSpec, settings: TrainSettings, tags: Sequence[str]) -> None:
+    """Raise ConfigError if R1 weights another tag than `tags`; empty if they are not known yet."""
+    for tag in settings.r1_tokens if tags else ():
+        if tag not in tags:
+            raise options_error(
+                stage, f"--r1_tokens has {tag!r}; the single-token tags are {', '.join(tags)}"
+            )
 
 
 def check_data(plan: RunPlan, stage: StageSpec) -> int:
     """Parse all rows of a stage's data; returns their number."""
-    limit = plan.config.sizes.get(stage.name, StageSizes()).limit
-    return data_files.check_rows(stage.name, plan.stage_data[stage.name].path, limit)
+    limit = plan.config.settings(stage.name).limit
+    return stage_files.check_rows(stage.name, plan.stage_data[stage.name].path, limit)

@@ -6,22 +6,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tinkex.display import format_count
 from tinkex.errors import ConfigError
 from tinkex.installation import install_command, missing_libraries
 from tinkex.pipeline.config import PipelineConfig
-from tinkex.pipeline.run import data_files, run_errors
+from tinkex.pipeline.output_locks import lock_output_dir
+from tinkex.pipeline.run import report, stage_files
 from tinkex.pipeline.run.child import forward_signals, run_child
-from tinkex.pipeline.run.lock import lock_output_dir
 from tinkex.pipeline.run.plan import RunFlags, RunPlan, check_data, make_run_plan
-from tinkex.pipeline.run.report import StageOutcome, append_results
-from tinkex.pipeline.run.run_output import LOG_NAME, RunOutput
-from tinkex.pipeline.run.stage_decision import StageAction
+from tinkex.pipeline.run.report import LOG_NAME, RunOutput, StageOutcome, append_results
 from tinkex.pipeline.run.stage_files import remove_stages
-from tinkex.pipeline.run.stage_records import StageStatus, read_record
+from tinkex.pipeline.run.stage_records import StageAction, StageStatus, read_record
 from tinkex.pipeline.run.stage_runner import StageContext, run_stage
 from tinkex.pipeline.run.stage_specs import R1, TOKENIZER, stages_from
 from tinkex.pipeline.train.tensorboard import TensorBoard, TensorBoardError, start_tensorboard
-from tinkex.units import format_count
 
 
 def run_demo(outcomes: Sequence[StageOutcome], context: StageContext) -> None:
@@ -35,7 +33,7 @@ def run_demo(outcomes: Sequence[StageOutcome], context: StageContext) -> None:
     output.write_line(f"prompt: {config.r1_demo_prompt}", R1.name)
     code = run_child(_demo_command(config), context.signals, context.lock, output, stage=R1.name)
     if context.signals.received is not None:
-        raise run_errors.interrupted_after_training(context.signals.received)
+        raise report.interrupted_after_training(context.signals.received)
     if code:
         output.write_line("the demo failed; training is complete", R1.name)
 
@@ -47,7 +45,7 @@ def _demo_command(config: PipelineConfig) -> list[str]:
         "--temperature": config.r1_demo_temperature,
         "--top_p": config.r1_demo_top_p,
         "--seed": config.r1_demo_seed,
-        "--device": config.r1_demo_device or config.device,
+        "--device": config.r1_demo_device or config.settings().device,
     }
     # name=value, because a prompt may start with a dash.
     options = [f"{name}={value}" for name, value in values.items()]
@@ -88,8 +86,8 @@ def _clear_restarted(plan: RunPlan, output: RunOutput) -> None:
 def _prepare_data(plan: RunPlan, output: RunOutput) -> None:
     """Generate missing data and parse all rows, so that errors appear before training starts."""
     generated = [name for name, data in plan.stage_data.items() if data.is_generated]
-    if data_files.write_missing_samples(plan.stage_data, plan.config) or generated:
-        folder = plan.config.out_dir / data_files.SAMPLES_DIR
+    if stage_files.write_missing_samples(plan.stage_data, plan.config) or generated:
+        folder = plan.config.out_dir / stage_files.SAMPLES_DIR
         names = ", ".join(f"{name.upper()}_JSON" for name in generated)
         output.write_line(
             f"no data given for {', '.join(generated)}: using generated sample data in {folder}"

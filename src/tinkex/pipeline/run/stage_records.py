@@ -39,6 +39,15 @@ class StageStatus(StrEnum):
     INTERRUPTED = "interrupted"  #: a signal stopped it
 
 
+class StageAction(StrEnum):
+    """Action for a stage in a run."""
+
+    SKIP = "skipped"  #: complete, with unchanged inputs
+    START = "trained"  #: no checkpoint to resume from
+    RESUME = "resumed"  #: a step checkpoint exists
+    STOP = "refused"  #: the inputs changed, and no restart was requested
+
+
 class FileFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """A file and its digest; size and time tell whether it must be read again."""
 
@@ -224,7 +233,9 @@ def find_external_start(config: PipelineConfig) -> Path:
     step_dir = latest_step(PRETRAIN.checkpoint_dir(out_dir))
     if step_dir is not None:
         return step_dir / MODEL_FILE
-    legacy = out_dir / f"{PRETRAIN.legacy_prefix}_{config.hidden_size}{_moe_suffix(config)}.pth"
+    settings = config.settings()
+    suffix = "_moe" if settings.use_moe else ""
+    legacy = out_dir / f"{PRETRAIN.legacy_prefix}_{settings.hidden_size}{suffix}.pth"
     if legacy.exists():
         return legacy
     raise ConfigError(
@@ -243,7 +254,3 @@ def find_tokenizer(config: PipelineConfig, *, skip_pretrain: bool) -> Path:
         if (folder / TOKENIZER_FILE).is_file():
             return folder
     raise ConfigError(f"no tokenizer for {start}", hint=f"Put its {TOKENIZER_FILE} next to it.")
-
-
-def _moe_suffix(config: PipelineConfig) -> str:
-    return "_moe" if config.use_moe else ""

@@ -1,8 +1,9 @@
-"""Run one stage: inspect it, decide what to do, train it and record the outcome."""
+"""Run one stage: decide what to do with it, train it and record the outcome."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,21 +15,14 @@ from tinkex.pipeline.checkpoints.step_directory import (
     recover_replaced_steps,
     step_number,
 )
-from tinkex.pipeline.run import run_errors, stage_records
+from tinkex.pipeline.output_locks import RunLock, lock_directory
+from tinkex.pipeline.run import report, stage_records
 from tinkex.pipeline.run.child import SignalForwarder, run_child
-from tinkex.pipeline.run.lock import RunLock
 from tinkex.pipeline.run.plan import RunPlan
-from tinkex.pipeline.run.report import StageOutcome
-from tinkex.pipeline.run.run_output import RunOutput
-from tinkex.pipeline.run.stage_decision import (
-    RequestedInputs,
-    StageAction,
-    StageDecision,
-    StageOnDisk,
-    decide,
-)
+from tinkex.pipeline.run.report import RunOutput, StageOutcome
 from tinkex.pipeline.run.stage_files import link_legacy
 from tinkex.pipeline.run.stage_records import (
+    StageAction,
     StageRecord,
     StageStart,
     StageStatus,
@@ -38,8 +32,84 @@ from tinkex.pipeline.run.stage_records import (
     result_digest,
 )
 from tinkex.pipeline.run.stage_specs import TOKENIZER, StageSpec
-from tinkex.pipeline.trainer_lock import lock_directory
-from tinkex.system.atomic import remove_scratch
+from tinkex.pipeline.run.trainer_commands import SETTINGS_NAME, describe_changes, settings_command
+from tinkex.pipeline.settings_sources import to_json
+from tinkex.system.atomic import remove_scratch, write_file_atomic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOnDisk:
+    """State of a stage on disk."""
+
+    record: StageRecord | None
+    step_dir: Path | None
+    """The newest valid step checkpoint."""
+    digest: str | None
+    """Digest of the result, if it exists."""
+    reported_digest: str | None = None
+    """Digest of the result according to its trainer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedInputs:
+    """Inputs of a stage as this run requests them."""
+
+    config: Mapping[str, str]
+    parent: str | None
+    parent_digest: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDecision:
+    """The action, and the changes that led to it."""
+
+    action: StageAction
+    changes: tuple[str, ...] = ()
+
+
+def decide(on_disk: StageOnDisk, requested: RequestedInputs) -> StageDecision:
+    """Decide whether a stage is skipped, started, resumed or refused."""
+    if on_disk.step_dir is None and on_disk.digest is None:
+        return StageDecision(action=StageAction.START)
+    record = on_disk.record
+    changes = _find_changes(record, on_disk, requested) if record is not None else ()
+    if changes:
+        return StageDecision(action=StageAction.STOP, changes=changes)
+    is_complete = record is not None and record.status is StageStatus.COMPLETE
+    # Without the result, the last step reproduces it.
+    if is_complete and on_disk.digest is not None:
+        return StageDecision(action=StageAction.SKIP)
+    return StageDecision(
+        action=StageAction.RESUME if on_disk.step_dir is not None else StageAction.START
+    )
+
+
+def _find_changes(
+    record: StageRecord, on_disk: StageOnDisk, requested: RequestedInputs
+) -> tuple[str, ...]:
+    changes = describe_changes(record.stage, record.config, requested.config)
+    # A killed trainer may have left a new result beside the result.json of an older one.
+    has_digests = (
+        record.status is StageStatus.COMPLETE and on_disk.digest and on_disk.reported_digest
+    )
+    if has_digests and on_disk.digest != on_disk.reported_digest:
+        digests = f"{_short_digest(on_disk.reported_digest)} -> {_short_digest(on_disk.digest)}"
+        changes.append(f"result: the files differ from those that the trainer wrote ({digests})")
+    if record.parent_digest != requested.parent_digest:
+        changes.append(_parent_change(record, requested))
+    return tuple(changes)
+
+
+def _parent_change(record: StageRecord, requested: RequestedInputs) -> str:
+    then, now = record.parent or "nothing", requested.parent or "nothing"
+    if then != now:
+        return f"parent: {then} -> {now}"
+    digests = f"{_short_digest(record.parent_digest)} -> {_short_digest(requested.parent_digest)}"
+    return f"parent: {now} was retrained ({digests})"
+
+
+def _short_digest(digest: str | None) -> str:
+    return digest[:12] if digest else "(none)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +175,7 @@ def run_stage(stage: StageSpec, context: StageContext) -> StageOutcome:
     action = inspection.decision.action
     if action is StageAction.STOP:
         out_dir = str(context.plan.config.out_dir)
-        raise run_errors.inputs_changed(stage.name, out_dir, inspection.decision.changes)
+        raise report.inputs_changed(stage.name, out_dir, inspection.decision.changes)
     if action is StageAction.SKIP:
         _report_skipped(inspection, context)
     else:
@@ -139,7 +209,7 @@ def _train(inspection: StageInspection, context: StageContext) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     stage_records.write_record(directory, inspection.record)
     code = run_child(
-        inspection.record.command,
+        _prepare_command(inspection, context.plan),
         context.signals,
         context.lock,
         context.output,
@@ -149,6 +219,17 @@ def _train(inspection: StageInspection, context: StageContext) -> None:
         ),
     )
     _record_result(inspection, context, code)
+
+
+def _prepare_command(inspection: StageInspection, plan: RunPlan) -> list[str]:
+    """Return the command to run; our own trainers read settings.json instead of the flags."""
+    stage = inspection.stage
+    if stage is TOKENIZER or plan.config.trainer_dir is not None:
+        return inspection.record.command
+    settings = plan.settings(stage, inspection.start, inspection.on_disk.step_dir)
+    path = stage.directory(plan.config.out_dir) / SETTINGS_NAME
+    write_file_atomic(path, to_json(stage.name, settings).encode(), mode=0o644)
+    return settings_command(stage, plan.config)
 
 
 def _record_result(inspection: StageInspection, context: StageContext, code: int) -> None:
@@ -172,11 +253,11 @@ def _record_result(inspection: StageInspection, context: StageContext, code: int
     stage_records.write_record(stage.directory(out_dir), finished)
     step = _step(latest_step(stage.checkpoint_dir(out_dir)))
     if stop_code is not None:
-        raise run_errors.stage_interrupted(stage.name, step, stop_code)
+        raise report.stage_interrupted(stage.name, step, stop_code)
     if code:
-        raise run_errors.stage_failed(stage.name, step, code, context.output.location_hint)
+        raise report.stage_failed(stage.name, step, code, context.output.location_hint)
     if digest is None:
-        raise run_errors.missing_result(stage.name)
+        raise report.missing_result(stage.name)
 
 
 def _step(path: Path | None) -> int | None:

@@ -7,13 +7,12 @@ import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.checkpoints.step_directory import is_valid_step, step_number
-from tinkex.pipeline.run.lock import find_holder
+from tinkex.pipeline.output_locks import find_holder
 from tinkex.pipeline.run.stage_records import (
     MetricChange,
     StageRecord,
@@ -67,7 +66,9 @@ def _summarize(stage: StageSpec, out_dir: Path, is_running: bool) -> StageSummar
         status=status,
         stale=_stale_reason(stage, record, out_dir),
         step=newest_step(
-            _step(last), saved_step, result if status == StageStatus.COMPLETE else None
+            _step(last) if last else None,
+            saved_step,
+            result if status == StageStatus.COMPLETE else None,
         ),
         saved_step=saved_step,
         loss=_number(last, "loss"),
@@ -124,7 +125,11 @@ def _file_time(path: Path) -> float | None:
 # --- metrics ------------------------------------------------------------------------------
 
 
-def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
+#: A line of metrics.jsonl: its step, and metrics by name.
+MetricRow = dict[str, object]
+
+
+def read_metrics(stage: str, out_dir: Path) -> list[MetricRow]:
     """Return all metrics of a stage in step order.
 
     Truncated lines, and lines that a resumed run logged again, are dropped.
@@ -144,22 +149,21 @@ def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
     )
 
 
-def drop_repeated_steps(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def drop_repeated_steps(rows: Iterable[MetricRow]) -> list[MetricRow]:
     """Drop the rows of steps that a resumed run repeated."""
-    result: list[dict[str, Any]] = []
+    result: list[MetricRow] = []
     for row in rows:
-        last = result[-1] if result else {"step": -1}
-        is_same = last["step"] == row["step"] and len(last.keys() & row.keys()) > 1
+        step = _step(row)
+        last: MetricRow = result[-1] if result else {"step": -1}
+        is_same = _step(last) == step and len(last.keys() & row.keys()) > 1
         # A resumed run repeats steps: drop what was logged from that step on.
-        while (
-            (is_same or last["step"] > row["step"]) and result and result[-1]["step"] >= row["step"]
-        ):
+        while (is_same or _step(last) > step) and result and _step(result[-1]) >= step:
             result.pop()
         result.append(row)
     return result
 
 
-def _last_row(path: Path) -> dict[str, Any]:
+def _last_row(path: Path) -> MetricRow:
     """Return the last row with a loss; reads only the end of the file."""
     try:
         with path.open("rb") as file:
@@ -172,19 +176,20 @@ def _last_row(path: Path) -> dict[str, Any]:
     return next((row for row in reversed(rows) if _number(row, "loss") is not None), {})
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> MetricRow | None:
     try:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and _step(row) is not None else None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def _step(row: dict[str, Any]) -> int | None:
-    step = row.get("step")
-    return step if isinstance(step, int) else None
+def _step(row: MetricRow) -> int:
+    step = row["step"]
+    assert isinstance(step, int)
+    return step
 
 
-def _number(row: dict[str, Any], name: str) -> float | None:
+def _number(row: MetricRow, name: str) -> float | None:
     value = row.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

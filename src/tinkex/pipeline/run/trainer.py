@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tinkex.pipeline.entry import main
-from tinkex.pipeline.trainer_arguments import STAGE_DESCRIPTIONS
+from tinkex.pipeline.settings_sources import STAGE_DESCRIPTIONS
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in STAGE_DESCRIPTIONS:

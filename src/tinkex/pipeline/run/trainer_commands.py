@@ -1,191 +1,120 @@
-"""Command lines of the trainers, and the options that identify a stage's result."""
+"""Commands of the trainers, and the settings that identify a stage's result."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.config import PipelineConfig, StageSizes
-from tinkex.pipeline.run.stage_specs import DPO, PRETRAIN, TOKENIZER, StageSpec
-from tinkex.pipeline.trainer_arguments import (
-    INCIDENTAL_OPTIONS,
-    RESERVED_OPTIONS,
-    STAGE_DEFAULTS,
-    find_problem,
-    make_parser,
-    option_names,
+from tinkex.pipeline.config import PipelineConfig
+from tinkex.pipeline.run.stage_specs import DPO, TOKENIZER, StageSpec
+from tinkex.pipeline.settings_sources import (
+    DEFAULT_SIZES,
+    default_value,
+    flag_texts,
+    from_flags,
+    make_settings,
+    parse_extra_flags,
+    settings_values,
+    stage_options,
+    to_flags,
 )
+from tinkex.pipeline.train_settings import OPTIONS, TrainSettings
 
-#: Options by name, each with its values; a switch has none.
-TrainerOptions = dict[str, tuple[str, ...]]
-
+#: The file in a stage's directory from which its trainer reads the settings.
+SETTINGS_NAME = "settings.json"
+#: Options that a run always passes.
+_SPELLED = {"max_seq_len", "optimizer", "weight_decay", "seed", "device", "save_interval"}
+_SPELLED |= {"keep_last_checkpoints"}
 #: The trainer scripts of a source checkout, beside `src`.
 _PROJECT_TRAINERS = Path(__file__).resolve().parents[4] / "trainer"
 
 
-def trainer_options(
+def stage_settings(
     stage: StageSpec, config: PipelineConfig, data: Path, tokenizer: Path, parent: Path | None
-) -> TrainerOptions:
-    """Build the options of a stage's trainer, without those for resuming."""
-    out_dir = config.out_dir
-    sizes = config.sizes.get(stage.name, StageSizes())
-    values: dict[str, object] = {
-        "out_dir": stage.directory(out_dir),
-        "data_path": data,
-        "tokenizer_dir": tokenizer,
-        "init_from": parent,
+) -> TrainSettings:
+    """Return the settings of a stage's trainer, without those for resuming."""
+    base = replace(
+        config.settings(stage.name),
+        data_path=data,
+        tokenizer_dir=tokenizer,
+        init_from=parent,
         # Explicit, so that a resumed DPO run does not take its checkpoint as the reference.
-        "ref_path": parent if stage is DPO else None,
-        "max_seq_len": config.max_seq_len,
-        "batch_size": sizes.batch or config.batch_size or None,
-        "accumulation_steps": config.accum_steps or None,
-        "max_steps": sizes.steps or None,
-        "limit": sizes.limit or None,
-        "eval_samples": sizes.eval_samples or None,
-        "optimizer": config.optimizer,
-        "muon_lr": _muon_rate(stage, config) if config.optimizer == "muon" else None,
-        "weight_decay": config.weight_decay,
-        "seed": config.seed,
-        "device": config.device,
-        "save_interval": config.save_interval,
-        "keep_last_checkpoints": config.keep_last,
-        "tensorboard_dir": config.tf_dir / stage.name if config.tf_dir else None,
-    }
-    # A model folder defines the model sizes itself.
-    if parent is None or parent.suffix == ".pth":
-        values |= _model_options(config)
-    options = {name: (str(value),) for name, value in values.items() if value is not None}
-    variable = f"{stage.name.upper()}_ARGS"
-    return (
-        options
-        | parse_extra_options(variable, config.smoke_args(stage.name))
-        | parse_extra_options(variable, config.extra_args(stage.name))
+        ref_path=parent if stage is DPO else None,
     )
-
-
-def _muon_rate(stage: StageSpec, config: PipelineConfig) -> str:
-    """Scale MUON_LR, which applies to pretrain, by the ratio of the stages' defaults."""
-    # The pretraining rate would destroy the model within a few updates of DPO.
-    if stage is PRETRAIN:
-        return config.muon_lr
-    rates = {name: float(str(defaults["muon_lr"])) for name, defaults in STAGE_DEFAULTS.items()}
-    return f"{float(config.muon_lr) * rates[stage.name] / rates[PRETRAIN.name]:.12g}"
-
-
-def _model_options(config: PipelineConfig) -> dict[str, object]:
-    return {
-        "hidden_size": config.hidden_size,
-        "num_layers": config.num_layers,
-        "num_heads": config.num_heads,
-        "num_kv_heads": config.num_kv_heads,
-        "use_moe": "true" if config.use_moe else "false",
-        "num_experts": config.num_experts if config.use_moe else None,
-    }
-
-
-def check_options(stage: StageSpec, arguments: TrainerOptions, tags: Sequence[str] = ()) -> None:
-    """Check a trainer's options with its own parser before any stage runs.
-
-    `tags` are the single-token tags that R1 may weight; empty if they are not known yet.
-    """
-    variable = f"{stage.name.upper()}_ARGS"
-    for name in arguments:
-        if name not in option_names(stage.name):
-            raise ConfigError(
-                f"{variable} has --{name}, which is not an option of the {stage.name} trainer",
-                hint=f"`python trainer/{stage.trainer} --help` lists its options.",
-            )
-    parser = make_parser(stage.name)
-    parser.exit_on_error = False
+    if parent is not None and parent.suffix != ".pth":
+        # A model folder defines the model sizes itself.
+        inherited = dict.fromkeys((*DEFAULT_SIZES, "use_moe", "num_experts"))
+        base = make_settings(stage.name, {**settings_values(base), **inherited})
+    flags = parse_extra_flags(stage.name, config.extra_args(stage.name))
     try:
-        namespace = parser.parse_args(to_argv(arguments))
-    except argparse.ArgumentError as error:
-        raise _options_error(stage, str(error)) from None
-    if problem := find_problem(stage.name, namespace):
-        raise _options_error(stage, problem)
-    for tag in namespace.r1_tokens if tags else ():
-        if tag not in tags:
-            raise _options_error(
-                stage,
-                f"--r1_tokens has {tag!r}; the single-token tags are {', '.join(tags)}",
-            )
+        return from_flags(stage.name, flags, base)
+    except (argparse.ArgumentError, ConfigError) as error:
+        raise options_error(stage, str(error)) from None
 
 
-def _options_error(stage: StageSpec, reason: str) -> ConfigError:
+def options_error(stage: StageSpec, reason: str) -> ConfigError:
+    """Error for invalid options of a stage's trainer."""
     return ConfigError(
         f"invalid options for the {stage.name} trainer: {reason}",
         hint=f"Check {stage.name.upper()}_ARGS and the model variables.",
     )
 
 
-def parse_extra_options(variable: str, text: str) -> TrainerOptions:
-    """Parse the extra options in a variable, with shell quoting."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{variable} cannot be read: {error}; got {text!r}") from None
-    options: TrainerOptions = {}
-    name = ""
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            options[name] = (value,) if equals else ()
-        elif name:
-            options[name] = (*options[name], word)
-        else:
-            raise ConfigError(f"{variable} must be options such as --epochs 3; got {word!r}")
-    _check_not_reserved(variable, options)
-    return options
+def spelled_options(stage: StageSpec, settings: TrainSettings, config: PipelineConfig) -> set[str]:
+    """Return the options that a run passes even if they are defaults of our trainers.
+
+    The scripts in TRAINER_DIR may have other defaults.
+    """
+    given = {**config.training, **config.stage_training.get(stage.name, {})}
+    names = {name for name, value in given.items() if getattr(settings, name) == value}
+    flags = parse_extra_flags(stage.name, config.extra_args(stage.name))
+    names |= {flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")}
+    if settings.optimizer == "muon":
+        names.add("muon_lr")
+    if settings.hidden_size is not None:
+        names.add("use_moe")
+    return names | _SPELLED
 
 
-def _check_not_reserved(variable: str, options: TrainerOptions) -> None:
-    for name in options:
-        if name in RESERVED_OPTIONS:
-            raise ConfigError(f"{variable} may not contain --{name}: the pipeline sets it")
-
-
-def with_resume_options(arguments: TrainerOptions, step_dir: Path | None) -> TrainerOptions:
-    """Add the options to resume from a step checkpoint, if there is one."""
-    if step_dir is None:
-        return arguments
-    return arguments | {"resume": (str(step_dir),), "ckpt_dir": (str(step_dir.parent),)}
-
-
-def to_argv(arguments: TrainerOptions) -> list[str]:
-    """Convert options to command-line words."""
-    words: list[str] = []
-    for name, values in arguments.items():
-        # argparse takes a separate word that starts with a dash for an option.
-        if len(values) == 1 and values[0].startswith("-"):
-            words.append(f"--{name}={values[0]}")
-        else:
-            words += [f"--{name}", *values]
-    return words
-
-
-def result_config(arguments: TrainerOptions, data_digest: str) -> dict[str, str]:
-    """Return the options that determine a stage's result, apart from its parent."""
-    excluded = set(INCIDENTAL_OPTIONS)
-    if arguments.get("ref_path") == arguments.get("init_from"):
+def result_config(
+    stage: StageSpec, settings: TrainSettings, config: PipelineConfig, data_digest: str
+) -> dict[str, str]:
+    """Return the settings that determine a stage's result, apart from its parent."""
+    spelled = spelled_options(stage, settings, config)
+    if settings.ref_path == settings.init_from:
         # The parent is identified by its digest, not by its path.
-        excluded.add("ref_path")
-    recorded = {name: " ".join(v) for name, v in arguments.items() if name not in excluded}
+        settings = replace(settings, ref_path=None)
+    recorded = {
+        name: text
+        for name, text in flag_texts(stage.name, settings, spelled).items()
+        if OPTIONS[name].affects_weights and not OPTIONS[name].is_reserved
+    }
     return {"data": data_digest, **recorded}
 
 
-def describe_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def describe_changes(stage: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """List the changed fields with their old and new values."""
     names = dict.fromkeys([*then, *now])
     return [
         f"{name}: {_format_value(then.get(name))} -> {_format_value(now.get(name))}"
         for name in names
-        if then.get(name) != now.get(name)
+        if _read_value(stage, name, then.get(name)) != _read_value(stage, name, now.get(name))
     ]
+
+
+def _read_value(stage: str, name: str, text: str | None) -> object:
+    """Parse a recorded setting: 3e-3 and 0.003 are the same, and so are the default and none."""
+    option = stage_options(stage).get(name)
+    if option is None:
+        return text
+    try:
+        return default_value(stage, name) if text is None else option.parse(text)
+    except ValueError:
+        return text
 
 
 def _format_value(value: str | None) -> str:
@@ -197,14 +126,28 @@ def _format_value(value: str | None) -> str:
 # --- commands -------------------------------------------------------------------------------
 
 
-def train_command(stage: StageSpec, arguments: TrainerOptions, config: PipelineConfig) -> list[str]:
-    """Return the command that trains a stage; torchrun starts several processes."""
-    script = trainer_script(stage, config)
+def train_command(stage: StageSpec, settings: TrainSettings, config: PipelineConfig) -> list[str]:
+    """Return the command that trains a stage, with all flags."""
+    flags = to_flags(stage.name, settings, spelled_options(stage, settings, config))
+    return [*_launcher(config), *trainer_script(stage, config), *flags]
+
+
+def settings_command(stage: StageSpec, config: PipelineConfig) -> list[str]:
+    """Return the command that trains a stage with the settings in its settings.json."""
+    path = stage.directory(config.out_dir) / SETTINGS_NAME
+    return [*_launcher(config), *_trainer_module(stage), "--settings", str(path)]
+
+
+def _launcher(config: PipelineConfig) -> list[str]:
+    """Return the interpreter; torchrun starts several processes."""
     if config.num_processes == 1:
-        return [sys.executable, *script, *to_argv(arguments)]
-    launcher = [sys.executable, "-m", "tinkex.pipeline.run.ranks"]
+        return [sys.executable]
     count = f"--nproc_per_node={config.num_processes}"
-    return [*launcher, count, *script, *to_argv(arguments)]
+    return [sys.executable, "-m", "tinkex.pipeline.run.ranks", count]
+
+
+def _trainer_module(stage: StageSpec) -> list[str]:
+    return ["-m", "tinkex.pipeline.run.trainer", stage.name]
 
 
 def trainer_script(stage: StageSpec, config: PipelineConfig) -> list[str]:
@@ -215,7 +158,7 @@ def trainer_script(stage: StageSpec, config: PipelineConfig) -> list[str]:
         return [_relative_to_cwd(script)]
     if config.trainer_dir is not None:
         raise ConfigError(f"TRAINER_DIR: {directory} does not contain {stage.trainer}")
-    return ["-m", "tinkex.pipeline.run.trainer", stage.name]
+    return _trainer_module(stage)
 
 
 def tokenizer_command(data: Sequence[Path], folder: Path, vocab_size: int) -> list[str]:

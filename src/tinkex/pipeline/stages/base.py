@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from tinkex.pipeline.checkpoints.export import export_folder, legacy_name, write
 from tinkex.pipeline.forward import HiddenStates, PackedForward
 from tinkex.pipeline.token_file import Indices, TokenFile
 from tinkex.pipeline.tokenizer import TextTokenizer
-from tinkex.pipeline.trainer_arguments import TrainerArguments
+from tinkex.pipeline.train_settings import TrainSettings
 
 #: Settings of a model's config that do not change what it computes.
 _IGNORED_CONFIG_KEYS = frozenset({"transformers_version", "_name_or_path", "dtype", "use_cache"})
@@ -33,7 +32,7 @@ class DataSplit:
 class StageInputs:
     """Everything a stage is built from."""
 
-    args: TrainerArguments
+    settings: TrainSettings
     model: PreTrainedModel
     tokenizer: TextTokenizer
     train: DataSplit
@@ -55,7 +54,7 @@ class BaseStage:
         self.forward = PackedForward(inputs.model, inputs.dtype)
 
     @property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> Mapping[str, object]:
         """Settings that must not change on resume."""
         model = self.model.config.to_dict()
         return {
@@ -64,12 +63,12 @@ class BaseStage:
             "data": self.inputs.train.file.digest,
             "num_rows": len(self.inputs.train.rows),
             "parent": self.inputs.parent,
-            "max_seq_len": self.inputs.args.max_seq_len,
+            "max_seq_len": self.inputs.settings.max_seq_len,
             "computes_with": str(self.inputs.dtype).removeprefix("torch."),
             **self.loss_config(),
         }
 
-    def loss_config(self) -> Mapping[str, Any]:
+    def loss_config(self) -> Mapping[str, object]:
         """Return the settings of this stage's loss."""
         return {}
 

@@ -7,7 +7,6 @@ alpha * cross-entropy + (1 - alpha) * T^2 * KL(teacher || student).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,28 +31,28 @@ class DistillStage(SftStage):
         self, inputs: StageInputs, teacher: PreTrainedModel | None, digest: str = ""
     ) -> None:
         super().__init__(inputs)
-        args, tokenizer = inputs.args, inputs.tokenizer
+        settings, tokenizer = inputs.settings, inputs.tokenizer
         self._teacher_digest = digest
         self.teacher = None if teacher is None else _teacher_forward(teacher, inputs)
         # Loss weight per token id: 1, or the tag weight. It multiplies the loss mask.
-        tags = [tokenizer.token_id(tag) for tag in args.r1_tokens]
+        tags = [tokenizer.token_id(tag) for tag in settings.r1_tokens]
         self._weight_V = torch.ones(inputs.model.config.vocab_size, device=inputs.device)
-        self._weight_V[tags] = args.r1_token_weight
+        self._weight_V[tags] = settings.r1_token_weight
         split = inputs.held_out
-        self._eval_prompts = eval_prompts(split.file, split.rows, tokenizer, args.max_seq_len)
+        self._eval_prompts = eval_prompts(split.file, split.rows, tokenizer, settings.max_seq_len)
 
-    def loss_config(self) -> Mapping[str, Any]:
+    def loss_config(self) -> Mapping[str, object]:
         """Return the tag weights and the teacher settings."""
-        args = self.inputs.args
-        settings: dict[str, Any] = {
-            "r1_tokens": list(args.r1_tokens),
-            "r1_token_weight": args.r1_token_weight,
+        settings = self.inputs.settings
+        config: dict[str, object] = {
+            "r1_tokens": list(settings.r1_tokens),
+            "r1_token_weight": settings.r1_token_weight,
         }
         if self.teacher is not None:
-            settings["teacher"] = self._teacher_digest
-            settings["distill_alpha"] = args.distill_alpha
-            settings["distill_temperature"] = args.distill_temperature
-        return settings
+            config["teacher"] = self._teacher_digest
+            config["distill_alpha"] = settings.distill_alpha
+            config["distill_temperature"] = settings.distill_temperature
+        return config
 
     def loss(self, batch: TokenBatch) -> StageLoss:
         """Weighted cross-entropy, normalized by the number of targets, not by their weights."""
@@ -70,10 +69,10 @@ class DistillStage(SftStage):
         weight = float(len(targets_P))
         metrics = {"text_loss": float(total.detach())}
         if self.teacher is not None:
-            args = self.inputs.args
+            settings = self.inputs.settings
             kl = self._distillation_loss(batch, states_PD, target_mask_T)
-            kl_weight = (1.0 - args.distill_alpha) * args.distill_temperature**2
-            total = args.distill_alpha * total + kl_weight * kl
+            kl_weight = (1.0 - settings.distill_alpha) * settings.distill_temperature**2
+            total = settings.distill_alpha * total + kl_weight * kl
             metrics["teacher_kl"] = float(kl.detach())
         return StageLoss(
             total=add_router_aux_loss(total, hidden, weight), weight=weight, metrics=metrics
@@ -88,7 +87,7 @@ class DistillStage(SftStage):
             teacher_states = TeacherStates(
                 hidden.states_TD[target_mask_T], self.teacher.head_VD.to(states_PD.dtype)
             )
-        temperature = self.inputs.args.distill_temperature
+        temperature = self.inputs.settings.distill_temperature
         return teacher_kl(states_PD, self.forward.head_VD, teacher_states, temperature)
 
     def evaluate(self) -> Mapping[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -32,18 +31,18 @@ class DpoStage(BaseStage):
         self.source = self._pair_source(inputs.train)
         self.held_out = self._pair_source(inputs.held_out)
 
-    def loss_config(self) -> Mapping[str, Any]:
+    def loss_config(self) -> Mapping[str, object]:
         """Return beta and the digest of the reference."""
-        return {"beta": self.inputs.args.beta, "reference": self._reference_digest}
+        return {"beta": self.inputs.settings.beta, "reference": self._reference_digest}
 
     def _pair_source(self, split: DataSplit) -> PairSource:
-        args = self.inputs.args
+        settings = self.inputs.settings
         return PairSource(
             split.file,
             split.rows,
-            max_length=args.max_seq_len,
-            batch_size=args.batch_size,
-            seed=args.seed,
+            max_length=settings.max_seq_len,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
         )
 
     def loss(self, batch: PairBatch) -> StageLoss:
@@ -52,7 +51,7 @@ class DpoStage(BaseStage):
         with torch.no_grad():
             reference_N2 = pair_logprobs(self.reference, batch, device)
         log_ratio_N2 = pair_logprobs(self.forward, batch, device) - reference_N2
-        margin_N = self.inputs.args.beta * (log_ratio_N2[:, 0] - log_ratio_N2[:, 1])
+        margin_N = self.inputs.settings.beta * (log_ratio_N2[:, 0] - log_ratio_N2[:, 1])
         # softplus(-x) is -log sigmoid(x) without overflow.
         total = torch.nn.functional.softplus(-margin_N).sum()
         detached_N = margin_N.detach()
@@ -65,5 +64,5 @@ class DpoStage(BaseStage):
     def evaluate(self) -> Mapping[str, float]:
         """Compute preference accuracy and margins on the eval split."""
         return preference_metrics(
-            self.forward, self.reference, self.held_out, self.inputs.args.beta
+            self.forward, self.reference, self.held_out, self.inputs.settings.beta
         )

@@ -26,13 +26,13 @@ class PretrainStage(BaseStage):
 
     def packed_source(self, split: DataSplit) -> PackedSource:
         """Pack rows into sequences."""
-        args = self.inputs.args
+        settings = self.inputs.settings
         return PackedSource(
             split.file,
             split.rows,
-            max_length=args.max_seq_len,
-            batch_size=args.batch_size,
-            seed=args.seed,
+            max_length=settings.max_seq_len,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
             split_long=self.split_long,
         )
 

@@ -7,15 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tinkex.display import format_bytes
 from tinkex.errors import TinkexError
 from tinkex.logs import attach_logger
 from tinkex.models import TINY_FOLDER
-from tinkex.pipeline.run.run_output import RunOutput
-from tinkex.pipeline.tiny.model_card import ModelCardMetrics
-from tinkex.pipeline.tiny.package import write_package
+from tinkex.pipeline.run.report import RunOutput
+from tinkex.pipeline.tiny.package import ModelCardMetrics, write_package
 from tinkex.pipeline.tiny.recipe import FULL, QUICK, SEED, train
 from tinkex.pipeline.tiny.rows import held_out_tasks
-from tinkex.units import format_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

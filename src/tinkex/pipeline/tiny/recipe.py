@@ -8,18 +8,18 @@ from pathlib import Path
 
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run.plan import RunFlags
-from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.run.report import RunOutput
 from tinkex.pipeline.run.runner import run_pipeline
 from tinkex.pipeline.run.stage_specs import DPO
 from tinkex.pipeline.tiny import rows
 
 SEED = 1337
-#: Additional trainer options by stage. A model this small tolerates higher learning rates than
+#: Additional settings by stage. A model this small tolerates higher learning rates than
 #: the defaults, except in DPO.
-_STAGE_OPTIONS = {
-    "pretrain": "--learning_rate 3e-3",
-    "sft": "--learning_rate 2e-3 --muon_lr 0.02",
-    "dpo": "",
+_STAGE_TRAINING: Mapping[str, Mapping[str, float]] = {
+    "pretrain": {"learning_rate": 3e-3},
+    "sft": {"learning_rate": 2e-3, "muon_lr": 0.02},
+    "dpo": {},
 }
 
 
@@ -58,29 +58,30 @@ def make_config(
     out_dir: Path, data: Mapping[str, Path], amounts: TrainingAmounts
 ) -> PipelineConfig:
     """Build the pipeline configuration."""
-    options = {
-        stage: f"--max_steps {amounts.num_steps[stage]} --epochs 1000 --batch_size 4 "
-        f"--accumulation_steps 1 {rates}".strip()
-        for stage, rates in _STAGE_OPTIONS.items()
-    }
     return PipelineConfig(
         out_dir=out_dir,
         tf_dir=None,
         pretrain_json=data["pretrain"],
         sft_json=data["sft"],
         dpo_json=data["dpo"],
-        hidden_size=192,
-        num_layers=5,
-        num_heads=6,
-        num_kv_heads=2,
-        max_seq_len=256,
         vocab_size=1536,
-        optimizer="muon",
-        seed=SEED,
-        device="cpu",
-        save_interval=200,
-        keep_last=2,
-        pretrain_args=options["pretrain"],
-        sft_args=options["sft"],
-        dpo_args=options["dpo"],
+        training={
+            "hidden_size": 192,
+            "num_layers": 5,
+            "num_heads": 6,
+            "num_kv_heads": 2,
+            "max_seq_len": 256,
+            "epochs": 1000,
+            "batch_size": 4,
+            "accumulation_steps": 1,
+            "optimizer": "muon",
+            "seed": SEED,
+            "device": "cpu",
+            "save_interval": 200,
+            "keep_last_checkpoints": 2,
+        },
+        stage_training={
+            stage: {"max_steps": amounts.num_steps[stage], **rates}
+            for stage, rates in _STAGE_TRAINING.items()
+        },
     )

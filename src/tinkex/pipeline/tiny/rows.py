@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from tinkex.pipeline.tiny import words
 from tinkex.pipeline.tiny.tasks import (
@@ -56,7 +55,7 @@ def _iter_held_out(family: str, seed: int, num_wanted: int) -> Iterator[TinyTask
 # --- a row of each stage --------------------------------------------------------------------
 
 
-def pretrain_row(rng: Random) -> Mapping[str, Any]:
+def pretrain_row(rng: Random) -> Mapping[str, object]:
     """Return a text: a story, a dialogue, or questions with answers."""
     choice = rng.random()
     if choice < 0.1:
@@ -67,13 +66,13 @@ def pretrain_row(rng: Random) -> Mapping[str, Any]:
     return {"text": "\n".join(f"{task.question} {task.answer}" for task in tasks)}
 
 
-def sft_row(rng: Random) -> Mapping[str, Any]:
+def sft_row(rng: Random) -> Mapping[str, object]:
     """Return a conversation of one or two turns."""
     num_turns = 2 if rng.random() < 0.25 else 1
     return {"conversations": [message for _ in range(num_turns) for message in _chat_turn(rng)]}
 
 
-def dpo_row(rng: Random) -> Mapping[str, Any]:
+def dpo_row(rng: Random) -> Mapping[str, object]:
     """Return a correct answer as chosen, and a wrong or evasive one as rejected."""
     family, task = draw_task(rng)
     other = draw_family_task(family, rng, is_held_out=False)
@@ -84,7 +83,7 @@ def dpo_row(rng: Random) -> Mapping[str, Any]:
     return {"chosen": _pair(task.question, task.answer), "rejected": _pair(task.question, bad)}
 
 
-ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, Any]]] = {
+ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, object]]] = {
     "pretrain": pretrain_row,
     "sft": sft_row,
     "dpo": dpo_row,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.adamw import NonFiniteGradient
-from tinkex.pipeline.checkpoints.config_mismatch import describe_run
-from tinkex.pipeline.checkpoints.resume import RestoreTarget, choose_checkpoint, is_rewind, restore
+from tinkex.pipeline.checkpoints.resume import (
+    RestoreTarget,
+    choose_checkpoint,
+    describe_run,
+    is_rewind,
+    restore,
+)
 from tinkex.pipeline.checkpoints.saver import Saver
 from tinkex.pipeline.distributed import DistributedContext, RankFailed, init_distributed
 from tinkex.pipeline.optimizers import make_optimizer
 from tinkex.pipeline.stage_interface import (
     Stage,
-    TrainPlan,
     TrainResult,
     UpdateWindow,
     count_updates,
@@ -31,6 +34,7 @@ from tinkex.pipeline.train.update import (
     scale_gradients,
     sum_over_ranks,
 )
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.pipeline.train_state import TrainState, capture_rng, restore_rng, seed_everything
 from tinkex.pipeline.weights import named_weights
 
@@ -38,18 +42,18 @@ from tinkex.pipeline.weights import named_weights
 EXPORT_NAME = "hf"
 
 
-def train(
-    stage: Stage, plan: TrainPlan, *, sink: MetricSink, resume: Path | str | None = None
-) -> TrainResult:
-    """Train a stage until its end or a signal; `resume` is a step directory or `auto`.
+def train(stage: Stage, settings: TrainSettings, *, sink: MetricSink) -> TrainResult:
+    """Train a stage until its end or a signal.
 
     Checkpoints are atomic, and a resumed run is bit-identical to an uninterrupted one. Before an
     error is raised, the last finished update is saved.
     """
     with init_distributed() as ranks, catch_signals(StopRequest()) as stop:
-        run = _TrainingRun(stage, plan, sink if ranks.is_rank_zero else _NullSink(), ranks, stop)
+        run = _TrainingRun(
+            stage, settings, sink if ranks.is_rank_zero else _NullSink(), ranks, stop
+        )
         try:
-            run.setup(resume)
+            run.setup()
             run.train()
             return run.finish()
         finally:
@@ -75,41 +79,43 @@ class _TrainingRun:
     def __init__(
         self,
         stage: Stage,
-        plan: TrainPlan,
+        settings: TrainSettings,
         sink: MetricSink,
         ranks: DistributedContext,
         stop: StopRequest,
     ) -> None:
-        self._stage, self._plan, self._sink = stage, plan, sink
+        self._stage, self._settings, self._sink = stage, settings, sink
         self._ranks, self._stop = ranks, stop
         self._state = TrainState()
-        self._optimizer = make_optimizer(stage.model, plan)
-        self._config = describe_run(stage, plan, ranks.world_size)
-        self._saver = Saver(stage, plan, ranks, self._config)
-        self._batches_per_update = plan.accumulation_steps * ranks.world_size
+        self._optimizer = make_optimizer(stage.model, settings)
+        self._config = describe_run(stage, settings, ranks.world_size)
+        self._saver = Saver(stage, settings, ranks, self._config)
+        num_batches = stage.source.num_batches(0)
+        self._warmup_steps = settings.resolve_warmup(num_batches, ranks.world_size)
+        self._batches_per_update = settings.accumulation_steps * ranks.world_size
         self._metric_names: list[str] | None = None
         self._stopped_by: int | None = None
         self._tokens_since, self._seconds_since = 0, 0.0
         # RNG state after the last update; an unfinished update may have advanced the generators.
-        self._rng: Any = None
+        self._rng = capture_rng()
         self._is_mid_step = False
         # True if all ranks know about a failure, so that they stop at the same step.
         self._is_failure_shared = False
 
-    def setup(self, resume: Path | str | None) -> None:
+    def setup(self) -> None:
         """Initialize a new run, or restore one from a checkpoint."""
-        plan, ranks = self._plan, self._ranks
+        settings, ranks = self._settings, self._ranks
         if not self._stage.source.num_batches(0):
             raise InvalidInput(f"stage {self._stage.name} has no data to train on")
-        seed_everything(plan.seed, ranks.rank)
-        self._restore(resume)
+        seed_everything(settings.seed, ranks.rank)
+        self._restore()
         ranks.broadcast_weights(list(named_weights(self._stage.model).values()))
         state, source = self._state, self._stage.source
         left = count_updates(
-            state.position, plan.epochs, source.num_batches, self._batches_per_update
+            state.position, settings.epochs, source.num_batches, self._batches_per_update
         )
         total = state.global_step + left
-        state.total_steps = min(total, plan.max_steps) if plan.max_steps else total
+        state.total_steps = min(total, settings.max_steps) if settings.max_steps else total
         state.world_size = ranks.world_size
         self._rng = capture_rng()
         self._sink.start(state.global_step, state.total_steps)
@@ -117,9 +123,9 @@ class _TrainingRun:
         if state.global_step < state.total_steps:
             self._evaluate_if_due()
 
-    def _restore(self, resume: Path | str | None) -> None:
-        root = self._plan.checkpoint_root
-        path = self._ranks.run_on_rank_zero(lambda: self._prepare(resume))
+    def _restore(self) -> None:
+        root = self._settings.checkpoint_root
+        path = self._ranks.run_on_rank_zero(self._prepare)
         if path is None:
             return
         target = RestoreTarget(
@@ -127,16 +133,17 @@ class _TrainingRun:
             optimizer=self._optimizer,
             config=self._config,
             rank=self._ranks.rank,
-            allow_partial=self._plan.allow_partial,
+            allow_partial=self._settings.allow_partial,
         )
         self._state = restore(path, target)
         if path.parent.resolve() == root.resolve():
             self._saver.saved_step = self._state.global_step
 
-    def _prepare(self, resume: Path | str | None) -> Path | None:
+    def _prepare(self) -> Path | None:
         self._saver.prepare()
-        path = choose_checkpoint(self._plan.checkpoint_root, resume)
-        if path is not None and is_rewind(self._plan.checkpoint_root, resume):
+        root, resume = self._settings.checkpoint_root, self._settings.resume
+        path = choose_checkpoint(root, resume)
+        if path is not None and is_rewind(root, resume):
             self._saver.rewind_to(path)
         return path
 
@@ -220,12 +227,14 @@ class _TrainingRun:
         check_loss(total.loss, self._state.global_step)
         self._saver.wait_for_copy()
         self._optimizer.set_lr_factor(
-            self._plan.lr_factor(self._state.global_step, self._state.total_steps)
+            self._settings.lr_factor(
+                self._state.global_step, self._state.total_steps, self._warmup_steps
+            )
         )
         if total.weight:
             params = self._optimizer.parameters
             self._ranks.all_reduce_gradients(params)
-            norm = scale_gradients(params, total.weight, self._plan.grad_clip)
+            norm = scale_gradients(params, total.weight, self._settings.grad_clip)
             self._is_mid_step = True
             self._optimizer.step()
         self._optimizer.zero_grad()
@@ -244,7 +253,7 @@ class _TrainingRun:
 
     def _log(self, total: UpdateSums, norm: float) -> None:
         state = self._state
-        if state.global_step % self._plan.log_interval and not self._is_finished:
+        if state.global_step % self._settings.log_interval and not self._is_finished:
             return
         values = {
             **total.means,
@@ -260,7 +269,7 @@ class _TrainingRun:
     def _evaluate_if_due(self) -> bool:
         """Evaluate if due; returns True if the weights are the best so far."""
         state = self._state
-        is_due = self._plan.is_evaluation_due(state.global_step)
+        is_due = self._settings.is_evaluation_due(state.global_step)
         if not is_due or state.evaluated_step == state.global_step:
             return False
         return self._evaluate()
@@ -321,7 +330,7 @@ class _TrainingRun:
 
     def _export(self) -> None:
         self._saver.finish()
-        self._stage.export(self._plan.out_dir / EXPORT_NAME)
+        self._stage.export(self._settings.out_dir / EXPORT_NAME)
 
     def close(self) -> None:
         """Close the sink and wait for the checkpoint writer."""

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tinkex.logs import get_logger
-from tinkex.pipeline.stage_interface import TrainPlan
+from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.progress_bar import make_step_progress, make_terminal_console
 from tinkex.system.atomic import write_file_atomic
 
@@ -220,13 +220,26 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+class EventWriter(Protocol):
+    """The part of TensorBoard's SummaryWriter that the sink uses."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Add a point to a curve."""
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+
+
+EventWriterType = Callable[..., EventWriter]
+
+
 class TensorBoardSink:
     """Writes TensorBoard scalars; a resumed run replaces the points it repeats."""
 
-    def __init__(self, directory: Path, writer_type: Any) -> None:
+    def __init__(self, directory: Path, writer_type: EventWriterType) -> None:
         self._directory = directory
         self._writer_type = writer_type
-        self._writer: Any = None
+        self._writer: EventWriter | None = None
 
     def start(self, step: int, total_steps: int) -> None:
         """Open the event file and purge the points of later updates."""
@@ -237,6 +250,7 @@ class TensorBoardSink:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each scalar."""
+        assert self._writer is not None, "start() opens the file"
         for name, value in values.items():
             group = "eval" if name.startswith("eval_") else "train"
             self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
@@ -247,12 +261,12 @@ class TensorBoardSink:
             self._writer.close()
 
 
-def make_sink(label: str, plan: TrainPlan, metrics_file: Path | None = None) -> MultiSink:
-    """Create the sinks of a plan: metrics.jsonl, TensorBoard (optional) and the console."""
-    path = metrics_file if metrics_file is not None else plan.out_dir / "metrics.jsonl"
+def make_sink(label: str, settings: TrainSettings) -> MultiSink:
+    """Create the sinks of a run: metrics.jsonl, TensorBoard (optional) and the console."""
+    path = settings.metrics_file or settings.out_dir / "metrics.jsonl"
     # The file comes first, so that it is written even if another sink fails.
     sinks: list[MetricSink] = [JsonlSink(path)]
-    if plan.tensorboard_dir is not None:
+    if settings.tensorboard_dir is not None:
         writer_type = load_summary_writer()
         if writer_type is None:
             log.warning(
@@ -260,13 +274,15 @@ def make_sink(label: str, plan: TrainPlan, metrics_file: Path | None = None) -> 
                 "install tinkex[pipeline]"
             )
         else:
-            sinks.append(TensorBoardSink(plan.tensorboard_dir, writer_type))
+            sinks.append(TensorBoardSink(settings.tensorboard_dir, writer_type))
     return MultiSink([*sinks, ConsoleSink(label)])
 
 
-def load_summary_writer() -> Any:
+def load_summary_writer() -> EventWriterType | None:
     """Return TensorBoard's SummaryWriter, or None if the package is missing."""
     try:
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        tensorboard = importlib.import_module("torch.utils.tensorboard")
     except ImportError:
         return None
+    writer_type: EventWriterType = tensorboard.SummaryWriter
+    return writer_type

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tinkex.errors import TinkexError
 from tinkex.installation import install_command
@@ -186,7 +185,7 @@ def _served_directory(url: str) -> str | None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}data/environment", timeout=5.0) as response:
-            environment: Any = json.load(response)
+            environment: object = json.load(response)
     except (OSError, ValueError, urllib.error.URLError):
         return None
     location = environment.get("data_location") if isinstance(environment, dict) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from litestar import Response
 from litestar.enums import HttpMethod
@@ -47,7 +46,7 @@ async def show_run(request: HttpRequest, run_id: FromPath[str]) -> Response[str]
 async def _render_page(
     request: HttpRequest,
     template: str,
-    query: Callable[[DashboardReader], Any],
+    query: Callable[[DashboardReader], object],
 ) -> Response[str]:
     services: Services = request.app.state.services
     cache = _page_cache(request)

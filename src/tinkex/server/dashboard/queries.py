@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from tinkex import types
-from tinkex.headline_metrics import select_headlines
+from tinkex.display import select_headlines
 from tinkex.jobs.quotas import QuotaChecks, QuotaUse
 from tinkex.jobs.wakeup import ALIVE_SECONDS
 from tinkex.server.http.model_specs import list_served_models

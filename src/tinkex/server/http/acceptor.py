@@ -12,7 +12,6 @@ import errno
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from tinkex.logs import get_logger
 from tinkex.server.http.connections import ConnectionRegistry, count_closed
@@ -41,7 +40,7 @@ class Acceptor:
         self._start_queue = connections.start_queue
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
-        self._starting: set[asyncio.Task[Any]] = set()
+        self._starting: set[asyncio.Task[object]] = set()
         self._is_open = True
         listener.setblocking(False)
         self._resume()
@@ -101,7 +100,7 @@ class Acceptor:
         self._starting.add(task)
         task.add_done_callback(self._on_started)
 
-    def _on_started(self, task: asyncio.Task[Any]) -> None:
+    def _on_started(self, task: asyncio.Task[object]) -> None:
         self._starting.discard(task)
         # The client may have disconnected in the meantime.
         with contextlib.suppress(OSError, asyncio.CancelledError):

@@ -6,13 +6,18 @@ import asyncio
 import socket
 import struct
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from tinkex.errors import RequestErrorCategory
 from tinkex.server.http.connections import ConnectionPhase, ConnectionRegistry, count_closed
 from tinkex.server.http.error_responses import error_response
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 #: Larger writes are not joined with the response head: joining copies the data.
 MAX_BUFFERED_BYTES = 32 * 1024
@@ -52,7 +57,7 @@ class WriteBufferingTransport:
         self.flush()
         self._transport.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         # Delegate everything else to the wrapped transport.
         return getattr(self._transport, name)
 
@@ -98,8 +103,16 @@ class _ParsingAborted(Exception):
 class LimitedHttpProtocol(WriteBufferingProtocol):
     """uvicorn's HTTP protocol with limits and timeouts; pass it to uvicorn as `http`."""
 
-    def __init__(self, *args: Any, connections: ConnectionRegistry, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: ConnectionRegistry,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
         self.phase = ConnectionPhase.HEAD
         self.peer = ""
         self._registry = connections
@@ -244,7 +257,7 @@ class LimitedHttpProtocol(WriteBufferingProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             self._set_phase(ConnectionPhase.DRAIN if self._is_receiving else ConnectionPhase.IDLE)
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Start the application through the fair queue, unless the connection is closed by then."""
 
         def start() -> None:

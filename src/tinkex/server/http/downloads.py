@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, quote
 
 from litestar import HttpMethod, route
-from litestar.types import ASGIApp, Receive, Send
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tinkex import clock
 from tinkex.checkpoint.archive import ArchivePlan, plan_archive, plan_file
@@ -132,7 +133,7 @@ class DownloadResponse:
     headers: Mapping[str, str]
     chunks: Iterator[bytes]
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response; this is the ASGI interface."""
         started_at = time.perf_counter()
         try:
@@ -140,11 +141,10 @@ class DownloadResponse:
         finally:
             DOWNLOAD_METER.observe(self.status, time.perf_counter() - started_at)
 
-    async def _send(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name.encode(), value.encode("latin-1")) for name, value in self.headers.items()]
-        start: Any = {"type": "http.response.start", "status": self.status, "headers": headers}
-        await send(start)
-        is_head = scope["method"] == "HEAD"
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        is_head = scope["type"] == ScopeType.HTTP and scope["method"] == "HEAD"
         if not is_head and not await _send_chunks(self.chunks, receive, send):
             # Without the last message the connection is closed, so the client notices.
             return
@@ -166,7 +166,7 @@ async def download(request: HttpRequest) -> ASGIApp:
         return _error_download(response_for_error(error))
 
 
-def _open_download(services: Services, scope: Any) -> DownloadResponse:
+def _open_download(services: Services, scope: Scope) -> DownloadResponse:
     """Verify the URL and prepare its response."""
     file_ref = _parse_file_ref(scope["path_params"])
     expires, signature = _parse_signature(scope["query_string"])
@@ -195,12 +195,12 @@ def _error_download(response: RawResponse) -> DownloadResponse:
     return DownloadResponse(response.status, headers, iter((response.body,)))
 
 
-def _parse_file_ref(path_params: Mapping[str, Any]) -> FileRef:
+def _parse_file_ref(path_params: Mapping[str, object]) -> FileRef:
     try:
-        area = FileArea(path_params["area"])
+        area = FileArea(str(path_params["area"]))
     except ValueError:
         raise NotFoundError("the file does not exist") from None
-    return FileRef(area, path_params["owner_id"], str(path_params["name"]).lstrip("/"))
+    return FileRef(area, str(path_params["owner_id"]), str(path_params["name"]).lstrip("/"))
 
 
 # --- checkpoints -----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -17,7 +17,7 @@ from tinkex.types.optimizers import (
 
 REF_PREFIX = "#/components/schemas/"
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
-_TENSOR = {
+_TENSOR: dict[str, object] = {
     "description": "A tensor in row-major order; with the two sparse fields, in CSR format.",
     "type": "object",
     "properties": {
@@ -31,12 +31,14 @@ _TENSOR = {
 }
 
 
-def schema_ref(name: str) -> dict[str, Any]:
+def schema_ref(name: str) -> dict[str, object]:
     """A reference to a schema of the document."""
     return {"$ref": REF_PREFIX + name}
 
 
-def _object_schema(description: str, required: list[str], **properties: Any) -> dict[str, Any]:
+def _object_schema(
+    description: str, required: list[str], **properties: object
+) -> dict[str, object]:
     return {
         "description": description,
         "type": "object",
@@ -51,7 +53,7 @@ _SEQ_ID = {"type": ["integer", "null"], "minimum": 0}
 _TENSORS = {"type": "object", "additionalProperties": schema_ref("TensorData")}
 
 #: Types without a struct, because clients usually send them as protobuf.
-_PROTOBUF_SCHEMAS: dict[type[Any], dict[str, Any]] = {
+_PROTOBUF_SCHEMAS: dict[type[object], dict[str, object]] = {
     types.ForwardBackwardRequest: _object_schema(
         "Request of a forward and backward pass, in the form of older clients.",
         ["forward_backward_input", "model_id"],
@@ -84,7 +86,7 @@ _PROTOBUF_SCHEMAS: dict[type[Any], dict[str, Any]] = {
         prompt_alt_tokens={"type": "object"},
     ),
 }
-_SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
+_SHARED_SCHEMAS: dict[str, dict[str, object]] = {
     "TensorData": _TENSOR,
     "ForwardBackwardInput": _object_schema(
         "The examples of one pass and the loss function.",
@@ -132,7 +134,7 @@ _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
     ),
 }
 #: Types that open unions and hand-written schemas refer to.
-_REFERENCED_TYPES: tuple[type[Any], ...] = (
+_REFERENCED_TYPES: tuple[type[object], ...] = (
     types.ModelInput,
     AdamOptimizerConfig,
     DimuonOptimizerConfig,
@@ -140,18 +142,18 @@ _REFERENCED_TYPES: tuple[type[Any], ...] = (
 )
 
 
-def schema_name(type_: type[Any]) -> str:
+def schema_name(type_: type[object]) -> str:
     """The name of a type's schema in the document."""
     return type_.__name__
 
 
-def build_schemas(messages: Iterable[type[Any]]) -> dict[str, Any]:
+def build_schemas(messages: Iterable[type[object]]) -> dict[str, object]:
     """The schemas of these messages and of everything they refer to, by name."""
     unique = list(dict.fromkeys(messages))
-    structs: list[type[Any]] = [
+    structs: list[type[object]] = [
         type_ for type_ in (*unique, *_REFERENCED_TYPES) if type_ not in _PROTOBUF_SCHEMAS
     ]
-    unions = [member for type_ in _find_open_unions(structs) for member in _union_members(type_)]
+    unions = [member for union in _find_open_unions(structs) for member in _union_members(union)]
     _, generated = msgspec.json.schema_components(
         [*structs, *unions], schema_hook=_schema_hook, ref_template=REF_PREFIX + "{name}"
     )
@@ -163,29 +165,29 @@ def build_schemas(messages: Iterable[type[Any]]) -> dict[str, Any]:
     return dict(sorted({**generated, **_SHARED_SCHEMAS, **hand_written}.items()))
 
 
-def _find_open_unions(structs: Iterable[type[Any]]) -> list[Any]:
-    """The open union types that occur anywhere in these messages."""
-    unions: list[Any] = []
+def _find_open_unions(structs: Iterable[type[object]]) -> list[object]:
+    """The open unions that occur anywhere in these messages."""
+    unions: list[object] = []
 
-    def collect(type_: Any) -> dict[str, Any]:
-        if hasattr(type_, "union") and type_ not in unions:
-            unions.append(type_)
+    def collect(type_: object) -> dict[str, object]:
+        if hasattr(type_, "union") and type_.union not in unions:
+            unions.append(type_.union)
         return {"type": "object"}
 
     msgspec.json.schema_components(list(structs), schema_hook=collect)
     return unions
 
 
-def _union_members(type_: Any) -> tuple[type[Any], ...]:
-    return get_args(type_.union) or (type_.union,)
+def _union_members(union: object) -> tuple[type[object], ...]:
+    return get_args(union) or ((union,) if isinstance(union, type) else ())
 
 
-def _schema_hook(type_: Any) -> dict[str, Any]:
+def _schema_hook(type_: object) -> dict[str, object]:
     """The schema of a type that msgspec does not know."""
     if type_ is types.TensorData:
         return schema_ref("TensorData")
     if hasattr(type_, "union"):
-        members = [schema_ref(schema_name(member)) for member in _union_members(type_)]
+        members = [schema_ref(schema_name(member)) for member in _union_members(type_.union)]
         return {"anyOf": [*members, {"type": "object", "required": ["type"]}, {"type": "null"}]}
     if isinstance(type_, type) and issubclass(type_, OpenRecord):
         return {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}

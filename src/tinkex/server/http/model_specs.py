@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -24,7 +23,7 @@ from tinkex.types.base import encode_hook, preload_type
 
 def list_served_models(db: Connection) -> list[BaseModel]:
     """All served base models; empty until the first worker has started."""
-    stored: Any = settings.get(db, BASE_MODELS_SETTING) or []
+    stored = settings.get(db, BASE_MODELS_SETTING) or []
     return msgspec.convert(stored, preload_type(list[BaseModel]), strict=False)
 
 
@@ -97,9 +96,9 @@ def stored_spec(source: CheckpointRecord | RunRecord) -> AdapterSpec:
     return msgspec.convert(source.spec, preload_type(AdapterSpec))
 
 
-def optimizer_settings(config: types.OptimizerConfig) -> dict[str, Any]:
+def optimizer_settings(config: types.OptimizerConfig) -> dict[str, object]:
     """The type and settings of a supported optimizer; raises BadRequestError for others."""
-    settings: dict[str, Any] = msgspec.to_builtins(config, enc_hook=encode_hook)
+    settings: dict[str, object] = msgspec.to_builtins(config, enc_hook=encode_hook)
     kind = settings.get("type")
     if kind not in OPTIMIZERS:
         raise BadRequestError(f"unknown optimizer {kind!r:.80}; supported: {', '.join(OPTIMIZERS)}")
@@ -111,7 +110,7 @@ def insert_run(
     session: SessionRecord,
     run_id: str,
     spec: AdapterSpec,
-    user_metadata: Mapping[str, Any] | None,
+    user_metadata: Mapping[str, object] | None,
     state: RunState = RunState.CREATING,
 ) -> None:
     """Insert a new model; raises BadRequestError if its id is taken."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -44,7 +43,7 @@ _HEADERS_BY_ENDPOINT = {
     "create_session": ("x-idempotency-key",),
     "copy_weights": ("x-idempotency-key", "x-tinker-weights-access-token"),
 }
-_EXAMPLES: dict[str, dict[str, Any]] = {
+_EXAMPLES: dict[str, dict[str, object]] = {
     "client_config": {"sdk_version": "0.36.0"},
     "client_dynamic_config": {"sdk_version": "0.36.0"},
     "create_session": {"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"},
@@ -57,7 +56,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 def build_document(routes: Mapping[str, Handler], version: str) -> bytes:
     """Build the document of these endpoints, as JSON."""
     rows = [ENDPOINTS[name] for name in routes]
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, object]] = {}
     for row in rows:
         operation = _operation(row, _first_line(routes[row.name]))
         paths.setdefault(document_path(row.path), {})[row.method.lower()] = operation
@@ -91,7 +90,7 @@ def _first_line(handler: Handler) -> str:
     return (handler.__doc__ or "").partition("\n")[0]
 
 
-def _message_types(rows: list[Endpoint[Any, Any]]) -> list[type[Any]]:
+def _message_types(rows: list[Endpoint[object, object]]) -> list[type[object]]:
     return [
         type_
         for row in rows
@@ -100,8 +99,8 @@ def _message_types(rows: list[Endpoint[Any, Any]]) -> list[type[Any]]:
     ]
 
 
-def _operation(row: Endpoint[Any, Any], summary: str) -> dict[str, Any]:
-    operation: dict[str, Any] = {
+def _operation(row: Endpoint[object, object], summary: str) -> dict[str, object]:
+    operation: dict[str, object] = {
         "operationId": row.name,
         "summary": summary,
         "tags": [row.path.split("/")[1]],
@@ -120,7 +119,7 @@ def _operation(row: Endpoint[Any, Any], summary: str) -> dict[str, Any]:
     return operation
 
 
-def _parameters(row: Endpoint[Any, Any]) -> list[dict[str, Any]]:
+def _parameters(row: Endpoint[object, object]) -> list[dict[str, object]]:
     in_path = [
         {"name": name, "in": "path", "required": True, "schema": _path_schema(name)}
         for name in re.findall(r"\{(\w+)\}", document_path(row.path))
@@ -142,15 +141,15 @@ def _parameters(row: Endpoint[Any, Any]) -> list[dict[str, Any]]:
     return in_path + in_query + in_header
 
 
-def _path_schema(name: str) -> dict[str, Any]:
+def _path_schema(name: str) -> dict[str, object]:
     return {"enum": list(TYPE_BY_SEGMENT)} if name == "segment" else {**_ID, "maxLength": 255}
 
 
-def _request_body(row: Endpoint[Any, Any]) -> dict[str, Any]:
-    json_form: dict[str, Any] = {"schema": schema_ref(schema_name(row.request))}
+def _request_body(row: Endpoint[object, object]) -> dict[str, object]:
+    json_form: dict[str, object] = {"schema": schema_ref(schema_name(row.request))}
     if row.name in _EXAMPLES:
         json_form["examples"] = {"typical": {"value": _EXAMPLES[row.name]}}
-    content: dict[str, Any] = {JSON: json_form}
+    content: dict[str, object] = {JSON: json_form}
     if row.body is BodyFormat.PROTO:
         content = {PROTO: {"schema": _BYTES}, **content}
     return {
@@ -160,13 +159,13 @@ def _request_body(row: Endpoint[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _responses(row: Endpoint[Any, Any]) -> dict[str, Any]:
+def _responses(row: Endpoint[object, object]) -> dict[str, object]:
     statuses = set(_ERRORS)
     if row.name in PUBLIC_ENDPOINTS:
         statuses = {500}
     elif row.body is BodyFormat.NONE:
         statuses -= {413, 415}
-    responses: dict[str, Any] = {
+    responses: dict[str, object] = {
         "200": {"description": "Success.", "content": _response_content(row)}
     }
     if row.name == "checkpoint_archive":
@@ -182,7 +181,7 @@ def _responses(row: Endpoint[Any, Any]) -> dict[str, Any]:
     return responses
 
 
-def _response_content(row: Endpoint[Any, Any]) -> dict[str, Any]:
+def _response_content(row: Endpoint[object, object]) -> dict[str, object]:
     if row.name != "retrieve_future":
         return {JSON: {"schema": schema_ref(schema_name(row.reply))}}
     promised = {schema_name(job.result_type) for job in ENDPOINTS.values() if job.result_type}
@@ -193,8 +192,8 @@ def _response_content(row: Endpoint[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _error_response(status: int) -> dict[str, Any]:
-    response: dict[str, Any] = {
+def _error_response(status: int) -> dict[str, object]:
+    response: dict[str, object] = {
         "description": _ERRORS[status],
         "content": {JSON: {"schema": schema_ref("Fault")}},
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 from litestar.types import Receive
@@ -108,7 +108,7 @@ async def _receive_chunks(
 ) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
-    message: Any = await receive()
+    message = await receive()
     while message["type"] == "http.request":
         chunk = message.get("body", b"")
         num_bytes += len(chunk)

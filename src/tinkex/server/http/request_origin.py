@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from litestar import Request
@@ -12,7 +12,7 @@ from litestar.datastructures import State
 
 from tinkex.server.config import is_ip_address, is_loopback
 
-HttpRequest: TypeAlias = Request[Any, Any, State]
+HttpRequest: TypeAlias = Request[object, object, State]
 """A Litestar request; users and sessions of Litestar are not used."""
 
 #: Host names of loopback. Any other name may belong to another site that points it here.

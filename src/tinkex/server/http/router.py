@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from urllib.parse import unquote
 
 import msgspec
-from litestar import HttpMethod
-from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar import asgi
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from litestar.handlers import ASGIRouteHandler
+from litestar.types import HTTPScope, Receive, Scope, Send
 
 from tinkex.errors import InvalidInput
 from tinkex.ids import TYPE_BY_SEGMENT, check_id, check_name
@@ -40,7 +41,6 @@ from tinkex.server.http.request_context import (
     RequestContext,
     Services,
 )
-from tinkex.server.http.request_origin import HttpRequest
 from tinkex.server.http.validation import parse_query
 from tinkex.system.disk_errors import is_disk_full
 from tinkex.types import ForwardRequest
@@ -75,49 +75,88 @@ class LenientTelemetry(msgspec.Struct, frozen=True):
 
 
 #: Request types that replace those of the endpoint table, to decode leniently.
-_LENIENT_TYPES: Mapping[str, type[Any]] = {"telemetry": LenientTelemetry}
+_LENIENT_TYPES: Mapping[str, type[object]] = {"telemetry": LenientTelemetry}
 
 
-def build_routes(services: Services, routes: Mapping[str, Handler]) -> list[HTTPRouteHandler]:
-    """Build one Litestar route per endpoint; `routes` maps endpoint names to handlers."""
+def build_routes(services: Services, routes: Mapping[str, Handler]) -> list[ASGIRouteHandler]:
+    """Build the Litestar route of all endpoints; `routes` maps endpoint names to handlers."""
     body_budget = BodyMemoryBudget(services.config)
-    return [
-        _build_route(EndpointHandler(services, body_budget, ENDPOINTS[name], handler))
+    table = EndpointTable(
+        EndpointHandler(services, body_budget, ENDPOINTS[name], handler)
         for name, handler in routes.items()
-    ]
+    )
+
+    # One route instead of one per endpoint: Litestar would inspect every handler's signature,
+    # although all have the same, which takes longer than the rest of creating an application.
+    @asgi(PREFIX, is_mount=True, copy_scope=False)
+    async def serve(scope: HTTPScope, receive: Receive, send: Send) -> None:
+        # Litestar passes the path below the prefix, normalized; messages show it as it was sent.
+        path = PREFIX + scope["path"].rstrip("/")
+        scope["path"] = unquote(scope["raw_path"].partition(b"?")[0].decode("latin-1"))
+        method = scope["method"]
+        methods, path_params = table.find(path)
+        if method == "OPTIONS":
+            await _send_options(methods, send)
+            return
+        if method not in methods:
+            raise MethodNotAllowedException(headers={"allow": ", ".join([*methods, "OPTIONS"])})
+        await send_response(await methods[method].serve(scope, receive, path_params), send)
+
+    return [serve]
+
+
+async def _send_options(methods: Iterable[str], send: Send) -> None:
+    allowed = ", ".join(sorted([*methods, "OPTIONS"])).encode("ascii")
+    headers = [(b"allow", allowed)]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def route_path(path: str) -> str:
-    """The path of an endpoint in Litestar's syntax; a checkpoint id consists of two segments."""
-    return PREFIX + path.replace("{checkpoint_id}", "{segment}/{name}").replace("}", ":str}")
+    """The path of an endpoint with its prefix; a checkpoint id consists of two segments."""
+    return PREFIX + path.replace("{checkpoint_id}", "{segment}/{name}")
 
 
-def _build_route(handler: EndpointHandler) -> HTTPRouteHandler:
-    endpoint = handler.endpoint
+class EndpointTable:
+    """The handlers of endpoints by path and method."""
 
-    async def serve(request: HttpRequest) -> ASGIApp:
-        return RawResponseApp(await handler.serve(request.scope, request.receive))
+    def __init__(self, handlers: Iterable[EndpointHandler]) -> None:
+        self._methods_by_path: dict[str, dict[str, EndpointHandler]] = {}
+        for handler in handlers:
+            methods = self._methods_by_path.setdefault(route_path(handler.endpoint.path), {})
+            methods[handler.endpoint.method] = handler
+            if handler.endpoint.method == "GET":
+                methods["HEAD"] = handler
+        # Literal segments before parameters: `runs/latest` is not the run of id `latest`.
+        self._templates = sorted(
+            (path.split("/") for path in self._methods_by_path if "{" in path),
+            key=lambda segments: [segment.startswith("{") for segment in segments],
+        )
 
-    methods = [HttpMethod(endpoint.method)]
-    if endpoint.method == "GET":
-        methods.append(HttpMethod.HEAD)
-    route = HTTPRouteHandler(
-        route_path(endpoint.path), http_method=methods, name=endpoint.name, status_code=200
-    )
-    return route(serve)
+    def find(self, path: str) -> tuple[Mapping[str, EndpointHandler], Mapping[str, str]]:
+        """Return the handlers of a path by method, and its parameters; raises NotFoundException."""
+        methods = self._methods_by_path.get(path)
+        if methods is not None and "{" not in path:
+            return methods, {}
+        segments = path.split("/")
+        for template in self._templates:
+            path_params = _match_segments(template, segments)
+            if path_params is not None:
+                return self._methods_by_path["/".join(template)], path_params
+        raise NotFoundException
 
 
-class RawResponseApp:
-    """An ASGI application that sends a finished response."""
-
-    __slots__ = ("_response",)
-
-    def __init__(self, response: RawResponse) -> None:
-        self._response = response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
-        await send_response(self._response, send)
+def _match_segments(template: list[str], segments: list[str]) -> dict[str, str] | None:
+    """Return the parameters of a path; None if it does not match the template."""
+    if len(template) != len(segments):
+        return None
+    path_params = {}
+    for expected, segment in zip(template, segments, strict=True):
+        if expected.startswith("{"):
+            path_params[expected[1:-1]] = segment
+        elif expected != segment:
+            return None
+    return path_params
 
 
 async def send_response(response: RawResponse, send: Send) -> None:
@@ -141,7 +180,7 @@ class EndpointHandler:
         self,
         services: Services,
         body_budget: BodyMemoryBudget,
-        endpoint: Endpoint[Any, Any],
+        endpoint: Endpoint[object, object],
         handler: Handler,
     ) -> None:
         self.endpoint = endpoint
@@ -158,12 +197,14 @@ class EndpointHandler:
             limit if endpoint.max_body_bytes is None else min(limit, endpoint.max_body_bytes)
         )
 
-    async def serve(self, scope: Any, receive: Receive) -> RawResponse:
+    async def serve(
+        self, scope: Scope, receive: Receive, path_params: Mapping[str, str]
+    ) -> RawResponse:
         """Handle one request; unexpected errors go to the application's exception handler."""
         started_at = time.perf_counter()
         status = 500
         try:
-            response = await self._handle(scope, receive)
+            response = await self._handle(scope, receive, path_params)
             status = response.status
         except HANDLED_ERRORS as error:
             response = response_for_error(error)
@@ -177,12 +218,14 @@ class EndpointHandler:
             self._metrics.observe(status, time.perf_counter() - started_at)
         return response
 
-    async def _handle(self, scope: Any, receive: Receive) -> RawResponse:
+    async def _handle(
+        self, scope: Scope, receive: Receive, path_params: Mapping[str, str]
+    ) -> RawResponse:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         identity = ANONYMOUS if self._is_public else await authenticate(self._services, headers)
-        ids = _parse_path_ids(scope["path_params"])
+        ids = _parse_path_ids(path_params)
         query = parse_query(scope["query_string"], self.endpoint.query)
         with self._body_budget.reserve(identity.tenant_id) as reservation:
             request, body, is_proto = await self._read_request(headers, receive, reservation)
@@ -206,7 +249,7 @@ class EndpointHandler:
 
     async def _read_request(
         self, headers: Mapping[str, str], receive: Receive, reservation: BodyReservation
-    ) -> tuple[Any, bytes, bool]:
+    ) -> tuple[object, bytes, bool]:
         """Return the decoded message, its bytes, and whether they are protobuf."""
         endpoint = self.endpoint
         if endpoint.body is BodyFormat.NONE:
@@ -219,19 +262,19 @@ class EndpointHandler:
         body = await read_body(
             receive, length, limit, self._body_budget.body_seconds, reservation.grow
         )
-        decode: Callable[[bytes], Any] = _decode_proto if is_proto else self._decode_json
+        decode: Callable[[bytes], object] = _decode_proto if is_proto else self._decode_json
         if not is_compressed and len(body) <= MAX_INLINE_DECODE_BYTES:
             return decode(body), body, is_proto
         if is_compressed:
             reservation.grow(decompressed_bytes(body, limit))
 
-        def decode_body() -> tuple[Any, bytes, bool]:
+        def decode_body() -> tuple[object, bytes, bool]:
             content = decompress_body(body, limit) if is_compressed else body
             return decode(content), content, is_proto
 
         return await self._body_budget.run_decoder(decode_body)
 
-    def _decode_json(self, body: bytes) -> Any:
+    def _decode_json(self, body: bytes) -> object:
         check_json(body)
         if self._has_metadata:
             check_metadata(body or b"{}")
@@ -240,7 +283,7 @@ class EndpointHandler:
         return request
 
 
-def _decode_proto(body: bytes) -> Any:
+def _decode_proto(body: bytes) -> object:
     request, is_forward_only = decode_forward_backward_request(body)
     check_id("model_id", request.model_id)
     check_sparse_size(request)
@@ -263,7 +306,7 @@ def _parse_path_ids(path_params: Mapping[str, str]) -> dict[str, str]:
     return ids
 
 
-def _base_url(scope: Any, headers: Mapping[str, str]) -> str:
+def _base_url(scope: Scope, headers: Mapping[str, str]) -> str:
     host = headers.get("host")
     if host is None:
         address = scope.get("server") or ("localhost", None)

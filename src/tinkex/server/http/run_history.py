@@ -11,7 +11,7 @@ from math import isfinite
 
 from tinkex import types
 from tinkex.charts import CurveLayout, Point, layout_curve
-from tinkex.headline_metrics import is_headline, primary_metric
+from tinkex.display import is_headline, primary_metric
 from tinkex.jobs.job_types import TOTAL_WEIGHT_METRIC, JobKind
 from tinkex.store import steps
 from tinkex.store.database import Connection

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any
+from typing import TypedDict
 from urllib.parse import parse_qsl
 
 from tinkex.errors import UnprocessableEntityError
@@ -59,11 +59,24 @@ def parse_page(context: RequestContext[object], default_limit: int) -> tuple[int
 MAX_LIMIT = 1000
 
 
+class QuerySchema(TypedDict, total=False):
+    """The keywords of JSON Schema that query parameters use."""
+
+    type: str
+    minimum: int
+    maximum: int
+    enum: list[str]
+    format: str
+    minLength: int
+    maxLength: int
+    pattern: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryParameter:
     """A query parameter with its JSON schema and description."""
 
-    schema: Mapping[str, Any]
+    schema: QuerySchema
     description: str
 
     def find_problem(self, text: str) -> str | None:
@@ -150,7 +163,7 @@ def _parse_pairs(raw: bytes) -> list[tuple[str, str]]:
         raise UnprocessableEntityError("the query string is invalid") from None
 
 
-def _find_problem(schema: Mapping[str, Any], text: str) -> str | None:
+def _find_problem(schema: QuerySchema, text: str) -> str | None:
     if schema["type"] == "integer":
         low, high = schema["minimum"], schema["maximum"]
         if text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high:
@@ -165,7 +178,7 @@ def _find_problem(schema: Mapping[str, Any], text: str) -> str | None:
     return _find_text_problem(schema, text)
 
 
-def _find_text_problem(schema: Mapping[str, Any], text: str) -> str | None:
+def _find_text_problem(schema: QuerySchema, text: str) -> str | None:
     low, high = schema["minLength"], schema["maxLength"]
     if not low <= len(text) <= high:
         return f"expected {low} to {high} characters"

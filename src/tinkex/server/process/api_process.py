@@ -11,11 +11,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tinkex.errors import TinkexError
 from tinkex.home import Home
@@ -43,14 +45,14 @@ IGNORED_PREFIXES = ("/runs/", "/static/")
 class ActivityMiddleware:
     """Touch the home's activity file on requests; the supervisor stops an idle server."""
 
-    def __init__(self, app: Any, home: Home) -> None:
+    def __init__(self, app: ASGIApp, home: Home) -> None:
         self._app = app
         self._file = home.activity_file
         self._next_touch = 0.0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Record the request and forward it."""
-        if scope["type"] == "http" and not _is_ignored(scope["path"]):
+        if scope["type"] == ScopeType.HTTP and not _is_ignored(scope["path"]):
             self._touch(time.monotonic())
         await self._app(scope, receive, send)
 
@@ -92,16 +94,15 @@ class ApiServer(uvicorn.Server):
         await super().startup(sockets=[])
         for listener in sockets or []:
             acceptor = Acceptor(listener, self._connections, self._make_protocol)
-            self.servers.append(cast("Any", acceptor))
+            self.servers.append(cast("asyncio.Server", acceptor))
 
     def _make_protocol(self) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = make(
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        return protocol
 
     async def main_loop(self) -> None:
         """Wait for SIGTERM; uvicorn's own loop would poll ten times a second."""
@@ -148,10 +149,10 @@ def _uvicorn_config(
     app: ActivityMiddleware, services: Services, connections: ConnectionRegistry
 ) -> uvicorn.Config:
     return uvicorn.Config(
-        cast("Any", app),
+        app,
         lifespan="on",
         loop="asyncio",
-        http=cast("Any", partial(LimitedHttpProtocol, connections=connections)),
+        http=cast("type[asyncio.Protocol]", partial(LimitedHttpProtocol, connections=connections)),
         ws="none",
         log_config=None,
         access_log=False,

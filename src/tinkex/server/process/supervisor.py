@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -120,7 +119,7 @@ class Supervisor:
         home_task = asyncio.create_task(self._watch_home())
         try:
             # A child task that raises has given up restarting, which ends the server.
-            tasks: list[asyncio.Task[Any]] = [*child_tasks, background_task, home_task]
+            tasks: list[asyncio.Task[object]] = [*child_tasks, background_task, home_task]
             tasks.append(asyncio.create_task(self._stopping.wait()))
             while not self._stopping.is_set():
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

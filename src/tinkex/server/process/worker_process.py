@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 
@@ -10,6 +11,7 @@ from tinkex.logs import get_logger
 from tinkex.server.process.child_setup import initialize_child
 from tinkex.server.process.restart_policy import exit_code_for
 from tinkex.server.wiring import open_worker
+from tinkex.system.processes import no_garbage_collection
 
 LOG = get_logger(__name__)
 
@@ -18,7 +20,9 @@ def main() -> int:
     """Run jobs until SIGTERM; return the exit code. The next worker runs unfinished jobs."""
     setup = initialize_child()
     try:
-        with open_worker(setup.config) as worker:
+        with contextlib.ExitStack() as stack:
+            with no_garbage_collection():
+                worker = stack.enter_context(open_worker(setup.config))
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
             worker.run()
     except TinkexError as error:

@@ -8,7 +8,7 @@ not part of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -33,9 +33,7 @@ from tinkex.wire.proto.outputs import DEFAULT_OUTPUT_TYPE
 from tinkex.wire.proto.sampling import topk_from_rows
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Array: TypeAlias = npt.NDArray[Any]
+    from tinkex.types.arrays import Array
 
 T = TypeVar("T")
 Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]

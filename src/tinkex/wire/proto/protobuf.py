@@ -224,9 +224,9 @@ def read_singular(data: memoryview, readers: Readers) -> dict[int, Any]:
     return values
 
 
-def read_oneof(data: memoryview, readers: Readers, what: str) -> Any:
+def read_oneof(data: memoryview, readers: Mapping[int, Callable[[memoryview], T]], what: str) -> T:
     """Return the value of a oneof message; the last field wins."""
-    value = None
+    value: T | None = None
     for tag_, _, payload in read_fields(data):
         if tag_ in readers:
             value = readers[tag_](payload)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from tinkex.types.sampling import (
     FILLER_LOGPROB,
@@ -12,6 +12,7 @@ from tinkex.types.sampling import (
     SampleResponse,
     StopReason,
     TopkLogprobs,
+    TopkRow,
 )
 from tinkex.types.tensors import TensorData
 from tinkex.wire.proto.protobuf import (
@@ -31,9 +32,7 @@ from tinkex.wire.proto.protobuf import (
 from tinkex.wire.proto.tensors import array_bytes, copy_array, read_tensor, write_tensor
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Array: TypeAlias = npt.NDArray[Any]
+    from tinkex.types.arrays import Array
 
 # SampleResponse
 SEQUENCES = make_tag(1, LEN)
@@ -82,12 +81,14 @@ def _write_sequence(message: MessageWriter, sequence: SampledSequence) -> None:
     _write_topk(message, TOPK_SAMPLED_LOGPROBS, _array_or_list(sequence, "topk_logprobs"))
 
 
-def _write_floats(message: MessageWriter, tag_: int, numbers: Any) -> None:
+def _write_floats(message: MessageWriter, tag_: int, numbers: object) -> None:
     if numbers is not None:
         message.payload(tag_, _array_payload(numbers, "<f4"), present=True)
 
 
-def _write_topk(message: MessageWriter, tag_: int, topk: Any) -> None:
+def _write_topk(
+    message: MessageWriter, tag_: int, topk: TopkLogprobs | Sequence[TopkRow | None] | None
+) -> None:
     if topk is not None:
         matrices = topk if isinstance(topk, TopkLogprobs) else topk_from_rows(topk)
         message.message(tag_, _write_matrices, matrices)
@@ -112,7 +113,7 @@ def _array_or_list(owner: SampleResponse | SampledSequence, name: str) -> Any:
     return getattr(owner, name) if array is None else array
 
 
-def _array_payload(numbers: Any, on_wire: str) -> memoryview:
+def _array_payload(numbers: object, on_wire: str) -> memoryview:
     import numpy as np
 
     return array_bytes(np.asarray(numbers, on_wire))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from tinkex.types.tensors import TensorData, TensorDtype
 from tinkex.wire.proto.protobuf import (
@@ -24,9 +24,7 @@ from tinkex.wire.proto.protobuf import (
 )
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Array: TypeAlias = npt.NDArray[Any]
+    from tinkex.types.arrays import Array
 
 # Tensor
 DENSE = make_tag(1, LEN)
@@ -162,10 +160,17 @@ def _read_csr(data: memoryview, code: int, shape: list[int], what: str) -> Tenso
     )
 
 
-def _checked_tensor(what: str, *parts: Any) -> TensorData:
+def _checked_tensor(
+    what: str,
+    values: Array,
+    dtype: TensorDtype,
+    shape: list[int] | None,
+    crow: Array | None = None,
+    cols: Array | None = None,
+) -> TensorData:
     """Build a TensorData; its ValueError becomes a WireError."""
     try:
-        return TensorData(*parts)
+        return TensorData(values, dtype, shape, crow, cols)
     except ValueError as error:
         raise WireError(f"{what} is not a valid tensor: {error}") from None
 

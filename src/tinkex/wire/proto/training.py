@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from tinkex.errors import InvalidInput
 from tinkex.types.inputs import (
@@ -113,7 +113,7 @@ def encode_forward_backward_request(
     return message.to_bytes()
 
 
-def _check_loss_config(config: Mapping[str, Any]) -> dict[str, float | str]:
+def _check_loss_config(config: Mapping[str, float | str]) -> dict[str, float | str]:
     checked: dict[str, float | str] = {}
     for name, value in config.items():
         try:
@@ -333,8 +333,15 @@ def _read_span(kind: Callable[..., Span], data: memoryview) -> Span:
     )
 
 
-CONFIG_READERS = {CONFIG_NUMBER: to_double, CONFIG_TEXT: to_text}
-CHUNK_READERS = {ENCODED_TEXT: _read_text, IMAGE: _read_image, DMEL: _read_dmel}
+CONFIG_READERS: dict[int, Callable[[memoryview], float | str]] = {
+    CONFIG_NUMBER: to_double,
+    CONFIG_TEXT: to_text,
+}
+CHUNK_READERS: dict[int, Callable[[memoryview], ModelInputChunk]] = {
+    ENCODED_TEXT: _read_text,
+    IMAGE: _read_image,
+    DMEL: _read_dmel,
+}
 SPAN_READERS = {
     PROMPT_TOKENS: partial(_read_span, PromptProvenanceSpan),
     SAMPLED_TOKENS: partial(_read_span, SampledProvenanceSpan),

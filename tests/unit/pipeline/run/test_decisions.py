@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tinkex.pipeline.run.stage_decision import RequestedInputs, StageAction, StageOnDisk, decide
-from tinkex.pipeline.run.stage_records import StageRecord, StageStatus, hash_config
+from tinkex.pipeline.run.stage_records import StageAction, StageRecord, StageStatus, hash_config
+from tinkex.pipeline.run.stage_runner import RequestedInputs, StageOnDisk, decide
 
 CONFIG = {"seed": "1", "data": "d"}
 STEP = Path("checkpoints/step_00000002")

@@ -7,9 +7,8 @@ import pytest
 
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
-from tinkex.pipeline.run.lock import find_holder, lock_output_dir
-from tinkex.pipeline.run.report import plain_table
-from tinkex.pipeline.run.run_errors import stage_failed
+from tinkex.pipeline.output_locks import find_holder, lock_directory, lock_output_dir
+from tinkex.pipeline.run.report import plain_table, stage_failed
 from tinkex.pipeline.run.stage_files import link_legacy, remove_stages
 from tinkex.pipeline.run.stage_records import (
     combine_digests,
@@ -18,7 +17,6 @@ from tinkex.pipeline.run.stage_records import (
     read_result,
 )
 from tinkex.pipeline.run.stage_specs import PRETRAIN, STAGE_ORDER, select_stages, stages_from
-from tinkex.pipeline.trainer_lock import lock_directory
 
 
 def test_unchanged_data_file_is_not_read_again(tmp_path: Path) -> None:

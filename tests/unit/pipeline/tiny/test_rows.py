@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tinkex.data.rows import STAGE_PARSERS
 from tinkex.pipeline.tiny import rows, tasks, words
-from tinkex.pipeline.tiny.model_card import ModelCardMetrics, make_card
 from tinkex.pipeline.tiny.tasks import FAMILIES, TinyTask
 
 SIZES = {"pretrain": 40, "sft": 40, "dpo": 40}
@@ -95,18 +94,3 @@ def test_open_families_hold_out_a_task_in_every_wording() -> None:
 def test_opposites_are_consistent() -> None:
     both = [*words.OPPOSITES, *words.OPPOSITES.values()]
     assert len(both) == len(set(both))
-
-
-def test_model_card_contains_the_metrics() -> None:
-    figures = ModelCardMetrics(
-        num_parameters=2_340_000,
-        vocab_size=1536,
-        context=2048,
-        num_steps=1234,
-        num_tasks=dict.fromkeys(FAMILIES, 40),
-        shares=dict.fromkeys(FAMILIES, 0.5) | {"add": 0.975},
-    )
-    card = make_card(figures)
-    assert "2.3 million" in card and "1,234 updates" in card
-    assert card.count("| 40 | 50 % |") == len(FAMILIES) - 1
-    assert re.search(r"^\| add \| .* \| 40 \| 98 % \|$", card, re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +14,7 @@ from tinkex.cli.options import Command
 
 if TYPE_CHECKING:
     from tinkex.cli.commands.auth.profile_file import ProfileTarget
+    from tinkex.client.profiles import ProfileSettings
     from tinkex.wire.messages import ApiKeyReply
 
 _STDIN_HINT = "Pass it on stdin: tinkex auth login --api-key-stdin < FILE"
@@ -107,7 +108,7 @@ def _report_login(
     who = parse_key_owner(owner)
     path = target.home.profiles_file
     warning = _find_override(target, is_default)
-    data: dict[str, Any] = {"profile": target.name, "path": path, "base_url": target.base_url}
+    data: dict[str, object] = {"profile": target.name, "path": path, "base_url": target.base_url}
     data |= {"default": is_default} | who.to_dict() | ({"warning": warning} if warning else {})
     name = f" as {who.description}" if who.description else ""
     sentence = (
@@ -163,7 +164,7 @@ def logout(context: Context, revoke: bool, is_all: bool) -> None:
 
 def _describe_next_server(context: Context) -> str:
     """Describe the server that the next command uses."""
-    from tinkex.cli.access import find_access
+    from tinkex.cli.client import find_access
 
     access = find_access(context._replace(profile=None, api_key=None))
     if access.home is not None:
@@ -196,7 +197,7 @@ def _remove_official_key(context: Context, target: ProfileTarget, revoke: bool) 
     )
 
 
-def _revoke_key(context: Context, target: ProfileTarget, settings: Any) -> None:
+def _revoke_key(context: Context, target: ProfileTarget, settings: ProfileSettings) -> None:
     from tinkex.cli.client import rest_client
     from tinkex.cli.raw_requests import call_endpoint
     from tinkex.wire.endpoints import DELETE_API_KEY

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError
@@ -32,7 +31,7 @@ class ProfileTarget:
     name: str
     base_url: str
     """The server of the profile."""
-    settings: Mapping[str, Any] = field(repr=False)
+    settings: Mapping[str, object] = field(repr=False)
     """The current settings of the profile."""
     file: ProfilesFile
     home: Home
@@ -62,7 +61,7 @@ def find_profile_target(context: Context) -> ProfileTarget:
 def check_profile_server(context: Context, target: ProfileTarget) -> None:
     """Raise CliError if the default profile would be changed to another server."""
     own = target.settings.get("base_url")
-    if context.profile or own is None or normalise_url(own) == target.base_url:
+    if context.profile or not isinstance(own, str) or normalise_url(own) == target.base_url:
         return
     raise CliError(
         f"profile {target.name!r} is for {own}, not for {target.base_url}",
@@ -132,12 +131,14 @@ def set_toml_values(text: str, table: tuple[str, ...], values: Mapping[str, str 
 
 
 def _apply_values(
-    before: Mapping[str, Any], table: tuple[str, ...], values: Mapping[str, str | None]
-) -> dict[str, Any]:
+    before: Mapping[str, object], table: tuple[str, ...], values: Mapping[str, str | None]
+) -> dict[str, object]:
     document = copy.deepcopy(dict(before))
     target = document
     for part in table:
-        target = target.setdefault(part, {})
+        inner = target.setdefault(part, {})
+        assert isinstance(inner, dict)  # read_profiles() has checked the tables
+        target = inner
     for key, value in values.items():
         target.pop(key, None)
         if value is not None:
@@ -216,7 +217,7 @@ def _quote(text: str) -> str:
 
 
 def _is_header(line: str, table: tuple[str, ...]) -> bool:
-    parsed = _parse_line(line)
+    parsed: object = _parse_line(line)
     for part in table:
         if not isinstance(parsed, dict) or list(parsed) != [part]:
             return False
@@ -236,7 +237,7 @@ def _trailing_comment(line: str) -> str:
     return ""
 
 
-def _parse_line(line: str) -> dict[str, Any] | None:
+def _parse_line(line: str) -> dict[str, object] | None:
     try:
         return tomllib.loads(line)
     except tomllib.TOMLDecodeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +12,7 @@ from tinkex.cli.options import Command
 from tinkex.cli.output import PropertiesOutput, show
 
 if TYPE_CHECKING:
-    from tinkex.cli.access import ServerAccess
+    from tinkex.cli.client import ServerAccess
     from tinkex.client.rest import RestClient
     from tinkex.wire.messages import ApiKeyReply
 
@@ -35,7 +35,7 @@ class KeyOwner:
         key = f"key {self.key_name!r}" if self.key_name else ""
         return ", ".join(part for part in (who, key) if part)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The fields as JSON data; unknown ones are null."""
         return {
             "key_id": self.key_id,
@@ -58,7 +58,7 @@ def parse_key_owner(reply: ApiKeyReply | None) -> KeyOwner:
     )
 
 
-def _nested_text(details: dict[str, Any], group: str, name: str) -> str | None:
+def _nested_text(details: dict[str, object], group: str, name: str) -> str | None:
     fields = details.get(group)
     value = fields.get(name) if isinstance(fields, dict) else None
     return value if isinstance(value, str) and value else None
@@ -68,12 +68,12 @@ def _nested_text(details: dict[str, Any], group: str, name: str) -> str | None:
 @pass_context
 def status(context: Context) -> None:
     """Show whether a key is configured and accepted; exit code 1 if not."""
-    from tinkex.cli.access import find_access
+    from tinkex.cli.client import find_access
     from tinkex.cli.format import format_bool
 
     access = find_access(context)
     error = _find_access_problem(context, access)
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "credentials_available": access.has_credential,
         "accessible": error is None,
         "base_url": access.base_url,
@@ -134,11 +134,11 @@ def whoami(context: Context) -> None:
         ("Organization", format_optional(identity["org_urn"] or identity.get("organization"))),
     ]
     if identity.get("key_name"):
-        rows.append(("Key", identity["key_name"]))
+        rows.append(("Key", str(identity["key_name"])))
     show(context, PropertiesOutput(identity, rows))
 
 
-def _fetch_identity(client: RestClient) -> dict[str, Any]:
+def _fetch_identity(client: RestClient) -> dict[str, object]:
     from tinkex.cli.raw_requests import fetch_api_key_info
     from tinkex.errors import ConfigError
 

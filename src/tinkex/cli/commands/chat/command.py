@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 @pass_context
 def chat(
-    context: Context, model: str | None, system: str | None, tokenizer: str | None, **given: Any
+    context: Context, /, model: str | None, system: str | None, tokenizer: str | None, **given: Any
 ) -> None:
     """Chat with a model or a checkpoint.
 

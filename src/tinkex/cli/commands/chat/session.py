@@ -20,8 +20,8 @@ from tinkex.cli.output.samples import escape_lines
 from tinkex.cli.progress import print_status
 from tinkex.cli.prompts import resolve_output_file
 from tinkex.data.rendering import Renderer
+from tinkex.display import format_count
 from tinkex.errors import TinkexError
-from tinkex.units import format_count
 
 if TYPE_CHECKING:
     from tinkex.client.sampling import SamplingClient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class CheckpointCreateOptions:
         return self.model_path if is_address else None
 
     @property
-    def lora_settings(self) -> dict[str, Any]:
+    def lora_settings(self) -> Mapping[str, object]:
         """Settings of the new adapter."""
         return {name: getattr(self, name) for name in LORA_OPTIONS}
 
@@ -72,7 +72,7 @@ class CreatedAdapter:
 
     client: TrainingClient
     base_model: str
-    lora: dict[str, Any]
+    lora: Mapping[str, object]
 
 
 def create_adapter(
@@ -83,7 +83,14 @@ def create_adapter(
         model = str(options.base_model or options.model_path)
         on_status(f"Creating the training client: {model}, rank {options.rank} ...")
         return CreatedAdapter(
-            client=client.create_lora_training_client(model, **options.lora_settings),
+            client=client.create_lora_training_client(
+                model,
+                rank=options.rank,
+                seed=options.seed,
+                train_mlp=options.train_mlp,
+                train_attn=options.train_attn,
+                train_unembed=options.train_unembed,
+            ),
             base_model=model,
             lora=options.lora_settings,
         )
@@ -101,7 +108,7 @@ def create_adapter(
 
 def save_weights(
     options: CheckpointCreateOptions, adapter: CreatedAdapter, on_status: Callable[[str], None]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Save the weights and return metadata about them."""
     on_status("Saving weights ...")
     response = adapter.client.save_weights_for_sampler(CHECKPOINT_NAME).result()
@@ -119,7 +126,7 @@ def save_weights(
     }
 
 
-def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
+def write_metadata(path: Path, metadata: dict[str, object]) -> None:
     """Write the metadata atomically; create missing directories."""
     from tinkex.cli.output.base import to_json
     from tinkex.system.atomic import write_file_atomic
@@ -161,7 +168,7 @@ def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
 @click.option("--train-attn/--no-train-attn", default=True, help="Adapt the attention layers.")
 @click.option("--train-unembed/--no-train-unembed", default=True, help="Adapt the unembedding.")
 @pass_context
-def create(context: Context, **options: Any) -> None:
+def create(context: Context, /, **options: Any) -> None:
     """Create an adapter and save its weights.
 
     The weights stay on the server, ready for sampling; FILE records their path. Nothing is
@@ -178,12 +185,13 @@ def create(context: Context, **options: Any) -> None:
         service_client(context, poll_timeout_seconds=context.timeout_seconds) as client,
         spinner("Starting a session ...") as shown,
     ):
-        metadata = save_weights(plan, create_adapter(client, plan, shown.show), shown.show)
+        adapter = create_adapter(client, plan, shown.show)
+        metadata = save_weights(plan, adapter, shown.show)
     write_metadata(output, metadata)
     show(
         context,
         PropertiesOutput(
-            {**metadata, "output": plan.output}, _metadata_rows(metadata, plan.output)
+            {**metadata, "output": plan.output}, _metadata_rows(metadata, adapter.lora, plan.output)
         ),
     )
 
@@ -204,12 +212,13 @@ def _check_option_combination(options: CheckpointCreateOptions) -> None:
         )
 
 
-def _metadata_rows(metadata: dict[str, Any], output: Path) -> list[tuple[str, str]]:
-    lora = metadata["lora"]
+def _metadata_rows(
+    metadata: Mapping[str, object], lora: Mapping[str, object], output: Path
+) -> list[tuple[str, str]]:
     parts = [part for part in ("mlp", "attn", "unembed") if lora[f"train_{part}"] is not False]
     return [
-        ("Weights Path", metadata["weights_path"]),
-        ("Base Model", metadata["base_model"]),
+        ("Weights Path", str(metadata["weights_path"])),
+        ("Base Model", str(metadata["base_model"])),
         ("Model ID", format_optional(metadata["model_id"])),
         ("LoRA", f"Rank {format_optional(lora['rank'])} ({', '.join(parts)})"),
         ("Session ID", format_optional(metadata["session_id"])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -67,7 +67,7 @@ class DeletionResult(NamedTuple):
         has_done = self.deleted or self.unknown or self.is_interrupted
         return self.failed[0][1] if self.failed and is_shared and not has_done else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The official JSON fields, plus the paths by outcome."""
         failed = [
             {"tinker_path": path, "error": describe_error(error).message}

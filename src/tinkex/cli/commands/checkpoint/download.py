@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -86,8 +86,15 @@ def fetch_checkpoint(
     """Download a checkpoint to a folder, or with `extract=False` as an archive."""
     try:
         with rest_client(context) as client:
-            options = {"force": force, "extract": extract, "identity": identity}
-            _download(context, client, path, destination, options)
+            _download(
+                client,
+                path,
+                destination,
+                DownloadProgressBars(context),
+                force=force,
+                extract=extract,
+                identity=identity,
+            )
             return
     except APIStatusError as error:
         if not extract or not _can_be_exported(context, path, error):
@@ -100,17 +107,22 @@ def fetch_checkpoint(
 
 
 def _download(
-    context: Context,
     client: RestClient,
     path: str,
     destination: Path,
-    options: Mapping[str, Any],
+    bars: DownloadProgressBars,
+    *,
+    force: bool,
+    extract: bool = True,
+    identity: Path | None = None,
 ) -> None:
-    with DownloadProgressBars(context) as bars:
+    with bars:
         client.download_checkpoint(
             path,
             destination,
-            **options,
+            force=force,
+            extract=extract,
+            identity=identity,
             progress=bars.on_bytes,
             unpacked=bars.on_files,
         ).result()
@@ -155,7 +167,7 @@ def _export_and_download(context: Context, path: str, destination: Path, *, forc
             copy = saving.result().path
         files = client.rest_client()
         try:
-            _download(context, files, copy, destination, {"force": force})
+            _download(files, copy, destination, DownloadProgressBars(context), force=force)
         finally:
             _delete_copy(files, copy)
 

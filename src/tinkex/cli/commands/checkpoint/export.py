@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -135,7 +135,15 @@ DTYPES = ("float32", "bfloat16", "float16")
 @click.option("--dtype", type=click.Choice(DTYPES), help="dtype of the merged model.")
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
 @pass_context
-def export(context: Context, path: str, output: Path, force: bool, **merge_options: Any) -> None:
+def export(
+    context: Context,
+    path: str,
+    output: Path,
+    force: bool,
+    merge: bool,
+    base_model_path: Path | None,
+    dtype: str | None,
+) -> None:
     """Export a checkpoint for PEFT or transformers.
 
     PATH is a checkpoint path such as tinker://RUN_ID/weights/0001, or the folder of a downloaded
@@ -147,34 +155,39 @@ def export(context: Context, path: str, output: Path, force: bool, **merge_optio
     from tinkex.client.download.directory import check_destination
     from tinkex.system.atomic import publish_directory
 
-    is_merged, dtype = merge_options["merge"], merge_options["dtype"]
-    _check_usage(is_merged, merge_options)
+    _check_usage(merge, {"--base-model-path": base_model_path, "--dtype": dtype})
     download.check_not_exists(output, force=force)
     output = check_destination(output, force=force)
     path = expand_path(context, path)
     _check_disjoint(path, output)
-    merge = _import_merge() if is_merged else None
+    merge_adapter = _import_merge() if merge else None
     with download.scratch_directory(output) as scratch:
         adapter = _get_adapter(context, path, scratch)
         check_adapter(adapter, path)
         base_model = read_base_model(adapter)
         exported = scratch / "export"
-        if merge is None:
+        if merge_adapter is None:
             _copy_adapter(
                 adapter, exported, SERVER_FILE_NAMES, is_scratch=adapter.parent == scratch
             )
         else:
-            base = merge_options["base_model_path"] or _find_base_model(base_model, path)
-            _run_merge(context, merge, (base, adapter, exported), dtype)
+            base = base_model_path or _find_base_model(base_model, path)
+            _run_merge(context, merge_adapter, (base, adapter, exported), dtype)
         publish_directory(exported, output, replace=force)
-    data = {"checkpoint_path": path, "format": "merged" if is_merged else "peft", "dtype": dtype}
-    show(context, CheckpointExport(data, output, FileTotals.measure(output), base_model))
+    result = CheckpointExport(
+        path,
+        "merged" if merge else "peft",
+        dtype,
+        destination=output,
+        contents=FileTotals.measure(output),
+        base_model=base_model,
+    )
+    show(context, result)
 
 
-def _check_usage(is_merged: bool, merge_options: dict[str, Any]) -> None:
-    for name in ("base_model_path", "dtype"):
-        if merge_options[name] is not None and not is_merged:
-            flag = f"--{name.replace('_', '-')}"
+def _check_usage(is_merged: bool, merge_options: Mapping[str, object]) -> None:
+    for flag, value in merge_options.items():
+        if value is not None and not is_merged:
             raise click.UsageError(f"{flag} needs --merge.")
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tinkex.cli.access import has_no_records
-from tinkex.cli.client import rest_client
+from tinkex.cli.client import has_no_records, rest_client
 from tinkex.cli.commands.time_params import to_utc
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError

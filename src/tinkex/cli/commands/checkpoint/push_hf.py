@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -19,6 +19,21 @@ from tinkex.ids import TinkerPath, parse_tinker_path
 
 if TYPE_CHECKING:
     from tinkex.engine.models.hub_upload import HubUpload, HubUploader
+
+
+class PushOptions(TypedDict):
+    """Options of the command."""
+
+    repo_id: str | None
+    public: bool
+    revision: str | None
+    commit_message: str | None
+    create_pr: bool
+    allow_patterns: tuple[str, ...]
+    ignore_patterns: tuple[str, ...]
+    no_model_card: bool
+    force: bool
+
 
 _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_.]+")
 
@@ -59,7 +74,7 @@ _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_.]+")
 @click.option("--no-model-card", is_flag=True, help="Do not write a README.md.")
 @click.option("--force", is_flag=True, help="Overwrite another checkpoint.")
 @pass_context
-def push_hf(context: Context, path: str, **options: Any) -> None:
+def push_hf(context: Context, path: str, **options: Unpack[PushOptions]) -> None:
     """Push a checkpoint to the Hugging Face Hub.
 
     PATH is a checkpoint path such as tinker://RUN_ID/weights/0001. Uploads a PEFT adapter with a
@@ -103,7 +118,7 @@ def _open_uploader() -> HubUploader:
 
 
 def _resolve_target(
-    context: Context, address: TinkerPath, user: str, options: dict[str, Any]
+    context: Context, address: TinkerPath, user: str, options: PushOptions
 ) -> tuple[str, str | None]:
     """Return repository and branch; by default they are named after the checkpoint."""
     from tinkex.cli.client import rest_client
@@ -134,7 +149,7 @@ def _check_origin(uploader: HubUploader, path: str, repo_id: str, revision: str 
         )
 
 
-def _build_push(folder: Path, target: tuple[str, str | None], options: dict[str, Any]) -> HubUpload:
+def _build_push(folder: Path, target: tuple[str, str | None], options: PushOptions) -> HubUpload:
     from tinkex.cli.commands.checkpoint.export import SERVER_FILE_NAMES
     from tinkex.engine.models.hub_upload import HubUpload
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinkex import clock
-from tinkex.cli.access import find_access
-from tinkex.cli.client import rest_client
+from tinkex.cli.client import find_access, rest_client
 from tinkex.cli.commands.doctor.runner import CHECK_SECONDS, Check, CheckResult
 from tinkex.cli.context import Context
 from tinkex.cli.errors import describe_error

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
@@ -90,7 +90,7 @@ class DoctorReport(Output):
         """Whether no check failed."""
         return self._count("fail") == 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The results as JSON data."""
         checks = [
             {

@@ -10,10 +10,10 @@ _PACKAGE = "tinkex.cli.commands.run"
 COMMANDS = {
     "info": LazyCommand(f"{_PACKAGE}.list:info", "Show one training run."),
     "list": LazyCommand(f"{_PACKAGE}.list:list_runs", "List training runs, newest first."),
-    "plot": LazyCommand(f"{_PACKAGE}.plot:plot", "Plot a metric of a training run."),
+    "plot": LazyCommand(f"{_PACKAGE}.metrics:plot", "Plot a metric of a training run."),
     "rename": LazyCommand(f"{_PACKAGE}.list:rename", "Name a training run."),
     "sample": LazyCommand(f"{_PACKAGE}.sample:sample", "Sample from a base model or a checkpoint."),
-    "watch": LazyCommand(f"{_PACKAGE}.watch:watch", "Follow a training run live."),
+    "watch": LazyCommand(f"{_PACKAGE}.metrics:watch", "Follow a training run live."),
 }
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tinkex.cli.access import has_no_records
-from tinkex.cli.client import rest_client
+from tinkex.cli.client import has_no_records, rest_client
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.id_completion import RUN, RUN_SUMMARY
 from tinkex.cli.options import Argument, Command, columns_option, limit_option

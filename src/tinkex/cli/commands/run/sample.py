@@ -198,6 +198,7 @@ class SampleArguments(NamedTuple):
 @pass_context
 def sample(
     context: Context,
+    /,
     base_model: str | None,
     model_path: str | None,
     http_pool: str | None,
@@ -213,15 +214,13 @@ def sample(
     prompt = read_prompt(*(given[f"prompt{tail}"] for tail in ("", "_file", "_tokens")))
     options = SamplingOptions(**{name: given[name] for name in SamplingOptions._fields})
     arguments = SampleArguments(**{name: given[name] for name in SampleArguments._fields})
-    settings: dict[str, Any] = {
-        "http_pool": http_pool,
-        "poll_timeout_seconds": context.timeout_seconds,
-    }
     if output is not None:
         output = resolve_output_file(output.expanduser())
     with (
         on_interrupt("Interrupted: no samples were received."),
-        service_client(context, **settings) as client,
+        service_client(
+            context, http_pool=http_pool, poll_timeout_seconds=context.timeout_seconds
+        ) as client,
     ):
         source = source.resolve(client)
         result = _request_samples(source.create_client(client), source, prompt, options, arguments)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tinkex.cli.errors import CliError
 from tinkex.errors import APIStatusError, ExperimentalWarning, NotFoundError
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
-    from tinkex.types import SessionSearchRequest, SessionSearchResponse
+    from tinkex.types import SessionSearchCursor, SessionSearchRequest, SessionSearchResponse
 
 #: Maximum page size of the server.
 PAGE_SIZE = 200
@@ -42,7 +42,7 @@ class SessionFilter:
 class SessionPage:
     """The first sessions of a list."""
 
-    sessions: list[dict[str, Any]]
+    sessions: list[dict[str, object]]
     has_more: bool
 
 
@@ -65,7 +65,7 @@ def find_sessions(
 
 def find_session(
     client: RestClient, session_id: str, scope: SessionScope = "owned"
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Fetch a session with its runs and samplers, and its status if the server reports it."""
     try:
         session = client.get_session(session_id, scope).result()
@@ -93,7 +93,7 @@ def session_not_found_error(session_id: str) -> CliError:
 def _search_sessions(
     client: RestClient, filters: SessionFilter, limit: int, on_progress: ProgressCallback
 ) -> SessionPage:
-    sessions: list[dict[str, Any]] = []
+    sessions: list[dict[str, object]] = []
     cursor = None
     while True:
         size = min(PAGE_SIZE, limit - len(sessions)) if limit else PAGE_SIZE
@@ -125,7 +125,13 @@ def _call_search(client: RestClient, request: SessionSearchRequest) -> SessionSe
         return client.search_sessions(request).result()
 
 
-def _build_request(filters: SessionFilter, limit: int, **more: Any) -> SessionSearchRequest:
+def _build_request(
+    filters: SessionFilter,
+    limit: int,
+    *,
+    session_id: str | None = None,
+    cursor: SessionSearchCursor | None = None,
+) -> SessionSearchRequest:
     from tinkex import types
 
     owners: dict[str, types.SearchOwner] = {
@@ -145,5 +151,6 @@ def _build_request(filters: SessionFilter, limit: int, **more: Any) -> SessionSe
         display_name=filters.name,
         user_metadata=dict(filters.metadata),
         limit=limit,
-        **more,
+        session_id=session_id,
+        cursor=cursor,
     )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from tinkex.cli.access import has_no_records
-from tinkex.cli.client import rest_client
+from tinkex.cli.client import has_no_records, rest_client
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.id_completion import SESSION, SESSION_SUMMARY
 from tinkex.cli.options import Argument, Command, columns_option, limit_option
@@ -30,12 +29,12 @@ class KeyValuePair(click.ParamType[tuple[str, str]]):
     name = "pair"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
         """Split the pair."""
         if isinstance(value, tuple):
             return value
-        key, equals, text = value.partition("=")
+        key, equals, text = str(value).partition("=")
         if not key or not equals:
             self.fail(f"{value!r} is not a KEY=VALUE pair", param, ctx)
         return key, text
@@ -75,7 +74,7 @@ class KeyValuePair(click.ParamType[tuple[str, str]]):
 )
 @pass_context
 def list_sessions(
-    context: Context, limit: int, columns: tuple[str, ...] | None, **filters: Any
+    context: Context, /, limit: int, columns: tuple[str, ...] | None, **filters: Any
 ) -> None:
     """List sessions, newest first."""
     if has_no_records(context):

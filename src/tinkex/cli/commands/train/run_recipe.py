@@ -11,7 +11,6 @@ import click
 
 from tinkex.cli.client import service_client
 from tinkex.cli.commands.sampling_options import default_model
-from tinkex.cli.commands.train.recipe_options import RUN_OPTION_NAMES
 from tinkex.cli.context import Context
 from tinkex.cli.errors import INTERRUPTED
 from tinkex.cli.format import escape_line, format_count
@@ -20,8 +19,9 @@ from tinkex.cli.output.base import build_command_line, suggest_commands
 from tinkex.cli.progress import print_status, spinner
 from tinkex.cli.prompts import check_run_directory
 from tinkex.cli.short_ids import expand_path
+from tinkex.data.rows import RecipeRow
+from tinkex.display import format_metric, select_headlines
 from tinkex.engine.models.sources import DEFAULT_MODEL
-from tinkex.headline_metrics import format_metric, select_headlines
 from tinkex.ids import parse_tinker_path
 from tinkex.recipes.interrupts import stop_on_interrupt
 from tinkex.recipes.plan import Plan
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 PlanT = TypeVar("PlanT", bound=Plan)
 DataT = TypeVar("DataT")
+RowT = TypeVar("RowT", bound=RecipeRow)
 
+#: Options of the run, not of its plan.
+RUN_OPTION_NAMES = ("run_dir", "restart", "accept_changes")
 #: Maximum number of progress lines without a terminal.
 MAX_LOG_LINES = 20
 
@@ -87,7 +90,7 @@ def _progress_bar(context: Context, total: int) -> Iterator[Callable[[StepReport
 _STOPPING_NOTICE = "Stopping after the submitted steps; press Ctrl-C again to stop now."
 
 
-class Recipe(Protocol[PlanT, DataT]):
+class Recipe(Protocol[PlanT, DataT, RowT]):
     """The functions of a recipe module."""
 
     def open_data(self, plan: PlanT, /) -> DataT:
@@ -102,15 +105,15 @@ class Recipe(Protocol[PlanT, DataT]):
         tell: Callable[[str], None],
         data: DataT,
         /,
-    ) -> Run[PlanT, Any]:
+    ) -> Run[PlanT, RowT]:
         """Create a run; iterate over it to train."""
         ...
 
 
 def run_recipe(
     context: Context,
-    make_plan: type[PlanT],
-    recipe: Recipe[PlanT, DataT],
+    make_plan: Callable[..., PlanT],
+    recipe: Recipe[PlanT, DataT, RowT],
     settings: Mapping[str, Any],
 ) -> None:
     """Run a recipe until it is complete or interrupted."""

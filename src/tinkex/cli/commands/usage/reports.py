@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -40,7 +40,7 @@ def check_csv_targets(context: Context, *places: str | None) -> None:
         raise click.UsageError("CSV on stdout cannot be combined with -f json; write it to a file")
 
 
-def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], target: str) -> None:
+def write_csv(rows: Sequence[Mapping[str, object]], columns: Sequence[str], target: str) -> None:
     """Write rows as CSV to a file, atomically, or to stdout; extra columns come last."""
     extra = [key for row in rows for key in row if key not in columns]
     text = io.StringIO(newline="")
@@ -112,7 +112,7 @@ def tokens(
     _write_csv_files(usage, csv_place, sessions_place)
     if STDOUT_PATH not in written.values():
         rows = {"rows": len(usage.data), "sessions": len(usage.sessions)}
-        announce(context, f"Wrote {' and '.join(written.values())}", written | rows)
+        announce(context, f"Wrote {' and '.join(written.values())}", {**written, **rows})
 
 
 def _write_csv_files(

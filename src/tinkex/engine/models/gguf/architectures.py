@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,7 @@ class GgufArchitecture:
     has_head_norms: bool = False
     is_interleaved: bool = False
     """Whether query and key rows are stored in RoPE pairs, which transformers does not do."""
-    fixed_config: Mapping[str, Any] = field(default_factory=dict)
+    fixed_config: Mapping[str, object] = field(default_factory=dict)
     """Fields of config.json besides sizes."""
 
 
@@ -78,7 +77,7 @@ class TensorConversion:
 class ConversionPlan:
     """The contents of the converted folder, except for its tokenizer."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     conversions: tuple[TensorConversion, ...]
 
 
@@ -235,7 +234,7 @@ def _build_config(
     metadata: _ArchitectureMetadata,
     sizes: _ModelSizes,
     biased: frozenset[str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     biases = {}
     if architecture.is_interleaved:
         biases = {"attention_bias": "attn_output" in biased, "mlp_bias": "ffn_up" in biased}

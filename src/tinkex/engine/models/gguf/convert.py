@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,7 +163,7 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def _safetensors_header(plan: ConversionPlan) -> bytes:
     """The header of a safetensors file: name, dtype, shape and offsets of each tensor."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for conversion in plan.conversions:
         start, end = end, end + _converted_bytes(conversion)

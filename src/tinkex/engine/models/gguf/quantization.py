@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,7 @@ def _read_scale(x_NS: Bytes, start: int) -> Floats:
 
 
 def _view_as_floats(x_NS: Bytes, dtype: str) -> Floats:
-    values: NDArray[Any] = np.ascontiguousarray(x_NS).view(dtype)
-    return values.astype(np.float32)
+    return np.ascontiguousarray(x_NS).view(dtype).astype(np.float32)
 
 
 def _nibbles(x_NS: Bytes) -> Bytes:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tinkex.engine.models.gguf.quantization import ENCODINGS, TensorEncoding, encoding_name
 from tinkex.engine.models.weight_files import UnusableModel
@@ -58,7 +58,7 @@ class GgufFile:
     """The parsed header of a file."""
 
     path: Path
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     tensors: Mapping[str, GgufTensor]
 
 
@@ -82,11 +82,11 @@ class _HeaderReader:
 
     def read(self) -> GgufFile:
         self._check_version()
-        num_tensors, num_entries = self._read_number("Q"), self._read_number("Q")
-        metadata: dict[str, Any] = {}
+        num_tensors, num_entries = self._read_int("Q"), self._read_int("Q")
+        metadata: dict[str, object] = {}
         for _ in range(num_entries):
             key = self._read_string()
-            metadata[key] = self._read_value(self._read_number("I"))
+            metadata[key] = self._read_value(self._read_int("I"))
         _check_not_split(self._path, metadata)
         infos = [self._read_tensor_info() for _ in range(num_tensors)]
         start = _align(self._num_bytes - self._num_remaining, self._alignment(metadata))
@@ -96,7 +96,7 @@ class _HeaderReader:
     def _check_version(self) -> None:
         if self._read_bytes(len(MAGIC)) != MAGIC:
             raise UnusableModel(f"{self._path} is not a GGUF file: it does not begin with GGUF")
-        version = self._read_number("I")
+        version = self._read_int("I")
         if version in _VERSIONS:
             return
         # A big-endian version number has its bits in the upper half.
@@ -107,11 +107,11 @@ class _HeaderReader:
         )
 
     def _read_tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, num_dimensions = self._read_string(), self._read_number("I")
+        name, num_dimensions = self._read_string(), self._read_int("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise self._damaged_error(f"tensor {name!r:.100} has {num_dimensions} dimensions")
-        dimensions = tuple(self._read_number("Q") for _ in range(num_dimensions))
-        return name, dimensions[::-1], self._read_number("I"), self._read_number("Q")
+        dimensions = tuple(self._read_int("Q") for _ in range(num_dimensions))
+        return name, dimensions[::-1], self._read_int("I"), self._read_int("Q")
 
     def _build_tensors(
         self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int
@@ -147,7 +147,7 @@ class _HeaderReader:
                 hint=_RETRY_HINT,
             )
 
-    def _alignment(self, metadata: Mapping[str, Any]) -> int:
+    def _alignment(self, metadata: Mapping[str, object]) -> int:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise self._damaged_error(f"general.alignment is {alignment!r}")
@@ -169,24 +169,30 @@ class _HeaderReader:
                 hint=_RETRY_HINT,
             )
 
-    def _read_number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self._read_bytes(struct.calcsize(f"<{code}")))[0]
+    def _read_int(self, code: str) -> int:
+        number = self._read_number(code)
+        assert isinstance(number, int)
+        return number
+
+    def _read_number(self, code: str) -> object:
+        (number,) = struct.unpack(f"<{code}", self._read_bytes(struct.calcsize(f"<{code}")))
+        return number
 
     def _read_string(self) -> str:
-        content = self._read_bytes(self._read_number("Q"))
+        content = self._read_bytes(self._read_int("Q"))
         try:
             return content.decode()
         except UnicodeDecodeError:
             raise self._damaged_error(f"{content!r:.60} is not UTF-8") from None
 
-    def _read_value(self, type_id: int, depth: int = 0) -> Any:
+    def _read_value(self, type_id: int, depth: int = 0) -> object:
         if type_id in _NUMBER_CODES:
             return self._read_number(_NUMBER_CODES[type_id])
         if type_id == _STRING:
             return self._read_string()
         if type_id != _ARRAY or depth == _MAX_DEPTH:
             raise self._damaged_error(f"it has a value of type {type_id}")
-        inner, count = self._read_number("I"), self._read_number("Q")
+        inner, count = self._read_int("I"), self._read_int("Q")
         if inner in _NUMBER_CODES:
             self._reserve(count)
             code = f"<{count}{_NUMBER_CODES[inner]}"
@@ -202,7 +208,7 @@ def _align(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
-def _check_not_split(path: Path, metadata: Mapping[str, Any]) -> None:
+def _check_not_split(path: Path, metadata: Mapping[str, object]) -> None:
     count = metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1:
         raise UnusableModel(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +16,29 @@ ROPE_FREQS_TENSOR = "rope_freqs.weight"
 _LOW_FREQ_FACTOR, _HIGH_FREQ_FACTOR, _ORIGINAL_CONTEXT = 1.0, 4.0, 8192
 
 
-def read_rope_config(file: GgufFile, theta: float, head_size: int) -> dict[str, Any]:
+def read_rope_config(file: GgufFile, theta: float, head_size: int) -> dict[str, object]:
     """The fields `rope_theta` and, if the context was extended, `rope_scaling`."""
-    config: dict[str, Any] = {"rope_theta": theta}
+    config: dict[str, object] = {"rope_theta": theta}
     scaling = _read_rope_scaling(file, theta, head_size)
     return config | ({"rope_scaling": scaling} if scaling else {})
 
 
-def _read_rope_scaling(file: GgufFile, theta: float, head_size: int) -> dict[str, Any] | None:
+def _read_rope_scaling(file: GgufFile, theta: float, head_size: int) -> dict[str, object] | None:
     arch = file.metadata["general.architecture"]
     kind = file.metadata.get(f"{arch}.rope.scaling.type", "none")
     factor = file.metadata.get(f"{arch}.rope.scaling.factor", 0)
-    has_factor = isinstance(factor, float | int) and factor > 0
+    scale = float(factor) if isinstance(factor, float | int) and factor > 0 else None
     if ROPE_FREQS_TENSOR in file.tensors:
         return _read_llama3_scaling(file, theta, head_size)
     if kind == "none":
         return None
-    if kind == "linear" and has_factor:
-        return {"rope_type": "linear", "factor": float(factor)}
+    if kind == "linear" and scale is not None:
+        return {"rope_type": "linear", "factor": scale}
     original = file.metadata.get(f"{arch}.rope.scaling.original_context_length")
-    if kind == "yarn" and has_factor and isinstance(original, int):
+    if kind == "yarn" and scale is not None and isinstance(original, int):
         return {
             "rope_type": "yarn",
-            "factor": float(factor),
+            "factor": scale,
             "original_max_position_embeddings": original,
         }
     raise UnusableModel(
@@ -48,7 +47,7 @@ def _read_rope_scaling(file: GgufFile, theta: float, head_size: int) -> dict[str
     )
 
 
-def _read_llama3_scaling(file: GgufFile, theta: float, head_size: int) -> dict[str, Any]:
+def _read_llama3_scaling(file: GgufFile, theta: float, head_size: int) -> dict[str, object]:
     """Find the llama3 rule that gives exactly the factors of the file; raises if there is none."""
     stored = file.tensors[ROPE_FREQS_TENSOR]
     with file.path.open("rb") as content:

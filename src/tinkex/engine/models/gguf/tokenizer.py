@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tinkex.engine.models.gguf.reader import GgufFile
 from tinkex.engine.models.gguf.vocab import (
@@ -34,15 +33,15 @@ _WORD_PATTERN = (
 class _PreTokenizer:
     """How text is split into words before BPE merges bytes within them."""
 
-    parts: tuple[Mapping[str, Any], ...]
-    normalizer: Mapping[str, Any] | None = None
+    parts: tuple[Mapping[str, object], ...]
+    normalizer: Mapping[str, object] | None = None
     ignores_merges: bool = False
     """Whether a word that is itself a token is used without merging."""
     adds_bos: bool = False
     """Whether texts begin with BOS, if the file does not specify it."""
 
 
-def _byte_level(*, use_regex: bool) -> dict[str, Any]:
+def _byte_level(*, use_regex: bool) -> dict[str, object]:
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -51,7 +50,7 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
     }
 
 
-def _split(pattern: str) -> dict[str, Any]:
+def _split(pattern: str) -> dict[str, object]:
     return {
         "type": "Split",
         "pattern": {"Regex": pattern},
@@ -82,7 +81,7 @@ PRE_TOKENIZERS = {
 }
 
 
-def byte_level_bpe_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, Any]:
+def byte_level_bpe_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, object]:
     """The parts of tokenizer.json that are specific to byte-level BPE."""
     name = file.metadata.get("tokenizer.ggml.pre")
     pre_tokenizer = PRE_TOKENIZERS.get(str(name))
@@ -119,7 +118,7 @@ def _read_merges(file: GgufFile, vocab: GgufVocab) -> list[list[str]]:
 SPACE_SYMBOL = "\u2581"
 
 
-def sentencepiece_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, Any]:
+def sentencepiece_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, object]:
     """The parts of tokenizer.json that are specific to SentencePiece BPE."""
     options = {
         name: file.metadata.get(f"tokenizer.ggml.{name}", default)
@@ -167,7 +166,7 @@ def sentencepiece_parts(file: GgufFile, vocab: GgufVocab) -> dict[str, Any]:
     }
 
 
-def _replace_rule(old: str, new: str) -> dict[str, Any]:
+def _replace_rule(old: str, new: str) -> dict[str, object]:
     return {"type": "Replace", "pattern": {"String": old}, "content": new}
 
 
@@ -187,7 +186,7 @@ def _derive_merges(file: GgufFile, vocab: GgufVocab) -> list[list[str]]:
 
 
 def _read_scores(file: GgufFile, count: int) -> list[float]:
-    scores: Any = file.metadata.get("tokenizer.ggml.scores")
+    scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != count:
         raise UnusableModel(f"{file.path} has a tokenizer without a score for each token")
     if not all(isinstance(score, float) for score in scores):
@@ -204,7 +203,7 @@ def _merge_pairs(text: str, pieces: dict[str, int]) -> list[list[str]]:
     ]
 
 
-_PARTS_BY_MODEL: Mapping[str, Callable[[GgufFile, GgufVocab], dict[str, Any]]] = {
+_PARTS_BY_MODEL: Mapping[str, Callable[[GgufFile, GgufVocab], dict[str, object]]] = {
     "gpt2": byte_level_bpe_parts,
     "llama": sentencepiece_parts,
 }
@@ -215,7 +214,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind is None:
         raise UnsupportedTokenizer(f"{file.path} has no tokenizer")
-    if kind not in _PARTS_BY_MODEL:
+    if not isinstance(kind, str) or kind not in _PARTS_BY_MODEL:
         raise UnsupportedTokenizer(
             f"the tokenizer of {file.path} is of type {kind!r:.60}; "
             f"supported are {', '.join(_PARTS_BY_MODEL)}"
@@ -234,9 +233,9 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
     }
 
 
-def _tokenizer_config(file: GgufFile) -> dict[str, Any]:
+def _tokenizer_config(file: GgufFile) -> dict[str, object]:
     """The settings that tokenizer.json does not hold."""
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **special_tokens(file),
@@ -249,6 +248,6 @@ def _tokenizer_config(file: GgufFile) -> dict[str, Any]:
     return config
 
 
-def to_json(content: Mapping[str, Any]) -> bytes:
+def to_json(content: Mapping[str, object]) -> bytes:
     """Encode as indented JSON."""
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

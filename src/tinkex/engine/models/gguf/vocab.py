@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tinkex.engine.models.gguf.reader import GgufFile
 from tinkex.engine.models.weight_files import UnusableModel
@@ -26,7 +25,7 @@ class GgufVocab:
     vocab: Mapping[str, int]
     """Ids by text; without unused tokens, which only pad the embedding."""
 
-    def added_tokens(self) -> list[dict[str, Any]]:
+    def added_tokens(self) -> list[dict[str, object]]:
         """The `added_tokens` of tokenizer.json: matched before the text is normalized."""
         special = (CONTROL, UNKNOWN)
         return [
@@ -35,7 +34,7 @@ class GgufVocab:
             if kind in (*special, USER_DEFINED)
         ]
 
-    def bos_post_processor(self, bos_token: str | None) -> dict[str, Any] | None:
+    def bos_post_processor(self, bos_token: str | None) -> dict[str, object] | None:
         """A post-processor that prepends the BOS token; None if the vocabulary has none."""
         if bos_token is None or bos_token not in self.vocab:
             return None
@@ -92,7 +91,7 @@ def special_tokens(file: GgufFile) -> dict[str, str]:
     }
 
 
-def special_token_ids(file: GgufFile) -> dict[str, Any]:
+def special_token_ids(file: GgufFile) -> dict[str, object]:
     """The special token ids for config.json and generation_config.json."""
     metadata = file.metadata
     named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 
@@ -41,7 +40,7 @@ def to_json_compat(kind: str, result: bytes) -> bytes:
     return msgspec.json.encode(_to_builtins(decode_forward_backward_output(result)))
 
 
-def _to_builtins(value: Any) -> Any:
+def _to_builtins(value: object) -> object:
     """Convert a value to builtins; msgspec encodes NaN and infinity as null."""
     if isinstance(value, TensorData):
         return value.to_wire()
@@ -92,7 +91,7 @@ async def _pending_response(services: Services, job: JobRecord) -> RawResponse:
     if reason is None:
         reason = await run_in_thread(_pause_reason, services, job.tenant_id)
         services.cache.pause_reasons.put(job.tenant_id, reason)
-    body: dict[str, Any] = {"request_id": job.id, "queue_state": "active"}
+    body: dict[str, object] = {"request_id": job.id, "queue_state": "active"}
     if reason:
         body |= {"queue_state": "paused_capacity", "queue_state_reason": reason}
     return RawResponse(status=408, body=encode_json(body))
@@ -207,7 +206,7 @@ def _serialize_completion(job_id: str, size: int | None) -> types.FutureCompleti
 
 async def cancel_future(
     services: Services, context: RequestContext[CancelFutureRequest]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Cancel a sample."""
     await await_store_future(services.queue.cancel(context.tenant_id, context.request.request_id))
     return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tinkex import clock, types
 from tinkex.errors import NotFoundError, UnprocessableEntityError
@@ -68,7 +67,7 @@ async def get_run(services: Services, context: RequestContext[object]) -> types.
 
 async def rename_run(
     services: Services, context: RequestContext[RenameRunRequest]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Set or remove the name of a training run."""
     name = check_run_name(context.request.name)
 
@@ -180,7 +179,7 @@ async def get_run_metrics(
 
 async def report_run_metrics(
     services: Services, context: RequestContext[ReportMetricsRequest]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Add client metrics to one of the run's optimizer steps."""
     run_id = context.ids["training_run_id"]
     position = context.request.seq_id

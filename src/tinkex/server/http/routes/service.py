@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 from tinkex import clock, types
 from tinkex.errors import NotFoundError, PromiseExpiredError
@@ -55,18 +55,18 @@ async def capabilities(
 
 async def client_config(
     services: Services, context: RequestContext[types.ClientConfigRequest]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the flags that a client reads at startup."""
     config = services.config
-    flags = {"pjwt_auth_enabled": config.jwt, "parallel_fwdbwd_chunks": True}
+    flags: dict[str, object] = {"pjwt_auth_enabled": config.jwt, "parallel_fwdbwd_chunks": True}
     return flags | dict(config.client_flags)
 
 
 async def dynamic_config(
     services: Services, context: RequestContext[types.ClientConfigRequest]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the flags that a client polls."""
-    return {"sample_cancel_enabled": True} | dict(services.config.dynamic_flags)
+    return {"sample_cancel_enabled": True, **services.config.dynamic_flags}
 
 
 # --- credentials ---------------------------------------------------------------------------
@@ -98,7 +98,7 @@ async def get_api_key(services: Services, context: RequestContext[object]) -> Ap
     return await read(services, query)
 
 
-async def delete_api_key(services: Services, context: RequestContext[object]) -> dict[str, Any]:
+async def delete_api_key(services: Services, context: RequestContext[object]) -> dict[str, object]:
     """Revoke the caller's API key."""
     now = clock.now()
 
@@ -171,7 +171,7 @@ async def heartbeat(
 
 async def finish_session(
     services: Services, context: RequestContext[FinishSessionRequest]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Finish a session with a reason; the first reason is kept."""
     now = clock.now()
     request = context.request

@@ -6,11 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from litestar.exceptions import NotFoundException
 
 from tinkex.server.app import EXTRA_HANDLERS, ROUTES
 from tinkex.server.config import ServerConfig
 from tinkex.server.http.openapi import build_document, document_path
-from tinkex.server.http.router import PUBLIC_ENDPOINTS, build_routes, route_path
+from tinkex.server.http.request_body import BodyMemoryBudget
+from tinkex.server.http.router import (
+    PUBLIC_ENDPOINTS,
+    EndpointHandler,
+    EndpointTable,
+    route_path,
+)
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 
 #: Paths of signed URLs, which need no key.
@@ -21,16 +28,20 @@ def test_routes_match_endpoint_table() -> None:
     assert set(ROUTES) == set(ENDPOINTS)
 
 
-def test_route_paths_match_endpoint_table() -> None:
-    served = {
-        (str(method), path)
-        for route in build_routes(_services(), ROUTES)
-        for path in route.paths
-        for method in route.http_methods
-    }
-    expected = {(row.method, route_path(row.path)) for row in ENDPOINTS.values()}
-
-    assert {(method, path) for method, path in served if method != "HEAD"} == expected
+def test_every_endpoint_is_found_by_path_and_method() -> None:
+    table = EndpointTable(
+        EndpointHandler(_services(), BodyMemoryBudget(_services().config), ENDPOINTS[name], handler)
+        for name, handler in ROUTES.items()
+    )
+    for name, row in ENDPOINTS.items():
+        methods, path_params = table.find(route_path(row.path))
+        assert methods[row.method].endpoint.name == name
+        assert ("HEAD" in methods) == ("GET" in methods)
+        assert all(value == f"{{{key}}}" for key, value in path_params.items())
+        assert "checkpoint_id" not in path_params
+    for path in (PREFIX, f"{PREFIX}/", f"{PREFIX}/nope", f"{PREFIX}/training_runs/a/b/c/d/e"):
+        with pytest.raises(NotFoundException):
+            table.find(path)
 
 
 def test_only_downloads_are_outside_the_table() -> None:

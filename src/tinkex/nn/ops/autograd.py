@@ -1,6 +1,8 @@
-"""Calls of the compiled kernels with tensors as arguments."""
+"""What the differentiable operations share: the context type, and calls of the C kernels."""
 
 from __future__ import annotations
+
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +11,24 @@ from tinkex.nn.ops.library import LANES, load_kernels
 
 #: Partial sums of weight gradients that the kernels write (NUM_PARTIALS in `kernels.h`).
 NUM_PARTIALS = 16
+
+State = TypeVar("State")
+
+
+class FunctionContext(Protocol[State]):
+    """The `ctx` of an autograd function; `state` is what backward needs besides saved tensors."""
+
+    state: State
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors, which activation checkpointing may drop and recompute."""
+        ...
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Choose whether missing gradients of outputs are zeros (the default) or None."""
+        ...
 
 
 def can_use_kernels(*tensors: Tensor) -> bool:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.engine.models.sources import write_model_list
+from tinkex.engine.models.sources import BaseModelList, write_model_list
 from tinkex.models import TINY
-from tinkex.server.model_list import BaseModelList
 
 
 class Engine:

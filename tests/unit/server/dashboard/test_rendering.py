@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.dashboard import formatting
+from tinkex.server.dashboard import rendering
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tinkex.server.dashboard import formatting
     ],
 )
 def test_age_uses_largest_unit(seconds: float, text: str) -> None:
-    assert formatting.format_age(1000.0 - seconds, 1000.0) == text
+    assert rendering.format_age(1000.0 - seconds, 1000.0) == text
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_age_uses_largest_unit(seconds: float, text: str) -> None:
     ],
 )
 def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:
-    assert formatting.format_size(num_bytes) == text
+    assert rendering.format_size(num_bytes) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, formatting.MISSING),
+        (None, rendering.MISSING),
         (0.0, "0.0000"),
         (2.34567, "2.3457"),
         (-1.5, "-1.5000"),
@@ -56,31 +56,31 @@ def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:
     ],
 )
 def test_losses_show_enough_digits(value: float | None, text: str) -> None:
-    assert formatting.format_loss(value) == text
+    assert rendering.format_loss(value) == text
 
 
 def test_durations_and_counts() -> None:
-    assert [formatting.format_seconds(value) for value in (-1, 0.012, 3.44, 1234)] == [
+    assert [rendering.format_seconds(value) for value in (-1, 0.012, 3.44, 1234)] == [
         "0 ms",
         "12 ms",
         "3.4 s",
         "1,234 s",
     ]
-    assert (formatting.format_count(None), formatting.format_count(1234567)) == (
-        formatting.MISSING,
+    assert (rendering.format_count(None), rendering.format_count(1234567)) == (
+        rendering.MISSING,
         "1,234,567",
     )
 
 
 @given(st.text())
 def test_user_text_is_shortened_to_one_line(text: str) -> None:
-    shown = formatting.shorten(text)
+    shown = rendering.shorten(text)
 
-    assert len(shown) <= formatting.MAX_NAME_CHARS
+    assert len(shown) <= rendering.MAX_NAME_CHARS
     assert "\n" not in shown
     assert "\r" not in shown
 
 
 def test_error_message_becomes_sentence() -> None:
-    assert formatting.to_sentence("run 'x' does not exist") == "Run 'x' does not exist."
-    assert formatting.to_sentence("Try again.") == "Try again."
+    assert rendering.to_sentence("run 'x' does not exist") == "Run 'x' does not exist."
+    assert rendering.to_sentence("Try again.") == "Try again."
