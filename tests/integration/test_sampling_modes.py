@@ -53,11 +53,26 @@ def test_cancelling_awaiting_task_is_sent_to_server(serve: Serve, connect: Conne
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
 
     async def give_up() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sampler.sample_async(PROMPT, 1, SHORT), 0.2)
+        task = asyncio.create_task(sampler.sample_async(PROMPT, 1, SHORT))
+        await asyncio.to_thread(server.wait_for, "retrieve_future")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asyncio.run(give_up())
     server.wait_for("cancel_future")
+
+
+def test_cancel_during_submission_is_sent_to_server(serve: Serve, connect: Connect) -> None:
+    server = serve(dynamic_config=CAN_CANCEL, work_seconds=60.0)
+    server.inject("asample", Fault(delay_seconds=0.5), times=1)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+    future = sampler.sample(PROMPT, 1, SHORT)
+    server.wait_for("asample")
+    assert future.cancel()
+    server.wait_for("cancel_future")
+    assert polls(server) == []
+    assert len(server.calls("asample")) == 1
 
 
 @pytest.mark.parametrize("flags", [{}, {"sample_cancel_enabled": False}])
@@ -199,7 +214,8 @@ def test_failed_batched_poll_fails_waiting_samples(one_poll: StubServer, connect
 
 
 def test_cancelled_samples_leave_batched_poll(serve: Serve, connect: Connect) -> None:
-    server = serve(client_config=ONE_POLL, dynamic_config=CAN_CANCEL, work_seconds=1.0)
+    # Long enough that the cancellation arrives before the result on a busy machine.
+    server = serve(client_config=ONE_POLL, dynamic_config=CAN_CANCEL, work_seconds=2.0)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     first, second = (sampler.sample(PROMPT, 1, SHORT) for _ in range(2))
     server.wait_for("retrieve_futures")

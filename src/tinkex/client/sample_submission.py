@@ -7,8 +7,10 @@ import itertools
 import random
 import secrets
 import time
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from typing import TypeAlias
 
 from tinkex import types
 from tinkex.client.batched_polling import CompletionPoller
@@ -17,15 +19,14 @@ from tinkex.client.holder import Holder
 from tinkex.client.metrics import Timing
 from tinkex.client.polling import SubmittedJob
 from tinkex.client.queue_state import QueueStateObserver
+from tinkex.client.rate_limits import rate_limit_backoff
 from tinkex.client.retry import (
     RetryConfig,
     RetryPolicy,
     is_unreachable,
-    rate_limit_backoff,
     wait_before_resubmit,
 )
 from tinkex.client.submission import submit_job
-from tinkex.client.transport import build_request
 from tinkex.client.watchdog import Watchdog
 from tinkex.errors import (
     APIResponseValidationError,
@@ -37,6 +38,8 @@ from tinkex.errors import (
 from tinkex.wire.codec import encode_json
 from tinkex.wire.endpoints import CANCEL_FUTURE, JOIN_SAMPLING_SESSION, SAMPLE
 from tinkex.wire.messages import CancelFutureRequest
+
+SampleJob: TypeAlias = SubmittedJob[types.SampleResponse]
 
 #: Each clone of a client takes its seq ids from a separate block.
 SEQ_ID_BLOCK = 1_000_000_000
@@ -171,16 +174,15 @@ class SampleSubmitter:
             retry, error, attempt, stuck_seconds, config.max_retries, random.random()
         )
 
-    async def _submit(self, body: bytes, num_bytes: int) -> SubmittedJob:
+    async def _submit(self, body: bytes, num_bytes: int) -> SampleJob:
         holder = self._holder
-        request = build_request(SAMPLE, body, headers=_SAMPLE_HEADERS)
         limiter = holder.sampling_limits.limiter
         async with holder.sample_slots, holder.sampling_limits.acquire(num_bytes):
             started = limiter.now()
             try:
                 pause = holder.transport.billing_pause_seconds if self._has_retries else 0.0
                 policy = replace(self._policy, billing_pause_seconds=pause)
-                job = await submit_job(holder.transport, request, policy)
+                job = await self._send(body, policy)
             except RateLimitError as error:
                 limiter.back_off(rate_limit_backoff(num_bytes, error.retry_after_seconds))
                 self._poller.queue_notifier.update_from_body(error.body)
@@ -189,32 +191,53 @@ class SampleSubmitter:
         self._watchdog.record_progress()
         return job
 
-    async def _receive(self, job: SubmittedJob) -> types.SampleResponse:
+    async def _send(self, body: bytes, policy: RetryPolicy) -> SampleJob:
+        submission = asyncio.create_task(
+            submit_job(self._holder.transport, SAMPLE, body, headers=_SAMPLE_HEADERS, policy=policy)
+        )
+        try:
+            return await asyncio.shield(submission)
+        except asyncio.CancelledError:
+            # The server may have the request already; only its response has the id to cancel.
+            self._start_cancel(self._cancel_submission(submission))
+            raise
+
+    async def _receive(self, job: SampleJob) -> types.SampleResponse:
         try:
             async with self._ready_scope(job):
-                response: types.SampleResponse = await self._poller.wait(job)
+                response = await self._poller.wait(job)
         except asyncio.CancelledError:
-            if job.request_id:
-                self._notify_cancelled(job.request_id)
+            self._start_cancel(self._cancel_job(job))
             raise
         return with_sequence_ids(response, job)
 
-    def _ready_scope(self, job: SubmittedJob) -> AbstractAsyncContextManager[None]:
+    def _ready_scope(self, job: SampleJob) -> AbstractAsyncContextManager[None]:
         """Wait for the batched poll, on servers that support it, before fetching a result."""
         if job.result is not None or not self._holder.flags.sample_use_retrieve_futures:
             return nullcontext()
         return self._completion_poller().fetch_scope(job.request_id)
 
-    def _notify_cancelled(self, request_id: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._cancel(request_id))
+    def _start_cancel(self, cancel: Coroutine[object, None, None]) -> None:
+        task = asyncio.create_task(cancel)
         self._cancel_tasks.add(task)
         task.add_done_callback(self._cancel_tasks.discard)
 
-    async def _cancel(self, request_id: str) -> None:
-        """Cancel a sample on the server, if the server supports it."""
+    async def _cancel_submission(self, submission: asyncio.Task[SampleJob]) -> None:
+        """Wait for the response of a submission, then cancel its job."""
         try:
             if await self._holder.server.can_cancel():
-                message = CancelFutureRequest(request_id=request_id)
+                async with asyncio.timeout(_CANCEL_POLICY.outage_seconds):
+                    await self._cancel_job(await submission)
+        except (TinkexError, TimeoutError):
+            return
+        finally:
+            submission.cancel()
+
+    async def _cancel_job(self, job: SampleJob) -> None:
+        """Cancel a sample on the server, if the server supports it."""
+        try:
+            if job.request_id and await self._holder.server.can_cancel():
+                message = CancelFutureRequest(request_id=job.request_id)
                 await self._holder.transport.call(CANCEL_FUTURE, message, policy=_CANCEL_POLICY)
         except TinkexError:
             # Best effort: an abandoned sample only wastes server time.
@@ -252,7 +275,7 @@ class SampleSubmitter:
         return self._completions
 
 
-def with_sequence_ids(response: types.SampleResponse, job: SubmittedJob) -> types.SampleResponse:
+def with_sequence_ids(response: types.SampleResponse, job: SampleJob) -> types.SampleResponse:
     """Set the sequence ids that the server assigned when it accepted the request."""
     num_sequences = len(response.sequences)
     ids = job.sequence_ids
