@@ -134,7 +134,7 @@ def test_terminal_shows_live_view(finished: Trained, tinkex: RunCli) -> None:
     assert any("⠀" < letter <= "⣿" for letter in shown)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.svg", "A.SVG"])
+@pytest.mark.parametrize("name", ["a.csv", "a.svg", "A.SVG", "a.png"])
 def test_plot_files_are_written(
     name: str, finished: Trained, tinkex: RunCli, tmp_path: Path
 ) -> None:
@@ -144,6 +144,8 @@ def test_plot_files_are_written(
     if path.suffix == ".csv":
         rows = list(csv.DictReader(path.read_text().splitlines()))
         assert [row["step"] for row in rows] == [str(n) for n in range(1, NUM_STEPS + 1)]
+    elif path.suffix == ".png":
+        assert path.read_bytes().startswith(b"\x89PNG\r\n")
     else:
         assert path.read_text().startswith("<svg ")
     found = tinkex(*words, "--json", context=finished.context).json

@@ -130,11 +130,6 @@ def test_png_without_matplotlib_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     assert "[plot]" in (refused.value.hint or "")
 
 
-def test_png_output() -> None:
-    pytest.importorskip("matplotlib", reason="PNG files need the extra 'plot'")
-    assert RunPlot(RUN, "loss", [step(1), step(2)]).to_png().startswith(b"\x89PNG\r\n")
-
-
 # --- watching ---------------------------------------------------------------------------------
 
 
