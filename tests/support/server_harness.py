@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from tinkex.jobs.wakeup import WakeupListener, WakeupSender
 from tinkex.server.app import create_app
 from tinkex.server.config import ServerConfig
 from tinkex.server.http.request_context import Handler, Services
-from tinkex.store import jobs, keys, schema, settings
+from tinkex.store import groups, jobs, keys, schema, settings
 from tinkex.store.database import Connection, Database
 from tinkex.store.migrations import migrate
-from tinkex.store.records import JobRecord, NewJob
+from tinkex.store.records import GroupRecord, GroupState, JobRecord, NewJob
 
 KEY = "tml-alice"
 OTHER_KEY = "tml-bob"
@@ -154,15 +154,30 @@ def _create_tenants(db: Connection) -> tuple[str, str]:
         "is_trainable": True,
         "is_sampleable": True,
     }
-    settings.put(db, "base_models", [model])
+    publish_models(db, model)
     return alice.id, bob.id
 
 
 def clear_base_models(db: Connection) -> None:
     """As if no worker had said yet what it serves."""
-    db.execute(schema.settings.delete().where(schema.settings.c.name == "base_models"))
+    db.execute(schema.groups.delete())
 
 
 def publish_empty_models(db: Connection) -> None:
     """As a worker does that serves nothing."""
-    settings.put(db, "base_models", [])
+    publish_models(db)
+
+
+def publish_models(db: Connection, *models: Mapping[str, object], group_id: str = "") -> None:
+    """Register a group that serves these base models."""
+    group = GroupRecord(
+        id=group_id,
+        state=GroupState.READY,
+        base_models=list(models),
+        models_source="",
+        host="here",
+        load={},
+        started_at=time.time(),
+        seen_at=time.time(),
+    )
+    groups.register(db, group)

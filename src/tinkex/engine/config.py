@@ -43,6 +43,8 @@ class EngineConfig:
     """Memory for checkpoints that are sampled from; the least recently used are dropped."""
     is_nonfinite_applied: bool = False
     """Apply gradients with NaN or infinity instead of refusing the optimizer step."""
+    num_engines: int = 1
+    """Number of engines on this machine, which share its memory."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

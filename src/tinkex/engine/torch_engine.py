@@ -106,7 +106,8 @@ class TorchEngine:
     @property
     def max_adapter_bytes(self) -> int:
         """The memory budget of all adapters together."""
-        return self._config.adapter_bytes or _device_memory_bytes(self._config) // 4
+        config = self._config
+        return config.adapter_bytes or _device_memory_bytes(config) // (4 * config.num_engines)
 
     # --- training ---------------------------------------------------------------------------
     def start_passes(self, passes: Sequence[Pass]) -> GeneratorPassRun:

@@ -115,6 +115,37 @@ class FairQueue:
         tenant = self._tenants.get(tenant_id)
         return tenant is not None and run_id in tenant.lanes
 
+    @property
+    def num_lanes(self) -> int:
+        """Number of models with jobs in the queue."""
+        return sum(len(tenant.lanes) for tenant in self._tenants.values())
+
+    def num_queued_tokens(self) -> int:
+        """Estimate the tokens of all waiting and suspended jobs."""
+        waiting = (
+            entry[-1]
+            for tenant in self._tenants.values()
+            for lane in tenant.lanes.values()
+            for entry in lane.waiting
+        )
+        num_waiting = sum(max(OPERATION_TOKENS, job.num_tokens) for job in waiting)
+        num_suspended = sum(
+            max(0, job.num_tokens - self._charged_tokens.get(job.id, 0))
+            for job in self._suspended_jobs()
+        )
+        return num_waiting + num_suspended + self._sample_queue.num_tokens()
+
+    def remove_model(self, run: RunRecord) -> None:
+        """Remove the waiting jobs of a model that another group takes over."""
+        tenant = self._tenants.get(run.tenant_id)
+        lane = tenant.lanes.pop(run.id, None) if tenant is not None else None
+        if tenant is None or lane is None:
+            return
+        removed = {entry[-1].id for entry in lane.waiting}
+        self._job_ids -= removed
+        self._cancelled -= removed
+        self._remove_if_empty(run.tenant_id)
+
     def is_busy(self, run: RunRecord) -> bool:
         """Return whether a job of this model is running or suspended."""
         tenant = self._tenants.get(run.tenant_id)
@@ -261,9 +292,12 @@ class FairQueue:
         lane.next_seq = max(lane.next_seq, job.position + 1)
         if not lane.waiting:
             del tenant.lanes[name]
-        if not tenant.lanes:
-            del self._tenants[job.tenant_id]
-            self._fair_share.leave(job.tenant_id)
+        self._remove_if_empty(job.tenant_id)
+
+    def _remove_if_empty(self, tenant_id: str) -> None:
+        if not self._tenants[tenant_id].lanes:
+            del self._tenants[tenant_id]
+            self._fair_share.leave(tenant_id)
 
     def next_poll_at(self) -> float | None:
         """Return when the first job stops waiting for a missing sequence number."""

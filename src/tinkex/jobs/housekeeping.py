@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from tinkex import clock
 from tinkex.errors import StoreError
 from tinkex.jobs.job_types import JobKind, LoadPayload
+from tinkex.jobs.lease import CoordinatorLease
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import (
@@ -57,9 +59,20 @@ class HousekeepingPolicy:
 class Housekeeper:
     """The cleanup thread."""
 
-    def __init__(self, context: WorkerContext, policy: HousekeepingPolicy) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        policy: HousekeepingPolicy,
+        *,
+        lease: CoordinatorLease | None = None,
+        coordinate: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Only the holder of the lease works; it also calls `coordinate` in every round."""
         self._context = context
         self._policy = policy
+        self._lease = lease
+        self._coordinate = coordinate
+        self._has_removed_orphans = False
         self._stop_event = threading.Event()
         self._next_history_at = 0.0
         self._logged_jump_seconds = 0.0
@@ -74,11 +87,22 @@ class Housekeeper:
         self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._lease is not None:
+            self._run_logged(self._lease.release)
 
     def _run(self) -> None:
-        self._run_logged(self._remove_orphans)
         while not self._stop_event.wait(self._policy.interval_seconds):
-            self._run_logged(self.run_once)
+            self._run_logged(self._run_if_leader)
+
+    def _run_if_leader(self) -> None:
+        """Run a round of cleanup if this worker is the one that cleans up."""
+        if self._lease is not None and not self._lease.hold():
+            return
+        if not self._has_removed_orphans:
+            self._has_removed_orphans = True
+            self._remove_orphans()
+        self._coordinate()
+        self.run_once()
 
     def _run_logged(self, task: Callable[[], None]) -> None:
         try:
@@ -168,14 +192,18 @@ class Housekeeper:
 
     def _remove_orphans(self) -> None:
         """Remove directories whose row was never inserted because of a crash."""
-        home = self._context.home
-        if not home.checkpoints.is_dir():
-            return
-        checkpoint_ids = self._context.database.read(checkpoints.list_ids)
-        # File times use the wall clock, which may have jumped in either direction.
-        before = min(clock.now(), clock.wall_now()) - ORPHAN_AGE_SECONDS
-        for path in home.checkpoints.iterdir():
-            is_known = path.name in checkpoint_ids and not path.name.startswith(SCRATCH_PREFIX)
-            if not is_known and path.stat().st_mtime < before:
-                LOG.info("removing the orphaned directory %s", path.name)
-                remove_directory(path)
+        database, home = self._context.database, self._context.home
+        _remove_old_unknown(home.checkpoints, database.read(checkpoints.list_ids))
+        _remove_old_unknown(home.snapshots, database.read(runs.list_snapshots))
+
+
+def _remove_old_unknown(parent: Path, known: Collection[str]) -> None:
+    if not parent.is_dir():
+        return
+    # File times use the wall clock, which may have jumped in either direction.
+    before = min(clock.now(), clock.wall_now()) - ORPHAN_AGE_SECONDS
+    for path in parent.iterdir():
+        is_known = path.name in known and not path.name.startswith(SCRATCH_PREFIX)
+        if not is_known and path.stat().st_mtime < before:
+            LOG.info("removing the orphaned directory %s", path.name)
+            remove_directory(path)

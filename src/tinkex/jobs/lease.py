@@ -1,4 +1,4 @@
-"""The worker's lease: at most one worker serves a store."""
+"""Leases: at most one worker serves a group, and at most one coordinates the groups of a store."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from tinkex.store.coordination import LeaseState
 from tinkex.store.database import Connection, Database
 
 LOG = get_logger(__name__)
-LEASE_NAME = "worker"
-#: A worker that does not renew for this long loses its lease.
+COORDINATOR_LEASE = "coordinator"
+#: An owner that does not renew for this long loses its lease.
 LEASE_SECONDS = 20.0
 RENEW_SECONDS = 5.0
+
+
+def group_lease(group_id: str) -> str:
+    """Return the name of a group's lease."""
+    return f"group:{group_id}" if group_id else "worker"
 
 
 class LeaseWatch:
     """Detects, by the monotonic clock, that the owner of a lease has stopped renewing it."""
 
-    def __init__(self) -> None:
+    def __init__(self, expiry_seconds: float = LEASE_SECONDS) -> None:
         self.last_state: LeaseState | None = None
+        self._expiry_seconds = expiry_seconds
         self._unchanged_since = 0.0
 
     def observe(self, state: LeaseState, now: float) -> None:
@@ -35,14 +41,15 @@ class LeaseWatch:
 
     def expired_state(self, now: float) -> LeaseState | None:
         """Return the state if it has not changed for the length of a lease."""
-        return self.last_state if now - self._unchanged_since >= LEASE_SECONDS else None
+        return self.last_state if now - self._unchanged_since >= self._expiry_seconds else None
 
 
 class WorkerLease:
     """The lease of this worker, renewed by a thread because an engine step may be long."""
 
-    def __init__(self, database: Database, owner: str) -> None:
+    def __init__(self, database: Database, name: str, owner: str) -> None:
         self._database = database
+        self.name = name
         self._is_lost = False
         self._stop_event = threading.Event()
         self.epoch = self._acquire(owner)
@@ -54,26 +61,26 @@ class WorkerLease:
         while True:
             expired = watch.expired_state(time.monotonic())
             acquired = self._database.write(
-                partial(_acquire_in_transaction, owner=owner, expired=expired)
+                partial(_try_acquire, name=self.name, owner=owner, expired=expired)
             )
             if isinstance(acquired, int):
                 return acquired
             if watch.last_state is None:
-                LOG.warning("another worker serves this store; waiting until it ends")
+                LOG.warning("another worker holds the lease %r; waiting until it ends", self.name)
             watch.observe(acquired, time.monotonic())
             time.sleep(1.0)
 
     def check(self) -> None:
         """Raise LeaseLost if another worker has taken over."""
         if self._is_lost:
-            raise LeaseLost("another worker serves this store now; this one ends")
+            raise LeaseLost(f"another worker holds the lease {self.name!r} now; this one ends")
 
     def _renew_loop(self) -> None:
         while not self._stop_event.wait(RENEW_SECONDS):
             try:
                 is_renewed = self._database.write(
                     lambda db: coordination.renew_lease(
-                        db, LEASE_NAME, self.epoch, until=_expires_at()
+                        db, self.name, self.epoch, until=_expires_at()
                     )
                 )
             except StoreError as error:
@@ -88,13 +95,59 @@ class WorkerLease:
         self._stop_event.set()
         self._thread.join()
         if not self._is_lost:
-            self._database.write(lambda db: coordination.release_lease(db, LEASE_NAME, self.epoch))
+            self._database.write(lambda db: coordination.release_lease(db, self.name, self.epoch))
 
 
-def _acquire_in_transaction(
-    db: Connection, owner: str, expired: LeaseState | None
+class CoordinatorLease:
+    """The right to coordinate the groups of a store; one of the workers holds it."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self._database = database
+        self._owner = owner
+        self._watch = LeaseWatch()
+        self._epoch: int | None = None
+        self._renew_at = 0.0
+
+    def hold(self) -> bool:
+        """Renew the lease or try to take it; returns whether this worker holds it."""
+        now = time.monotonic()
+        if self._epoch is not None and now < self._renew_at:
+            return True
+        if self._epoch is not None and not self._renew(self._epoch):
+            self._epoch = None
+        if self._epoch is None:
+            self._epoch = self._acquire(now)
+        self._renew_at = now + RENEW_SECONDS
+        return self._epoch is not None
+
+    def _renew(self, epoch: int) -> bool:
+        return self._database.write(
+            lambda db: coordination.renew_lease(db, COORDINATOR_LEASE, epoch, until=_expires_at())
+        )
+
+    def _acquire(self, now: float) -> int | None:
+        expired = self._watch.expired_state(now)
+        acquired = self._database.write(
+            partial(_try_acquire, name=COORDINATOR_LEASE, owner=self._owner, expired=expired)
+        )
+        if isinstance(acquired, int):
+            return acquired
+        self._watch.observe(acquired, now)
+        return None
+
+    def release(self) -> None:
+        """Release the lease, so that another worker takes it at once."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            self._database.write(
+                lambda db: coordination.release_lease(db, COORDINATOR_LEASE, epoch)
+            )
+
+
+def _try_acquire(
+    db: Connection, name: str, owner: str, expired: LeaseState | None
 ) -> int | LeaseState:
-    return coordination.acquire_lease(db, LEASE_NAME, owner, until=_expires_at(), expired=expired)
+    return coordination.acquire_lease(db, name, owner, until=_expires_at(), expired=expired)
 
 
 def _expires_at() -> float:

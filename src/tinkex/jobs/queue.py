@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,10 +21,11 @@ from tinkex.errors import (
     PromiseExpiredError,
     RateLimitError,
 )
+from tinkex.jobs.groups import GroupView, place_run, place_sample, ready_views
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, JobKind
 from tinkex.jobs.quotas import QuotaChecks
-from tinkex.jobs.wakeup import WakeupSender
-from tinkex.store import jobs
+from tinkex.jobs.wakeup import ALIVE_SECONDS, WakeupSender
+from tinkex.store import groups, jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord, NewJob
 
@@ -31,6 +33,8 @@ PrepareJob: TypeAlias = Callable[[Connection], None]
 _TAG_LENGTH = 12
 #: Prefix of a job id in a wake-up message that asks the worker to stop the job.
 CANCEL_PREFIX = "-"
+#: How long the list of groups is cached.
+GROUPS_CACHE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,29 @@ class JobQueue:
         self._secret = secret
         self._worker_wakeup = WakeupSender(database, "worker")
         self._api_wakeup = WakeupSender(database, "api")
+        self._groups: tuple[float, list[GroupView]] = (0.0, [])
+        """The groups that take work, and until when they are cached; used in transactions only."""
+
+    def place_run(self, db: Connection, run_id: str, base_model: str) -> str:
+        """Return the group for a new model."""
+        return place_run(run_id, base_model, self._current_groups(db)) or ""
+
+    def _place_sample(self, db: Connection, new_job: NewJob) -> str:
+        if new_job.base_model is None:
+            return ""
+        source = groups.sample_source(new_job.tenant_id, new_job.sampler_id, new_job.base_model)
+        return place_sample(source, new_job.base_model, self._current_groups(db)) or ""
+
+    def _current_groups(self, db: Connection) -> list[GroupView]:
+        now = time.monotonic()
+        cached_until, views = self._groups
+        if now >= cached_until:
+            current = groups.list_current(db)
+            alive = ready_views(current, alive_since=clock.now() - ALIVE_SECONDS)
+            # Work for groups that are all restarting is stored for them.
+            views = alive or ready_views(current)
+            self._groups = (now + GROUPS_CACHE_SECONDS, views)
+        return views
 
     def submit(self, new_job: NewJob, prepare: PrepareJob | None = None) -> Future[JobRecord]:
         """Store a job, or return the one with the same idempotency key.
@@ -83,7 +110,8 @@ class JobQueue:
                 self._quotas.check_job(db, job_to_store)
             if prepare is not None:
                 prepare(db)
-            job = jobs.insert(db, job_to_store, clock.now())
+            group_id = self._place_sample(db, job_to_store)
+            job = jobs.insert(db, replace(job_to_store, group_id=group_id), clock.now())
             assert job is not None  # writers are serialized
             return job, True
 

@@ -41,7 +41,7 @@ MAX_PENDING_COMMITS = 32
 
 
 class LeaseLost(TinkexError):
-    """Another worker serves this store."""
+    """Another worker serves this group."""
 
 
 class ResultEntry(NamedTuple):
@@ -56,17 +56,26 @@ class ResultEntry(NamedTuple):
 class ResultLog:
     """Writes the worker's results to the store."""
 
-    def __init__(self, database: Database, epoch: int) -> None:
+    def __init__(
+        self, database: Database, epoch: int, *, lease: str = "worker", group_id: str = ""
+    ) -> None:
         self._database = database
         self._epoch = epoch
+        self._lease = lease
+        self._group_id = group_id
         self._wakeup_sender = WakeupSender(database, "api")
         self._pending: deque[Future[list[str]]] = deque()
         self._has_failed = False
 
     def start(self, job_ids: Sequence[str]) -> None:
         """Mark jobs as running."""
-        ids, now = list(job_ids), clock.now()
-        self._track(self._write(lambda db: _mark_started(db, ids, now)))
+        ids, now, group_id = list(job_ids), clock.now(), self._group_id
+
+        def mark_started(db: Connection) -> list[str]:
+            jobs.mark_started(db, ids, now, group_id=group_id)
+            return []
+
+        self._track(self._write(mark_started))
 
     def finish(self, entries: Sequence[ResultEntry]) -> None:
         """Store outcomes, and notify waiters once they are on disk."""
@@ -83,8 +92,8 @@ class ResultLog:
         """
         if self._has_failed:
             raise StoreUnavailable("an earlier write failed; the worker restarts")
-        if not coordination.has_lease(db, "worker", self._epoch):
-            raise LeaseLost("another worker serves this store now; this one ends")
+        if not coordination.has_lease(db, self._lease, self._epoch):
+            raise LeaseLost(f"another worker holds the lease {self._lease!r} now; this one ends")
 
     def _write(self, work: Callable[[Connection], list[str]]) -> Future[list[str]]:
         def guarded(db: Connection) -> list[str]:
@@ -129,11 +138,6 @@ class ResultLog:
     def _notify_waiters(self, future: Future[list[str]]) -> None:
         if future.exception() is None:
             self._wakeup_sender.notify(future.result())
-
-
-def _mark_started(db: Connection, ids: list[str], now: float) -> list[str]:
-    jobs.mark_started(db, ids, now)
-    return []
 
 
 def _store_results(db: Connection, entries: list[ResultEntry], now: float) -> list[str]:

@@ -118,6 +118,15 @@ class SampleQueue:
                 break
         return taken
 
+    def num_tokens(self) -> int:
+        """Sum of the tokens of all waiting samples."""
+        return sum(
+            job.num_tokens
+            for sources in self._waiting.values()
+            for jobs in sources.values()
+            for job in jobs
+        )
+
     def refund(self, job: JobRecord, num_tokens: int) -> None:
         """Refund the tokens that a finished sample did not use."""
         self._fair_share.charge(job.tenant_id, num_tokens - job.num_tokens)

@@ -1,4 +1,4 @@
-"""The worker: the only process that owns an engine. It runs the jobs of one store.
+"""The worker: a process that owns an engine. It runs the jobs of one group of a store.
 
 poll the queue -> start and step samples -> run one training batch -> wait for a wake-up
 
@@ -17,16 +17,17 @@ from tinkex.engine.protocol import Engine
 from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
 from tinkex.home import Home
 from tinkex.jobs.active_samples import ActiveSamples
+from tinkex.jobs.coordinator import MOVED_MESSAGE, GroupCoordinator
 from tinkex.jobs.fair_queue import AdaptiveBatchSize, BatchLimits, FairQueue
+from tinkex.jobs.group_member import GroupMember, WorkExchange
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, Failed, JobOutcome
-from tinkex.jobs.lease import WorkerLease
+from tinkex.jobs.lease import CoordinatorLease, WorkerLease, group_lease
 from tinkex.jobs.operations import CUSTOM_LOSS_UNSUPPORTED, PassBatch, run_operation
 from tinkex.jobs.queue import CANCEL_PREFIX
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
-from tinkex.jobs.served_models import ServedModels
 from tinkex.jobs.snapshots import AdapterMemory, SnapshotPolicy, SnapshotWriter
 from tinkex.jobs.wakeup import WakeupListener
 from tinkex.jobs.worker_context import ModelTask, WorkerContext
@@ -58,6 +59,10 @@ class WorkerConfig:
     """Number of unnamed sampler weights kept per model, the most recently used."""
     owner: str = ""
     """Identifies the starter of this worker; its next worker takes over the lease at once."""
+    group_id: str = ""
+    """The group whose jobs it runs; empty for the only worker of a server."""
+    move_after_seconds: float = 30.0
+    """A group without a worker for this long loses its models to other groups."""
 
 
 class Worker:
@@ -75,7 +80,7 @@ class Worker:
     ) -> None:
         self._config = config
         self._database = database
-        self._served_models = ServedModels(engine, database, refresh_models, models_source)
+        self._group_id = config.group_id
         self._context = WorkerContext(
             engine,
             database,
@@ -83,8 +88,18 @@ class Worker:
             quotas=config.quotas,
             max_unnamed_weights=config.max_unnamed_weights,
         )
-        self._lease = WorkerLease(database, config.owner)
-        self._result_log = ResultLog(database, self._lease.epoch)
+        self._lease = WorkerLease(database, group_lease(config.group_id), config.owner)
+        self._result_log = ResultLog(
+            database, self._lease.epoch, lease=self._lease.name, group_id=config.group_id
+        )
+        self._member = GroupMember(
+            engine,
+            database,
+            refresh_models,
+            group_id=config.group_id,
+            source=models_source,
+            check_fence=self._result_log.check_fence,
+        )
         self._listener = WakeupListener(database, "worker")
         self._fair_queue = FairQueue(config.batch_limits)
         self._resident_models = ResidentModels(self._context)
@@ -94,8 +109,25 @@ class Worker:
         self._adapter_memory = AdapterMemory(
             self._context, self._resident_models, self._snapshots, self._fair_queue.is_busy
         )
+        self._exchange = WorkExchange(
+            self._member,
+            self._fair_queue,
+            self._resident_models,
+            self._adapter_memory,
+            self._result_log,
+        )
         self._active_samples = ActiveSamples(self._context)
-        self._housekeeper = Housekeeper(self._context, config.housekeeping)
+        self._coordinator = GroupCoordinator(
+            database,
+            move_after_seconds=config.move_after_seconds,
+            max_attempts=config.max_attempts,
+        )
+        self._housekeeper = Housekeeper(
+            self._context,
+            config.housekeeping,
+            lease=CoordinatorLease(database, self._listener.process.id),
+            coordinate=self._coordinator.run_once,
+        )
         self._batch_size = AdaptiveBatchSize()
         self._in_progress: dict[str, tuple[JobRecord, PassBatch, float]] = {}
         """Started passes by job id, with their start time."""
@@ -104,12 +136,17 @@ class Worker:
         self._training_seconds = 0.0
         """Duration of the last training batch."""
         self._is_stopping = False
+        self._is_draining = False
         self._next_maintenance_at = 0.0
 
     def stop(self) -> None:
         """Stop after the current batch; may be called from a signal handler."""
         self._is_stopping = True
         self._listener.wake()
+
+    def register(self) -> None:
+        """Store the group with its base models, which `run` does too."""
+        self._database.write(self._member.register)
 
     def heartbeat(self) -> None:
         """Send a heartbeat; called from another thread, because a batch may take minutes."""
@@ -120,36 +157,37 @@ class Worker:
         self._start_up()
         try:
             while not self._is_stopping:
-                self._served_models.refresh()
+                self._member.refresh_models()
                 self._poll_queue()
-                if not self._run_batch() and not self._is_stopping:
-                    self._handle_messages(self._listener.wait(self._wait_seconds()))
+                if not self._run_timed_batch() and not self._is_stopping:
+                    self._wait_for_work()
+                self._exchange_work()
                 self._run_maintenance()
             self._shut_down()
         finally:
             self._housekeeper.close()
+            self._coordinator.close()
             self._snapshots.close()
             self._result_log.close()
+            self._member.close()
             self._lease.release()
             self._listener.close()
 
     # --- start and stop ------------------------------------------------------------------------
     def _start_up(self) -> None:
         def work(db: Connection) -> tuple[int, int]:
-            self._served_models.publish(db)
+            self._member.register(db)
             num_lost = jobs.fail_exhausted(
-                db,
-                max_attempts=self._config.max_attempts,
-                reason=f"the server's worker crashed {self._config.max_attempts} times during "
-                "this job; it is not retried",
-                now=clock.now(),
+                db, self._group_id, max_attempts=self._config.max_attempts, now=clock.now()
             )
-            return num_lost, jobs.requeue_running(db)
+            return num_lost, jobs.requeue_running(db, group_id=self._group_id)
 
         num_lost, num_requeued = self._database.write(work)
         if num_lost or num_requeued:
             LOG.warning("jobs of a crashed worker: %d requeued, %d failed", num_requeued, num_lost)
-        self._snapshots.remove_orphans()
+        if not self._member.has_peers:
+            # Directories without a row may belong to other workers; they are removed when old.
+            self._snapshots.remove_orphans()
         self._housekeeper.start()
 
     def _shut_down(self) -> None:
@@ -160,9 +198,11 @@ class Worker:
         for _, passes, _ in self._in_progress.values():
             passes.cancel()
         self._result_log.flush()
-        self._database.write(lambda db: jobs.requeue_running(db, waiting))
+        self._database.write(lambda db: jobs.requeue_running(db, waiting, group_id=self._group_id))
         for resident in self._resident_models:
             self._snapshots.snapshot_and_wait(resident)
+        if self._is_draining:
+            self._member.hand_over()
 
     # --- polling ---------------------------------------------------------------------------------
     def _poll_queue(self) -> None:
@@ -179,13 +219,22 @@ class Worker:
 
     def _fetch_queued(self) -> int:
         arrived = self._database.read(
-            lambda db: jobs.list_queued_after(db, self._last_job_no, MAX_FETCHED_JOBS)
+            lambda db: jobs.list_queued_after(
+                db, self._last_job_no, MAX_FETCHED_JOBS, group_id=self._group_id
+            )
         )
         now = time.monotonic()
         for job in arrived:
             self._fair_queue.add(job, self._expected_seq(job), now)
             self._last_job_no = job.no
         return len(arrived)
+
+    def _fetch_all_queued(self) -> None:
+        """Fetch also jobs with lower numbers, which other groups have given to this one."""
+        # After the flush no started job is queued.
+        self._result_log.flush()
+        self._last_job_no = 0
+        self._poll_queue()
 
     def _expected_seq(self, job: JobRecord) -> int:
         """Return the next sequence number of a job's model."""
@@ -197,7 +246,16 @@ class Worker:
             self._next_seq[run_id] = run.next_seq if run is not None else 0
         return self._next_seq[run_id]
 
+    def _wait_for_work(self) -> None:
+        """Take samples of a busy group, or wait for a wake-up message."""
+        if self._member.has_peers and self._member.steal_samples():
+            self._fetch_all_queued()
+            return
+        self._handle_messages(self._listener.wait(self._wait_seconds()))
+
     def _handle_messages(self, messages: Sequence[str]) -> None:
+        if MOVED_MESSAGE in messages:
+            self._exchange.expedite()
         cancelled = [word[1:] for word in messages if word.startswith(CANCEL_PREFIX)]
         if not cancelled:
             return
@@ -225,6 +283,13 @@ class Worker:
         return min(POLL_SECONDS, max(0.0, next_poll_at - time.monotonic()))
 
     # --- running jobs ----------------------------------------------------------------------------
+    def _run_timed_batch(self) -> bool:
+        started = time.monotonic()
+        is_busy = self._run_batch()
+        if is_busy:
+            self._exchange.throughput.add(0, time.monotonic() - started)
+        return is_busy
+
     def _run_batch(self) -> bool:
         """Run samples and one training batch; returns False if there was nothing to do."""
         self._result_log.check()
@@ -280,7 +345,9 @@ class Worker:
 
     def _start_jobs(self, started: Sequence[JobRecord]) -> dict[str, bytes]:
         ids = [job.id for job in started]
-        payloads = self._database.read(lambda db: jobs.get_payloads(db, ids))
+        payloads = self._database.read(
+            lambda db: jobs.get_payloads(db, ids, group_id=self._group_id)
+        )
         self._result_log.start(ids)
         return payloads
 
@@ -370,8 +437,25 @@ class Worker:
     def _log_results(self, entries: Sequence[ResultEntry]) -> None:
         if entries:
             self._result_log.finish(entries)
+            self._exchange.throughput.add(sum(entry.outcome.num_tokens for entry in entries), 0.0)
 
     # --- maintenance -----------------------------------------------------------------------------
+    def _exchange_work(self) -> None:
+        """Exchange work with other groups; stops this worker if its group is to be drained."""
+        if not self._exchange.is_due():
+            return
+        try:
+            news = self._exchange.run()
+        except StoreError as error:
+            LOG.warning("cannot report the load, will retry: %s", error)
+            return
+        if news.is_draining:
+            self._is_draining = self._is_stopping = True
+        # The sequence numbers of models that come and go are those of the store.
+        self._next_seq.clear()
+        if news.has_new_work:
+            self._fetch_all_queued()
+
     def _run_maintenance(self) -> None:
         now = time.monotonic()
         if now < self._next_maintenance_at:

@@ -19,6 +19,7 @@ from tinkex.logs import LEVELS
 from tinkex.store.quotas import Quotas
 
 ENGINES = ("local", "fake")
+MAX_WORKERS = 256
 #: The tenant that owns the key created with a home.
 DEFAULT_TENANT = "default"
 _DEVICE = re.compile(r"auto|[a-z]+(:\d+)?")
@@ -65,6 +66,8 @@ _MAXIMUM = {
 }
 #: A shorter limit would replace a process only because the machine is busy.
 MIN_HANG_SECONDS = 5.0
+#: Workers renew their lease every 5 seconds; a shorter limit would move models of busy workers.
+MIN_MOVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,11 @@ class ServerConfig:
     """An API key to add to the default tenant at startup."""
     api_processes: int = 1
     """Number of API processes that serve HTTP."""
+    workers: int = 1
+    """Number of worker processes, each with an engine; models and samples are divided among them.
+    0 serves HTTP only, for workers that `tinkex worker` starts."""
+    move_after_seconds: float = 30.0
+    """A worker that is gone for this time loses its models to the other workers, if there are."""
     log_level: str = "info"
     """The lowest level logged to stderr: debug, info, warning or error."""
     idle_stop_seconds: float = 0.0
@@ -202,6 +210,10 @@ class ServerConfig:
             raise ConfigError(f"port is {self.port}; expected 0 to 65535")
         if self.api_processes < 1:
             raise ConfigError(f"api_processes is {self.api_processes}; expected at least 1")
+        if not 0 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"workers is {self.workers}; expected 0 to {MAX_WORKERS}")
+        if self.worker_on_demand and self.workers != 1:
+            raise ConfigError(f"worker_on_demand needs one worker, but workers is {self.workers}")
         if self.api_key and not self.api_key.startswith("tml-"):
             raise ConfigError("api_key must begin with 'tml-'")
         if not 1.0 <= self.long_poll_seconds <= 40.0:
@@ -228,6 +240,11 @@ class ServerConfig:
             value = getattr(self, name)
             if value > maximum:
                 raise ConfigError(f"{name} is {value}; expected at most {maximum:g}")
+        if not MIN_MOVE_SECONDS <= self.move_after_seconds < math.inf:
+            raise ConfigError(
+                f"move_after_seconds is {self.move_after_seconds}; expected {MIN_MOVE_SECONDS:g} "
+                "or more"
+            )
         if 0 < self.api_hang_seconds < MIN_HANG_SECONDS:
             raise ConfigError(
                 f"api_hang_seconds is {self.api_hang_seconds}; expected {MIN_HANG_SECONDS:g} or "
@@ -256,6 +273,7 @@ class ServerConfig:
             adapter_bytes=self.adapter_bytes,
             sampler_bytes=self.sampler_bytes,
             is_nonfinite_applied=self.apply_nonfinite,
+            num_engines=max(1, self.workers),
         )
 
     @property

@@ -170,8 +170,8 @@ def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[]
 
 
 @contextlib.contextmanager
-def open_worker(config: ServerConfig) -> Iterator[Worker]:
-    """Open a worker with its engine and store."""
+def open_worker(config: ServerConfig, group_id: str = "") -> Iterator[Worker]:
+    """Open the worker of a group with its engine and store."""
     from tinkex.jobs.worker import Worker
 
     home = Home(config.home)
@@ -190,7 +190,7 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
             database=database,
             engine=engine,
             home=home,
-            config=worker_config(config),
+            config=worker_config(config, group_id),
             refresh_models=refresh_models,
             models_source=models_source,
         )
@@ -199,7 +199,7 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
         yield worker
 
 
-def worker_config(config: ServerConfig) -> WorkerConfig:
+def worker_config(config: ServerConfig, group_id: str = "") -> WorkerConfig:
     """The settings of a worker."""
     from tinkex.jobs.housekeeping import HousekeepingPolicy
     from tinkex.jobs.quotas import QuotaChecks
@@ -223,6 +223,8 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
         max_unnamed_weights=config.keep_sampler_weights,
         # The home's lock ensures that only one worker per owner runs at a time.
         owner=f"{socket.gethostname()}:{config.home}",
+        group_id=group_id,
+        move_after_seconds=config.move_after_seconds,
     )
 
 

@@ -49,6 +49,24 @@ def acquire_lease(
     return state.epoch + 1
 
 
+def find_lease(db: sa.Connection, name: str) -> LeaseState | None:
+    """Return the state of a lease, or None if it was never taken."""
+    row = db.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
+    return None if row is None else LeaseState(row.epoch, row.until)
+
+
+def revoke_lease(db: sa.Connection, name: str, expired: LeaseState) -> bool:
+    """Release an expired lease and raise its epoch; returns False if its state has changed.
+
+    The previous owner cannot write any more.
+    """
+    is_unchanged = sa.and_(
+        leases.c.name == name, leases.c.epoch == expired.epoch, leases.c.until == expired.until
+    )
+    values = {"owner": "", "epoch": expired.epoch + 1, "until": _RELEASED_UNTIL}
+    return bool(db.execute(sa.update(leases).where(is_unchanged).values(values)).rowcount)
+
+
 def renew_lease(db: sa.Connection, name: str, epoch: int, *, until: float) -> bool:
     """Keep a lease; False if another owner has taken it. Each renewal needs another `until`."""
     return bool(db.execute(_UPDATE_HELD, {"lease": name, "number": epoch, "until": until}).rowcount)

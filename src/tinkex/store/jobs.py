@@ -37,19 +37,26 @@ _LOAD = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(jobs.c.payload_b
     jobs.c.finished_at.is_(None)
 )
 _LOAD_OF_TENANT = _LOAD.where(jobs.c.tenant_id == sa.bindparam("tenant_id"))
+_GROUP_PARAM: sa.BindParameter[str] = sa.bindparam("group")
+_GROUP_OF_RUN = sa.select(runs.c.group_id).where(runs.c.id == sa.bindparam("run_id"))
 _QUEUED_AFTER = (
     sa.select(*_HEADER_COLUMNS)
-    .where(jobs.c.state == JobState.QUEUED, jobs.c.no > sa.bindparam("no"))
+    .where(
+        jobs.c.state == JobState.QUEUED,
+        jobs.c.group_id == _GROUP_PARAM,
+        jobs.c.no > sa.bindparam("no"),
+    )
     .order_by(jobs.c.no)
     .limit(sa.bindparam("limit", type_=sa.Integer))
 )
 _JOB_IDS_PARAM: sa.BindParameter[str] = sa.bindparam("job_ids", expanding=True)
-_PAYLOADS = sa.select(jobs.c.id, jobs.c.payload).where(
-    jobs.c.id.in_(_JOB_IDS_PARAM), jobs.c.finished_at.is_(None)
+_IS_OWN_OPEN = sa.and_(
+    jobs.c.id.in_(_JOB_IDS_PARAM), jobs.c.group_id == _GROUP_PARAM, jobs.c.finished_at.is_(None)
 )
+_PAYLOADS = sa.select(jobs.c.id, jobs.c.payload).where(_IS_OWN_OPEN)
 _START = (
     sa.update(jobs)
-    .where(jobs.c.id.in_(_JOB_IDS_PARAM), jobs.c.state == JobState.QUEUED)
+    .where(_IS_OWN_OPEN, jobs.c.state == JobState.QUEUED)
     .values(state=JobState.RUNNING, attempts=jobs.c.attempts + 1)
 )
 #: The positions of a cloned sampling client start at its clone number times this.
@@ -106,6 +113,7 @@ def insert(db: sa.Connection, new_job: NewJob, now: float) -> JobRecord | None:
         "num_sequences": new_job.num_sequences,
         "num_tokens": new_job.num_tokens,
         "base_model": new_job.base_model,
+        "group_id": _group_of(db, new_job),
         "cancelled_at": now if new_job.is_cancelled else None,
         "created_at": now,
     }
@@ -113,6 +121,13 @@ def insert(db: sa.Connection, new_job: NewJob, now: float) -> JobRecord | None:
         insert_or_ignore(db, jobs, "key", returning=_HEADER_COLUMNS), values
     ).one_or_none()
     return None if row is None else JobRecord.from_row(row)
+
+
+def _group_of(db: sa.Connection, new_job: NewJob) -> str:
+    """Return the group of the job's run, or the one chosen for a job without a run."""
+    if new_job.run_id is None:
+        return new_job.group_id
+    return db.scalar(_GROUP_OF_RUN, {"run_id": new_job.run_id}) or ""
 
 
 def _next_position(db: sa.Connection, run_id: str | None) -> int:
@@ -206,16 +221,19 @@ def list_open_by_session(
 
 
 # --- used by the worker ----------------------------------------------------------------------
-def list_queued_after(db: sa.Connection, no: int, limit: int = 1000) -> list[JobRecord]:
-    """Return queued jobs with a higher number, in order of arrival."""
-    return [
-        JobRecord.from_row(row) for row in db.execute(_QUEUED_AFTER, {"no": no, "limit": limit})
-    ]
+def list_queued_after(
+    db: sa.Connection, no: int, limit: int = 1000, *, group_id: str = ""
+) -> list[JobRecord]:
+    """Return a group's queued jobs with a higher number, in order of arrival."""
+    rows = db.execute(_QUEUED_AFTER, {"no": no, "limit": limit, "group": group_id})
+    return [JobRecord.from_row(row) for row in rows]
 
 
-def get_payloads(db: sa.Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
-    """Return the payloads of unfinished jobs, by id."""
-    rows = db.execute(_PAYLOADS, {"job_ids": list(job_ids)})
+def get_payloads(
+    db: sa.Connection, job_ids: Sequence[str], *, group_id: str = ""
+) -> dict[str, bytes]:
+    """Return the payloads of a group's unfinished jobs, by id."""
+    rows = db.execute(_PAYLOADS, {"job_ids": list(job_ids), "group": group_id})
     return {row.id: row.payload for row in rows}
 
 
@@ -225,25 +243,32 @@ def list_payloads_of_kind(db: sa.Connection, kind: str) -> list[bytes]:
     return list(db.scalars(query))
 
 
-def mark_started(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
-    """Mark jobs as running and count an attempt."""
-    db.execute(_START, {"job_ids": list(job_ids), "started_at": now})
+def mark_started(
+    db: sa.Connection, job_ids: Sequence[str], now: float, *, group_id: str = ""
+) -> None:
+    """Mark a group's jobs as running and count an attempt."""
+    db.execute(_START, {"job_ids": list(job_ids), "started_at": now, "group": group_id})
 
 
-def requeue_running(db: sa.Connection, job_ids: Sequence[str] | None = None) -> int:
-    """Requeue all running jobs, or the given ones."""
-    statement = sa.update(jobs).where(jobs.c.state == JobState.RUNNING)
+def requeue_running(
+    db: sa.Connection, job_ids: Sequence[str] | None = None, *, group_id: str = ""
+) -> int:
+    """Requeue all running jobs of a group, or the given ones."""
+    statement = sa.update(jobs).where(jobs.c.state == JobState.RUNNING, jobs.c.group_id == group_id)
     if job_ids is not None:
         # A regular shutdown does not count as an attempt.
         statement = statement.where(jobs.c.id.in_(job_ids)).values(attempts=jobs.c.attempts - 1)
     return db.execute(statement.values(state=JobState.QUEUED, started_at=None)).rowcount
 
 
-def fail_exhausted(db: sa.Connection, *, max_attempts: int, reason: str, now: float) -> int:
-    """Fail running jobs that reached the maximum number of attempts; returns their number."""
+def fail_exhausted(db: sa.Connection, group_id: str, *, max_attempts: int, now: float) -> int:
+    """Fail a group's running jobs that reached the maximum number of attempts; returns how many."""
     query = sa.select(*_HEADER_COLUMNS).where(
-        jobs.c.state == JobState.RUNNING, jobs.c.attempts >= max_attempts
+        jobs.c.state == JobState.RUNNING,
+        jobs.c.group_id == group_id,
+        jobs.c.attempts >= max_attempts,
     )
+    reason = f"the server's worker crashed {max_attempts} times during this job; it is not retried"
     exhausted = [JobRecord.from_row(row) for row in db.execute(query)]
     for job in exhausted:
         ending = JobEnding(

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
 from tinkex.store.database import Database
-from tinkex.store.schema import METADATA
+from tinkex.store.schema import METADATA, groups, jobs, runs, settings
 
 #: Separate from the other tables, because it records which of them exist.
 _version_table = sa.Table(
@@ -17,9 +17,40 @@ _version_table = sa.Table(
 
 #: The oldest version that can be opened. Earlier ones were never released.
 FIRST_VERSION = 6
+
+
+def _add_groups(db: sa.Connection) -> None:
+    """Assign all models and jobs to the group of a single worker, whose id is empty."""
+    for table in ("runs", "jobs"):
+        db.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN group_id TEXT NOT NULL DEFAULT ''"))
+    db.execute(sa.text("DROP INDEX jobs_by_state"))
+    for index in jobs.indexes | runs.indexes:
+        if index.name in {"jobs_by_state", "runs_by_group"}:
+            index.create(db)
+    groups.create(db)
+    served = {
+        name: db.scalar(sa.select(settings.c.value).where(settings.c.name == name))
+        for name in ("base_models", "base_models_source")
+    }
+    if served["base_models"] is not None:
+        values = {
+            "id": "",
+            "state": "ready",
+            "base_models": served["base_models"],
+            "models_source": served["base_models_source"] or "",
+            "host": "",
+            "load": {},
+            "num_moves": 0,
+            "started_at": 0.0,
+            "seen_at": 0.0,
+        }
+        db.execute(sa.insert(groups).values(values))
+    db.execute(sa.delete(settings).where(settings.c.name.in_(served)))
+
+
 #: Append-only. The first entry migrates version 6 to 7, the next one 7 to 8. A change goes into
 #: `schema` as well, because new stores are created from there.
-MIGRATIONS: list[Callable[[sa.Connection], None]] = []
+MIGRATIONS: list[Callable[[sa.Connection], None]] = [_add_groups]
 
 
 def newest_version() -> int:

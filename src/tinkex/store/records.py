@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
@@ -29,6 +29,14 @@ class RunState(StrEnum):
     FAILED = "failed"  #: its creation failed
     UNLOADED = "unloaded"  #: unloaded by its client, or unused for long
     CORRUPTED = "corrupted"  #: its state on disk is damaged; its checkpoints remain
+
+
+class GroupState(StrEnum):
+    """The state of a worker group."""
+
+    READY = "ready"  #: takes new models and samples
+    DRAINING = "draining"  #: hands its models over and takes no new ones
+    RETIRED = "retired"  #: gone; its models were moved to other groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +115,7 @@ class RunRecord(Record):
     snapshot: str | None = None
     forgotten_seq: int = -1
     num_steps: int = 0
+    group_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +181,9 @@ class NewJob:
     num_tokens: int = 0
     """The tokens of a pass, or the maximum tokens of a sample with its prompt."""
     base_model: str | None = None
-    """The base model of a sample without a sampling session."""
+    """The base model of a sample."""
+    group_id: str = ""
+    """The worker group that runs it."""
     is_cancelled: bool = False
     """Whether the job only occupies its sequence number and does not run."""
 
@@ -206,6 +217,7 @@ class JobRecord(Record):
     base_model: str | None = None
     cancelled_at: float | None = None
     """When the cancellation of a pass was requested; the worker stops it."""
+    group_id: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -262,5 +274,20 @@ class ProcessRecord(Record):
     id: str
     role: str
     bell: str
+    started_at: float
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord(Record):
+    """A worker group."""
+
+    id: str
+    state: str
+    base_models: Sequence[Mapping[str, object]]
+    models_source: str
+    host: str
+    load: Mapping[str, float]
+    num_moves: int = 0
     started_at: float
     seen_at: float

@@ -32,7 +32,7 @@ settings = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("value", Json, nullable=False),
 )
-"""Settings of the store: its secret, and the base models that the worker serves."""
+"""Settings of the store, such as its secret."""
 
 tenants = sa.Table(
     "tenants",
@@ -99,12 +99,15 @@ runs = sa.Table(
     sa.Column("snapshot", sa.Text),
     sa.Column("forgotten_seq", sa.BigInteger, nullable=False, server_default=sa.text("-1")),
     sa.Column("num_steps", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("group_id", sa.Text, nullable=False, server_default=sa.text("''")),
     sa.Index("runs_by_tenant", "tenant_id", "created_at", "id"),
     sa.Index("runs_by_session", "session_id"),
+    sa.Index("runs_by_group", "group_id"),
 )
 """A model in training. `applied` counts the operations that changed it; `snapshot` is the directory
 of its state after the first `snapshot_applied` of them; the rest is replayed from payloads.
-`num_steps` counts optimizer steps, also those whose rows in `steps` have been dropped."""
+`num_steps` counts optimizer steps, also those whose rows in `steps` have been dropped; `group_id`
+is the worker group that owns the model."""
 
 samplers = sa.Table(
     "samplers",
@@ -190,7 +193,8 @@ jobs = sa.Table(
     sa.Column("num_tokens", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     sa.Column("base_model", sa.Text),
     sa.Column("cancelled_at", Time),
-    sa.Index("jobs_by_state", "state", "no"),
+    sa.Column("group_id", sa.Text, nullable=False, server_default=sa.text("''")),
+    sa.Index("jobs_by_state", "state", "group_id", "no"),
     _partial_index(
         "jobs_open",
         "tenant_id",
@@ -204,7 +208,8 @@ jobs = sa.Table(
     sqlite_autoincrement=True,
 )
 """Jobs. `no` is the order of arrival, `position` the sequence number within the run, `applied` the
-number among the operations that changed the run. `is_proto` marks protobuf payloads."""
+number among the operations that changed the run. `is_proto` marks protobuf payloads. `group_id` is
+the worker group that runs it: the group of its run, or the one that was chosen for a sample."""
 
 completions = sa.Table(
     "completions",
@@ -296,6 +301,23 @@ processes = sa.Table(
 )
 """Running processes; `bell` is the UDP address for wake-up messages."""
 
+groups = sa.Table(
+    "groups",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("base_models", Json, nullable=False),
+    sa.Column("models_source", sa.Text, nullable=False),
+    sa.Column("host", sa.Text, nullable=False),
+    sa.Column("load", Json, nullable=False),
+    sa.Column("num_moves", sa.BigInteger, nullable=False),
+    sa.Column("started_at", Time, nullable=False),
+    sa.Column("seen_at", Time, nullable=False),
+)
+"""Worker groups. A group owns models and runs their jobs; the group of a server with one worker has
+an empty id. `models_source` identifies the settings that name its base models; `num_moves` counts
+the transactions that gave it models or jobs of other groups."""
+
 leases = sa.Table(
     "leases",
     METADATA,
@@ -304,5 +326,5 @@ leases = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("until", Time, nullable=False),
 )
-"""Exclusive rights, such as being the worker of the store. `epoch` grows with every new owner, so
+"""Exclusive rights, such as being the worker of a group. `epoch` grows with every new owner, so
 that a replaced worker notices it."""

@@ -26,7 +26,6 @@ from tinkex.testing.dialects import DialectAdapter, find_dialect
 from tinkex.testing.faults import Fault, FaultInjector, FaultPlan, Match
 
 try:
-    from tinkex.jobs.served_models import ServedModels
     from tinkex.jobs.worker import Worker
     from tinkex.server.app import create_app
     from tinkex.server.config import ServerConfig
@@ -345,8 +344,8 @@ def _run_worker(services: Services) -> Iterator[None]:
         worker = Worker(
             database=database, engine=engine, home=services.home, config=worker_config(config)
         )
-        # The thread publishes them too, but a client may list them before it has started.
-        database.write(ServedModels(engine, database, lambda: False).publish)
+        # The thread registers it too, but a client may list its models before it has started.
+        worker.register()
         thread = threading.Thread(target=worker.run, name="tinkex-stub-worker", daemon=True)
         thread.start()
         stack.enter_context(PeriodicTask("heartbeat", worker.heartbeat, HEARTBEAT_SECONDS))

@@ -159,7 +159,9 @@ class WorkerHarness:
         self.database.write(lambda db: samplers.insert(db, sampler))
         return sampler.id
 
-    def sample(self, sampler_id: str, seq: int, *, seed: int = 1, max_tokens: int = 8) -> JobRecord:
+    def sample(
+        self, sampler_id: str, seq: int, *, seed: int = 1, max_tokens: int = 8, num_tokens: int = 0
+    ) -> JobRecord:
         sampler = self.database.read(lambda db: samplers.find(db, sampler_id))
         assert sampler is not None
         request = types.SampleRequest(
@@ -178,6 +180,8 @@ class WorkerHarness:
             position=seq,
             payload=encode_json(request),
             num_sequences=1,
+            num_tokens=num_tokens,
+            base_model=sampler.base_model,
         )
         return self.queue.submit(new).result()
 

@@ -106,11 +106,11 @@ def test_job_with_too_many_attempts_fails(database: Database, session: SessionRe
     database.write(lambda db: jobs.mark_started(db, [often.id], NOW))
     database.write(jobs.requeue_running)
     database.write(lambda db: jobs.mark_started(db, [often.id, once.id], NOW))
-    given_up = database.write(
-        lambda db: jobs.fail_exhausted(db, max_attempts=2, reason="it kills", now=NOW + 1)
-    )
+    given_up = database.write(lambda db: jobs.fail_exhausted(db, "", max_attempts=2, now=NOW + 1))
     assert given_up == 1
-    assert _find(database, often).error == "it kills"
+    assert _find(database, often).error == (
+        "the server's worker crashed 2 times during this job; it is not retried"
+    )
     assert _find(database, once).state == JobState.RUNNING
 
 

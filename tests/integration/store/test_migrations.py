@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.support.store_rows import add_job, add_session, add_tenant
 from tinkex.errors import ConfigError
-from tinkex.store import migrations
+from tinkex.store import groups, jobs, migrations, settings
 from tinkex.store.database import Database
 from tinkex.store.migrations import (
     FIRST_VERSION,
@@ -84,6 +85,34 @@ def test_migrating_again_changes_nothing(database: Database) -> None:
 def test_sqlite_uses_incremental_vacuum(database: Database) -> None:
     if database.is_sqlite:
         assert database.read(lambda db: db.exec_driver_sql("PRAGMA auto_vacuum").scalar()) == 2
+
+
+def _downgrade_to_version_6(db: sa.Connection) -> None:
+    for statement in (
+        "DROP TABLE groups",
+        "DROP INDEX runs_by_group",
+        "DROP INDEX jobs_by_state",
+        "ALTER TABLE runs DROP COLUMN group_id",
+        "ALTER TABLE jobs DROP COLUMN group_id",
+        "CREATE INDEX jobs_by_state ON jobs (state, no)",
+        "UPDATE schema_version SET version = 6",
+    ):
+        db.exec_driver_sql(statement)
+
+
+def test_models_of_version_6_belong_to_the_only_group(database: Database) -> None:
+    expected = database.read(_described)
+    job = add_job(database, add_session(database, add_tenant(database)))
+    database.write(lambda db: settings.put(db, "base_models", [{"name": "tinkex/tiny"}]))
+    database.write(lambda db: settings.put(db, "base_models_source", "digest"))
+    database.write(_downgrade_to_version_6)
+    assert database.read(_described) != expected
+    migrate(database)
+    assert database.read(_described) == expected
+    assert database.read(lambda db: jobs.find(db, job.id)) == job
+    (group,) = database.read(groups.list_current)
+    assert (group.id, group.base_models) == ("", [{"name": "tinkex/tiny"}])
+    assert group.models_source == "digest"
 
 
 def test_newer_store_is_refused(database: Database) -> None:

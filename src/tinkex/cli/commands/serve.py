@@ -225,6 +225,7 @@ def _is_replaced(path: Path, file: TextIO) -> bool:
 @click.option(
     "--api-processes", type=int, metavar="N", help="Number of API processes.  [default: 1]"
 )
+@click.option("--workers", type=int, metavar="N", help="Number of worker processes.  [default: 1]")
 @click.option(
     "--idle-stop",
     "idle_stop_seconds",

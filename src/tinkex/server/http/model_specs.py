@@ -13,18 +13,19 @@ from tinkex.engine.models.sources import unknown_model_message
 from tinkex.engine.protocol import AdapterSpec, BaseModel
 from tinkex.errors import BadRequestError, StoreUnavailable
 from tinkex.ids import PATH_SHAPE, looks_like_checkpoint
-from tinkex.jobs.served_models import BASE_MODELS_SETTING
 from tinkex.server.http.validation import MAX_INT64, check_number
-from tinkex.store import runs, settings
+from tinkex.store import groups, runs
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SessionRecord
 from tinkex.types.base import encode_hook, preload_type
 
 
 def list_served_models(db: Connection) -> list[BaseModel]:
-    """All served base models; empty until the first worker has started."""
-    stored = settings.get(db, BASE_MODELS_SETTING) or []
-    return msgspec.convert(stored, preload_type(list[BaseModel]), strict=False)
+    """All base models that a group serves; empty until the first worker has started."""
+    described = {
+        model["name"]: model for group in groups.list_current(db) for model in group.base_models
+    }
+    return msgspec.convert(list(described.values()), preload_type(list[BaseModel]), strict=False)
 
 
 def find_model(models: Sequence[BaseModel], name: str) -> BaseModel | None:
@@ -45,7 +46,7 @@ def require_sampleable_model(db: Connection, name: str) -> BaseModel:
 def _require_model(
     db: Connection, name: str, is_usable: Callable[[BaseModel], bool], verb: str
 ) -> BaseModel:
-    if settings.get(db, BASE_MODELS_SETTING) is None:
+    if not groups.list_current(db):
         raise StoreUnavailable("the server is starting and serves no base model yet; try again")
     usable = [model for model in list_served_models(db) if is_usable(model)]
     model = find_model(usable, name)
@@ -112,6 +113,8 @@ def insert_run(
     spec: AdapterSpec,
     user_metadata: Mapping[str, object] | None,
     state: RunState = RunState.CREATING,
+    *,
+    group_id: str = "",
 ) -> None:
     """Insert a new model; raises BadRequestError if its id is taken."""
     if runs.find(db, run_id) is not None:
@@ -127,5 +130,6 @@ def insert_run(
         state=state,
         created_at=now,
         used_at=now,
+        group_id=group_id,
     )
     runs.insert(db, run)

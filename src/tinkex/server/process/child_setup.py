@@ -41,6 +41,8 @@ class ChildSetup:
     """Descriptor of the listening socket, for API processes."""
     heartbeat: int | None = None
     """Descriptor of the pipe for heartbeats, if the supervisor monitors them."""
+    group_id: str = ""
+    """The group of a worker."""
     clock_offset: float = field(default_factory=lambda: clock.CLOCK.offset)
     """Gives all processes the same time of day, even if the wall clock is set later."""
 
@@ -52,6 +54,7 @@ class ChildSetup:
             "lock": self.lock,
             "listener": self.listener,
             "heartbeat": self.heartbeat,
+            "group_id": self.group_id,
             "clock_offset": self.clock_offset,
         }
         return msgspec.json.encode(line) + b"\n"
@@ -62,6 +65,7 @@ class _ChildSetupMessage(msgspec.Struct):
     lock: int
     listener: int | None
     heartbeat: int | None
+    group_id: str
     clock_offset: float
 
 
@@ -91,6 +95,7 @@ def read_child_setup() -> ChildSetup:
         lock=message.lock,
         listener=message.listener,
         heartbeat=message.heartbeat,
+        group_id=message.group_id,
         clock_offset=message.clock_offset,
     )
 

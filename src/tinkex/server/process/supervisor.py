@@ -2,7 +2,7 @@
 
     supervisor   locks the home, creates the store and the first key, opens the listening socket
     ├── api      serves HTTP; any number, all accept on the same socket
-    └── worker   owns the engine; one, which may start only with the first job
+    └── worker   owns an engine; usually one, which may start only with the first job
 
 The supervisor itself neither computes nor serves, so a bad request or job cannot crash it.
 """
@@ -97,15 +97,16 @@ class Supervisor:
         self._listener = listener
         self._url = listener_url(listener)
         self._placeholder: WorkerPlaceholder | None = None
-        *api_specs, worker_spec = process_specs(config, lock, listener)
         if config.worker_on_demand:
             self._placeholder = open_worker_placeholder(config)
-        self._worker = ChildProcess(
-            worker_spec, RestartPolicy(), start_immediately=self._placeholder is None
-        )
+        self._workers = [
+            ChildProcess(spec, RestartPolicy(), start_immediately=self._placeholder is None)
+            for spec in worker_specs(config, lock)
+        ]
+        api_spec = make_api_spec(config, lock, listener)
         self._children = [
-            *(ChildProcess(spec, RestartPolicy()) for spec in api_specs),
-            self._worker,
+            *(ChildProcess(api_spec, RestartPolicy()) for _ in range(config.api_processes)),
+            *self._workers,
         ]
         self._stopping = asyncio.Event()
         self._num_signals = 0
@@ -156,8 +157,9 @@ class Supervisor:
     async def _announce_ready(self) -> ServerState:
         """Publish the server's URL once it serves and the worker or its placeholder is ready."""
         await self._wait_for_status(HEALTH_PATH, 200)
-        # A server is not ready before it knows its models.
-        await self._wait_for_status(READY_PATH, 200, 404)
+        if self._workers:
+            # A server is not ready before it knows its models.
+            await self._wait_for_status(READY_PATH, 200, 404)
         state = ServerState(
             pid=os.getpid(),
             url=self._url,
@@ -170,7 +172,7 @@ class Supervisor:
         )
         self._write_state(state)
         for child in self._children:
-            child.was_ready = child is not self._worker or self._placeholder is None
+            child.was_ready = child not in self._workers or self._placeholder is None
         self._on_ready(state)
         return state
 
@@ -183,9 +185,11 @@ class Supervisor:
         await placeholder.wait_for_work()
         LOG.info("a job needs the worker: starting it")
         placeholder.close()
-        self._worker.allow_start()
+        for worker in self._workers:
+            worker.allow_start()
         await self._wait_for_status(READY_PATH, 200, 404)
-        self._worker.was_ready = True
+        for worker in self._workers:
+            worker.was_ready = True
         self._write_state(msgspec.structs.replace(state, worker_wakeup=None))
 
     async def _wait_for_status(self, path: str, *statuses: int) -> None:
@@ -242,23 +246,33 @@ class Supervisor:
         LOG.info("the server has stopped")
 
 
-def process_specs(
-    config: ServerConfig, lock: HomeLock, listener: socket.socket
-) -> list[ProcessSpec]:
-    """The specs of all child processes; the worker's is the last."""
-    api = ProcessSpec(
+def make_api_spec(config: ServerConfig, lock: HomeLock, listener: socket.socket) -> ProcessSpec:
+    """The spec of an API process."""
+    return ProcessSpec(
         name="API",
         module="tinkex.server.process.api_process",
         setup=ChildSetup(config=config, lock=lock.descriptor, listener=listener.fileno()),
         hang_seconds=config.api_hang_seconds,
     )
-    worker = ProcessSpec(
-        name="worker",
-        module="tinkex.server.process.worker_process",
-        setup=ChildSetup(config=config, lock=lock.descriptor),
-        environment=worker_environment(config.threads, count_cores()),
-    )
-    return [*[api] * config.api_processes, worker]
+
+
+def worker_specs(config: ServerConfig, lock: HomeLock) -> list[ProcessSpec]:
+    """The specs of the workers; they share the cores and the memory for models in training."""
+    num_cores = max(1, count_cores() // max(1, config.workers))
+    return [
+        ProcessSpec(
+            name="worker" if config.workers == 1 else f"worker {number}",
+            module="tinkex.server.process.worker_process",
+            setup=ChildSetup(
+                config=config,
+                lock=lock.descriptor,
+                # The first one has the group of a server with one worker, and so its models.
+                group_id="" if number == 1 else f"local-{number}",
+            ),
+            environment=worker_environment(config.threads, num_cores),
+        )
+        for number in range(1, config.workers + 1)
+    ]
 
 
 def _remove_state_file(home: Home, lock: HomeLock) -> None:

@@ -12,13 +12,12 @@ import contextlib
 
 from tinkex import clock
 from tinkex.errors import StoreError
-from tinkex.jobs.served_models import SOURCE_SETTING
 from tinkex.jobs.wakeup import WakeupListener
 from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.periodic import PeriodicTask
 from tinkex.server.wiring import compute_models_digest, open_database
-from tinkex.store import jobs, sessions, settings
+from tinkex.store import groups, jobs, sessions
 from tinkex.store.database import Connection, Database
 
 LOG = get_logger(__name__)
@@ -30,7 +29,8 @@ def is_worker_needed(db: Connection, config: ServerConfig) -> bool:
     """Whether jobs are unfinished, or the stored list of base models is from other settings."""
     if jobs.get_load(db).num_jobs > 0:
         return True
-    return bool(settings.get(db, SOURCE_SETTING) != compute_models_digest(config))
+    group = groups.find(db, "")
+    return group is None or group.models_source != compute_models_digest(config)
 
 
 def open_worker_placeholder(config: ServerConfig) -> WorkerPlaceholder | None:

@@ -22,7 +22,7 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as stack:
             with no_garbage_collection():
-                worker = stack.enter_context(open_worker(setup.config))
+                worker = stack.enter_context(open_worker(setup.config, setup.group_id))
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
             worker.run()
     except TinkexError as error:

@@ -163,7 +163,7 @@ async def sample(
         payload=context.body,
         num_sequences=request.num_samples,
         num_tokens=num_tokens,
-        base_model=model.name if model is not None and sampler_id is None else None,
+        base_model=model.name if model is not None else None,
     )
     return await submit_job(services, new, prepare)
 

@@ -41,7 +41,8 @@ async def create_model(
     def prepare(db: Connection) -> None:
         session = require_open_session(db, tenant_id, request.session_id)
         require_trainable_model(db, spec.base_model)
-        insert_run(db, session, run_id, spec, request.user_metadata)
+        group_id = services.queue.place_run(db, run_id, spec.base_model)
+        insert_run(db, session, run_id, spec, request.user_metadata, group_id=group_id)
 
     new = NewJob(
         id="",

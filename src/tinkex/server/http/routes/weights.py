@@ -151,7 +151,8 @@ async def _submit_create_from_checkpoint(
         assert source is not None  # None only for a repeated request, which is not prepared
         spec = spec_for_load(request, source)
         require_trainable_model(db, spec.base_model)
-        insert_run(db, session, run_id, spec, request.user_metadata)
+        group_id = services.queue.place_run(db, run_id, spec.base_model)
+        insert_run(db, session, run_id, spec, request.user_metadata, group_id=group_id)
         _record_load(db, context, source, run_id)
 
     new = NewJob(

@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 
 from tests.support.resources import create_checkpoint, create_ready_model, publish_checkpoint
-from tests.support.server_harness import BASE_MODEL, KEY, OTHER_KEY, ServerHarness
-from tinkex.store import checkpoints, jobs, samplers, sessions, settings
+from tests.support.server_harness import (
+    BASE_MODEL,
+    KEY,
+    OTHER_KEY,
+    ServerHarness,
+    publish_models,
+)
+from tinkex.store import checkpoints, jobs, samplers, sessions
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
 
@@ -245,7 +251,7 @@ def test_expired_weights_are_not_sampled(harness: ServerHarness) -> None:
 
 def test_sampler_reports_tokenizer_of_model(harness: ServerHarness) -> None:
     model = {"name": BASE_MODEL, "max_context_tokens": 512, "tokenizer_id": "/models/mine"}
-    harness.write(lambda db: settings.put(db, "base_models", [model]))
+    harness.write(lambda db: publish_models(db, model))
 
     sampler = harness.send_request("GET", f"/samplers/{base_sampler(harness)}").json()
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.resources import create_ready_model
-from tests.support.server_harness import ServerHarness
+from tests.support.server_harness import ServerHarness, publish_models
 from tinkex.models import TINY_FOLDER
-from tinkex.store import settings
+from tinkex.store import groups
 from tinkex.tokenizer_files import digest_files, read_tokenizer_files
 
 URL = "/tokenizer?base_model=tinkex/bigram"
@@ -21,9 +21,11 @@ def serve_tokenizer(harness: ServerHarness, folder: Path | None, **fields: Any) 
     """Store base models as the worker does, with a tokenizer folder."""
 
     def change(db: Any) -> None:
-        (model,) = settings.get(db, "base_models")
+        group = groups.find(db, "")
+        assert group is not None
+        (model,) = group.base_models
         changes = {"tokenizer_folder": None if folder is None else str(folder), **fields}
-        settings.put(db, "base_models", [{**model, **changes}])
+        publish_models(db, {**model, **changes})
 
     harness.write(change)
 

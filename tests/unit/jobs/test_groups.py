@@ -1,0 +1,128 @@
+"""Placement of models and samples on groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.jobs.groups import (
+    OVERLOAD_SECONDS,
+    REBALANCE_SECONDS,
+    GroupView,
+    choose_receiver,
+    choose_victims,
+    place_all,
+    place_run,
+    place_sample,
+    ready_views,
+)
+from tinkex.store.records import GroupRecord, GroupState
+
+MODEL = "m"
+
+
+def view(
+    name: str, queued_seconds: float = 0.0, num_runs: int = 0, model: str = MODEL
+) -> GroupView:
+    return GroupView(name, frozenset({model}), queued_seconds, num_runs)
+
+
+def record(name: str, state: GroupState, seen_at: float = 0.0) -> GroupRecord:
+    return GroupRecord(
+        id=name,
+        state=state,
+        base_models=[{"name": MODEL}],
+        models_source="",
+        host="here",
+        load={"queued_seconds": 2.5, "num_runs": 3.0},
+        started_at=0.0,
+        seen_at=seen_at,
+    )
+
+
+names = st.text("abcdefgh0123456789-", min_size=1, max_size=12)
+group_lists = st.lists(names, min_size=1, max_size=20, unique=True).map(
+    lambda ids: [view(name) for name in ids]
+)
+
+
+def test_only_ready_groups_that_are_alive_take_work() -> None:
+    records = [
+        record("a", GroupState.READY, 10.0),
+        record("b", GroupState.DRAINING, 10.0),
+        record("c", GroupState.READY, 1.0),
+    ]
+    assert [one.id for one in ready_views(records)] == ["a", "c"]
+    assert ready_views(records, alive_since=5.0) == [view("a", 2.5, 3)]
+
+
+@given(group_lists, names)
+def test_placement_needs_a_group_that_serves_the_model(groups: list[GroupView], key: str) -> None:
+    assert place_run(key, "other", groups) is None
+    assert place_sample(key, "other", groups) is None
+    assert place_run(key, MODEL, groups) in {group.id for group in groups}
+
+
+@given(group_lists, names)
+def test_placement_does_not_depend_on_the_order_of_groups(
+    groups: list[GroupView], key: str
+) -> None:
+    backwards = list(reversed(groups))
+    assert place_run(key, MODEL, groups) == place_run(key, MODEL, backwards)
+    assert place_sample(key, MODEL, groups) == place_sample(key, MODEL, backwards)
+
+
+@given(group_lists, names, names)
+def test_a_group_that_leaves_moves_only_its_own_samples(
+    groups: list[GroupView], key: str, leaver: str
+) -> None:
+    before = place_sample(key, MODEL, groups)
+    remaining = [group for group in groups if group.id != leaver]
+    if before != leaver:
+        assert place_sample(key, MODEL, remaining) == before
+
+
+def test_the_less_loaded_of_two_groups_gets_a_model() -> None:
+    assert place_run("run", MODEL, [view("a", 3.0), view("b", 0.0)]) == "b"
+    assert place_run("run", MODEL, [view("a", 0.0, 1), view("b", 0.0, 2)]) == "a"
+
+
+def test_samples_avoid_an_overloaded_group() -> None:
+    free = [view("a"), view("b")]
+    chosen = place_sample("sampler", MODEL, free)
+    loaded = [group._replace(queued_seconds=OVERLOAD_SECONDS) for group in free]
+    loaded = [group if group.id == chosen else view(group.id) for group in loaded]
+    assert place_sample("sampler", MODEL, loaded) != chosen
+    # If all are overloaded, the preferred one has the caches.
+    busy = [group._replace(queued_seconds=9.0) for group in free]
+    assert place_sample("sampler", MODEL, busy) == chosen
+
+
+@pytest.mark.parametrize("num_groups", [2, 7, 100])
+def test_models_are_spread_evenly(num_groups: int) -> None:
+    groups = [view(f"g{number}") for number in range(num_groups)]
+    runs = {f"run-{number}": MODEL for number in range(100 * num_groups)}
+    counts = Counter({group: len(ids) for group, ids in place_all(runs, groups).items()})
+    assert counts.total() == len(runs)
+    # Two choices: expected maximum is the mean plus a few.
+    assert max(counts.values()) <= 110
+
+
+def test_models_without_a_group_are_omitted() -> None:
+    assert place_all({"a": MODEL, "b": "other"}, [view("g")]) == {"g": ["a"]}
+
+
+def test_a_model_leaves_only_a_much_busier_group() -> None:
+    busy = view("own", REBALANCE_SECONDS)
+    assert choose_receiver(busy, MODEL, [view("idle"), view("other", 5.0)]) == "idle"
+    assert choose_receiver(busy, MODEL, [view("other", REBALANCE_SECONDS / 2)]) is None
+    assert choose_receiver(busy, "unknown", [view("idle")]) is None
+    assert choose_receiver(view("own", REBALANCE_SECONDS - 1), MODEL, [view("idle")]) is None
+
+
+def test_samples_are_taken_from_the_busiest_group_with_a_shared_model() -> None:
+    others = [view("a", 3.0), view("b", 9.0), view("c", 1.0), view("d", 99.0, model="other")]
+    assert choose_victims(view("own"), others) == ["b", "a"]
