@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tinkex import clock
-from tinkex.checkpoint.verification import VerifiedCheckpoints
+from tinkex.checkpoint.manifest import VerifiedCheckpoints
 from tinkex.engine.protocol import Engine
 from tinkex.errors import InvalidInput
 from tinkex.home import Home

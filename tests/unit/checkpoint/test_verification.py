@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.checkpoint import verification
-from tinkex.checkpoint.manifest import Manifest, check_manifest, write_manifest
-from tinkex.checkpoint.verification import VerifiedCheckpoints
+from tinkex.checkpoint import manifest as manifests
+from tinkex.checkpoint.manifest import Manifest, VerifiedCheckpoints, check_manifest, write_manifest
 from tinkex.errors import CheckpointError, RequestErrorCategory
 
 NAME = "tinker://run/weights/first"
@@ -34,7 +33,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         found.append(directory)
         return check_manifest(directory)
 
-    monkeypatch.setattr(verification, "check_manifest", check)
+    monkeypatch.setattr(manifests, "check_manifest", check)
     return found
 
 

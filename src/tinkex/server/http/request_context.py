@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from tinkex.checkpoint.verification import VerifiedCheckpoints
+from tinkex.checkpoint.manifest import VerifiedCheckpoints
 from tinkex.engine.protocol import BaseModel
 from tinkex.home import Home
 from tinkex.jobs.future_waiters import FutureWaiters

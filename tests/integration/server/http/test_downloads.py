@@ -25,8 +25,7 @@ from tests.support.resources import (
 )
 from tests.support.server_harness import KEY, OTHER_KEY, ServerHarness
 from tinkex import RestClient
-from tinkex.checkpoint.manifest import write_manifest
-from tinkex.checkpoint.verification import VerifiedCheckpoints
+from tinkex.checkpoint.manifest import VerifiedCheckpoints, write_manifest
 from tinkex.client.download.directory import download_directory
 from tinkex.client.download.transfer import ResponseStream
 from tinkex.server.app import create_app

@@ -23,11 +23,11 @@ from tinkex import (
 from tinkex.checkpoint.encryption import encrypt_directory
 from tinkex.checkpoint.manifest import (
     SERVER_MANIFEST_NAME,
+    VerifiedCheckpoints,
     check_manifest,
     downloadable_names,
     write_manifest,
 )
-from tinkex.checkpoint.verification import VerifiedCheckpoints
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import InternalServerError, RequestErrorCategory
 from tinkex.ids import parse_tinker_path
