@@ -22,8 +22,7 @@ from tests.support.small_disk import leave_free
 from tinkex.checkpoint.manifest import check_manifest, write_manifest
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.engine.checkpoints import merge as merge_module
-from tinkex.engine.checkpoints import snapshots
-from tinkex.engine.checkpoints.adapter_files import write_checkpoint
+from tinkex.engine.checkpoints.adapter_files import write_checkpoint, write_snapshot
 from tinkex.engine.fake import storage as fake_files
 from tinkex.engine.fake.bigram import Bigram, BigramTrainer
 from tinkex.engine.models.gguf import convert as convert_module
@@ -110,7 +109,7 @@ def engine_writers(source: Path) -> dict[str, Write]:
         "checkpoint": checked(
             lambda scratch: write_checkpoint(scratch, spec, layout, state, with_optimizer=True)
         ),
-        "snapshot": checked(lambda scratch: snapshots.write_snapshot(scratch, spec, layout, state)),
+        "snapshot": checked(lambda scratch: write_snapshot(scratch, spec, layout, state)),
         "fake checkpoint": checked(
             lambda scratch: fake_files.write_checkpoint(scratch, spec, trainer, with_optimizer=True)
         ),

@@ -20,7 +20,7 @@ from tinkex.engine.adapters import (
     training_bytes,
 )
 from tinkex.engine.checkpoints import adapter_files
-from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
+from tinkex.engine.checkpoints.adapter_files import read_snapshot, write_snapshot
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.examples import parse_examples
 from tinkex.engine.memory_limits import machine_memory_bytes

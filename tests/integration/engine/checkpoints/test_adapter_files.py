@@ -23,9 +23,10 @@ from tinkex.engine.checkpoints.adapter_files import (
     read_adapter,
     read_adapter_weights,
     read_optimizer,
+    read_snapshot,
     write_checkpoint,
+    write_snapshot,
 )
-from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 from tinkex.nn.lora_layout import LoraLayout, LoraTarget, TargetKind
 
