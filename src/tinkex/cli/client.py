@@ -1,12 +1,12 @@
-"""API clients of commands, and the server and key that they use."""
+"""API clients of commands, the server and key that they use, and requests through them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tinkex.cli.context import Context
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
     from tinkex.client.service import ServiceClient
     from tinkex.settings import Environment
+    from tinkex.wire.endpoints import Endpoint
+    from tinkex.wire.messages import ApiKeyReply
 
     class ClientSettings(TypedDict, total=False):
         """Settings of Config that commands choose; None selects Config's default."""
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
         project_id: str | None
         environment: Environment
 
+
+T = TypeVar("T")
+RequestT = TypeVar("RequestT")
 
 #: Interactive use: an unreachable or silent server must be reported within five seconds.
 INTERACTIVE_TIMEOUTS: ClientSettings = {
@@ -219,3 +224,69 @@ def _find_local_access(config: Config, root: Path) -> ServerAccess:
 def mask_key(key: str) -> str:
     """Hide all of a key except its ends."""
     return f"{key[:4]}...{key[-4:]}" if len(key) >= _MIN_MASKED_CHARS else "***"
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def call_endpoint(
+    client: RestClient,
+    endpoint: Endpoint[RequestT, T],
+    message: object = None,
+    ids: Mapping[str, str] | None = None,
+) -> T:
+    """Call an endpoint and wait for the response."""
+    holder = client.holder
+
+    async def call() -> T:
+        await holder.ready()
+        return await holder.transport.call(endpoint, message, ids=ids)
+
+    return holder.start(call()).result()
+
+
+def fetch_api_key_info(client: RestClient) -> ApiKeyReply | None:
+    """Return the owner of the API key; None if the server does not report it."""
+    from tinkex.errors import APIStatusError
+    from tinkex.wire.endpoints import API_KEY
+
+    try:
+        return call_endpoint(client, API_KEY)
+    except APIStatusError as error:
+        if error.status in {404, 405, 501}:
+            return None
+        raise
+
+
+class Listing(NamedTuple, Generic[T]):
+    """The first items of a list."""
+
+    items: Sequence[T]
+    total: int
+    """Total number of items on the server."""
+
+    @property
+    def num_hidden(self) -> int:
+        """Number of items not in this listing."""
+        return max(0, self.total - len(self.items))
+
+
+def fetch_pages(
+    fetch_page: Callable[[int, int], Listing[T]],
+    limit: int,
+    page_size: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Listing[T]:
+    """Return the first `limit` items (0: all); `fetch_page` takes a page's limit and offset."""
+    items: list[T] = []
+    total, wanted = 0, limit or page_size
+    while len(items) < wanted:
+        page = fetch_page(min(page_size, wanted - len(items)), len(items))
+        if not page.items:
+            # The list became shorter in the meantime, or the server's total is wrong.
+            return Listing(items, len(items))
+        items.extend(page.items)
+        total = max(page.total, len(items))
+        wanted = min(limit, total) if limit else total
+        on_progress(len(items), wanted)
+    return Listing(items, total)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tinkex.cli.context import Context, get_context
+from tinkex.cli.context import Context, Screen, get_context
 from tinkex.cli.format import wrap_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 
@@ -35,6 +37,13 @@ def _current_context() -> Context:
     return Context() if ctx is None else get_context(ctx)
 
 
+def stderr_console(screen: Screen) -> Console:
+    """Return a console that updates stderr in place, with the properties of the screen."""
+    from tinkex.progress_bar import make_terminal_console
+
+    return make_terminal_console(sys.stderr, width=screen.width, is_colored=screen.is_colored)
+
+
 class StatusSpinner:
     """The current wait state: one changing line on a terminal, plain lines elsewhere."""
 
@@ -47,10 +56,10 @@ class StatusSpinner:
         if self._context.is_json or not self._context.stderr.is_terminal:
             print_status(text)
             return
-        from tinkex.cli.progress_bars import make_spinner
+        from tinkex.progress_bar import make_spinner
 
         self.close()
-        self._progress = make_spinner(self._context.stderr)
+        self._progress = make_spinner(stderr_console(self._context.stderr))
         self._progress.add_task(text, total=None)
         self._progress.start()
         # print_status() pauses the spinner while it prints.
@@ -121,9 +130,9 @@ def progress_bar(
     if context.is_json or not context.stderr.is_terminal:
         yield ProgressBar()
         return
-    from tinkex.cli.progress_bars import make_progress_bars
+    from tinkex.progress_bar import make_progress_bars
 
-    with make_progress_bars(context.stderr, unit) as progress:
+    with make_progress_bars(stderr_console(context.stderr), unit) as progress:
         yield ProgressBar(progress, progress.add_task(label, total=total))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tinkex import types
+from tinkex.cli.client import Listing
 from tinkex.cli.context import Screen
 from tinkex.cli.output import Output
 from tinkex.cli.output.checkpoints import (
@@ -28,7 +29,6 @@ from tinkex.cli.output.checkpoints import (
 from tinkex.cli.output.runs import ModelList, RunInfo, RunList
 from tinkex.cli.output.sessions import SessionInfo, SessionList
 from tinkex.cli.output.usage import UsageSummary
-from tinkex.cli.raw_requests import Listing
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 WIDTHS = (40, 80, 200)

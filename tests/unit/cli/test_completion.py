@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from tinkex.cli import id_completion
+from tinkex.cli import id_arguments
 from tinkex.cli.context import Context
-from tinkex.cli.id_completion import RUN, within_deadline
+from tinkex.cli.id_arguments import RUN, within_deadline
 
 
 def test_only_candidates_before_the_deadline_are_returned() -> None:
@@ -40,7 +40,7 @@ def test_completion_does_not_start_a_server(
     monkeypatch.setenv("TINKEX_HOME", str(home))
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKEX_API_KEY", "TINKEX_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(id_completion, "DEADLINE_SECONDS", 30.0)
+    monkeypatch.setattr(id_arguments, "DEADLINE_SECONDS", 30.0)
     ctx = click.Context(click.Command("info"), obj=Context())
 
     assert RUN.shell_complete(ctx, click.Argument(["run_id"]), "") == []

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex.cli.client import Listing
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.format import fit_columns, min_column_width, table_width
 from tinkex.cli.output import Column, Output, PropertiesOutput, TableOutput, announce, show
 from tinkex.cli.output.base import to_json, to_jsonable
 from tinkex.cli.output.checkpoints import CheckpointInfo, CheckpointList
 from tinkex.cli.output.runs import RunInfo, RunList
-from tinkex.cli.raw_requests import Listing
 from tinkex.types import Checkpoint, TrainingRun
 
 RUN_ID = "82810c9f-dd83-49e2-8069-20d10792b196:train:2"

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tinkex
+from tinkex.cli.client import Listing, fetch_pages
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.progress import paged_progress_bar, print_status, progress_bar, spinner
 from tinkex.cli.prompts import confirm
-from tinkex.cli.raw_requests import Listing, fetch_pages
 
 SOURCES = Path(tinkex.__file__).parent
 WATCHED = Context(stderr=Screen(is_terminal=True, width=120))
@@ -112,7 +112,7 @@ def test_spinner_prints_lines_without_terminal_and_nothing_with_json(
     assert tuple(capsys.readouterr()) == ("", "")
 
 
-def test_progress_bars_are_built_in_two_modules() -> None:
+def test_progress_bars_are_built_in_one_module() -> None:
     drawing = [
         str(path.relative_to(SOURCES))
         for path in sorted(SOURCES.rglob("*.py"))
@@ -120,10 +120,7 @@ def test_progress_bars_are_built_in_two_modules() -> None:
     ]
     # The two others import a type only.
     others = ["cli/progress.py", "pipeline/train/metrics.py"]
-    assert [path for path in drawing if path not in others] == [
-        "cli/progress_bars.py",
-        "progress_bar.py",
-    ]
+    assert [path for path in drawing if path not in others] == ["progress_bar.py"]
 
 
 # --- questions --------------------------------------------------------------------------------

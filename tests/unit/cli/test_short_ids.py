@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tinkex.cli.errors import CliError
-from tinkex.cli.short_ids import resolve_path, resolve_run, resolve_session
+from tinkex.cli.id_arguments import resolve_path, resolve_run, resolve_session
 from tinkex.client.rest import RestClient
 from tinkex.types import Checkpoint, Cursor, TrainingRun
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tinkex.cli.errors import CliError
+from tinkex.cli.id_arguments import LATEST, resolve_path
 from tinkex.cli.options import F
-from tinkex.cli.short_ids import LATEST, resolve_path
 from tinkex.ids import SCHEME, looks_like_checkpoint, parse_tinker_path
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tinkex.cli.output.runs import metadata_rows
 from tinkex.ids import parse_tinker_path
 
 if TYPE_CHECKING:
-    from tinkex.cli.raw_requests import Listing
+    from tinkex.cli.client import Listing
     from tinkex.engine.models.hub_upload import HubUploadResult
     from tinkex.types import Checkpoint, TrainingRun
 

@@ -11,7 +11,7 @@ from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
 from tinkex.display import format_metric, metric_label, select_headlines
 
 if TYPE_CHECKING:
-    from tinkex.cli.raw_requests import Listing
+    from tinkex.cli.client import Listing
     from tinkex.types import Checkpoint, SupportedModel, TrainingRun
 
 

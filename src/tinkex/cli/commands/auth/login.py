@@ -74,8 +74,7 @@ def _require_key(text: str) -> str:
 
 def _verify_key(context: Context, target: ProfileTarget, key: str) -> ApiKeyReply | None:
     """Verify a key on the server and return its owner, if the server reports one."""
-    from tinkex.cli.client import rest_client
-    from tinkex.cli.raw_requests import call_endpoint, fetch_api_key_info
+    from tinkex.cli.client import call_endpoint, fetch_api_key_info, rest_client
     from tinkex.errors import AuthenticationError
     from tinkex.wire.endpoints import CAPABILITIES
 
@@ -198,8 +197,7 @@ def _remove_official_key(context: Context, target: ProfileTarget, revoke: bool) 
 
 
 def _revoke_key(context: Context, target: ProfileTarget, settings: ProfileSettings) -> None:
-    from tinkex.cli.client import rest_client
-    from tinkex.cli.raw_requests import call_endpoint
+    from tinkex.cli.client import call_endpoint, rest_client
     from tinkex.wire.endpoints import DELETE_API_KEY
 
     url = context.base_url or settings.get("base_url") or target.base_url

@@ -98,9 +98,8 @@ def status(context: Context) -> None:
 
 def _find_access_problem(context: Context, access: ServerAccess) -> str | None:
     """Return why the server cannot be used; None if it can."""
-    from tinkex.cli.client import rest_client
+    from tinkex.cli.client import call_endpoint, rest_client
     from tinkex.cli.errors import describe_error
-    from tinkex.cli.raw_requests import call_endpoint
     from tinkex.errors import TinkexError
     from tinkex.wire.endpoints import CAPABILITIES
 
@@ -139,7 +138,7 @@ def whoami(context: Context) -> None:
 
 
 def _fetch_identity(client: RestClient) -> dict[str, object]:
-    from tinkex.cli.raw_requests import fetch_api_key_info
+    from tinkex.cli.client import fetch_api_key_info
     from tinkex.errors import ConfigError
 
     try:

@@ -13,7 +13,7 @@ import click
 from tinkex.cli.client import service_client
 from tinkex.cli.commands.sampling_options import SampleSource, SamplingOptions, sampling_options
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.id_completion import CHECKPOINT
+from tinkex.cli.id_arguments import CHECKPOINT
 from tinkex.cli.options import Command
 from tinkex.cli.progress import spinner
 

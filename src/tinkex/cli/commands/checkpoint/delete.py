@@ -22,12 +22,11 @@ from tinkex.cli.commands.time_params import IsoDateTime
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import FAILED, INTERRUPTED, describe_error
 from tinkex.cli.format import escape_line, format_count
-from tinkex.cli.id_completion import CHECKPOINT, RUN
+from tinkex.cli.id_arguments import CHECKPOINT, RUN, resolve_path, resolve_run
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce
 from tinkex.cli.progress import progress_bar
 from tinkex.cli.prompts import confirm, exit_cancelled, yes_option
-from tinkex.cli.short_ids import resolve_path, resolve_run
 from tinkex.errors import APIConnectionError, AuthenticationError, TinkexError
 from tinkex.ids import parse_tinker_path
 

@@ -13,11 +13,10 @@ import click
 from tinkex.cli.client import rest_client, service_client
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, Interrupted
-from tinkex.cli.id_completion import CHECKPOINT
+from tinkex.cli.id_arguments import CHECKPOINT, expand_path
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.progress import ProgressBar, print_status, progress_bar, spinner
-from tinkex.cli.short_ids import expand_path
 from tinkex.errors import APIStatusError, TinkexError
 from tinkex.ids import TinkerPath, parse_tinker_path
 

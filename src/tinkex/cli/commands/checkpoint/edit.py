@@ -8,11 +8,10 @@ from tinkex.cli.client import rest_client
 from tinkex.cli.commands.time_params import Lifetime
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.format import format_duration
-from tinkex.cli.id_completion import CHECKPOINT
+from tinkex.cli.id_arguments import CHECKPOINT, expand_path
 from tinkex.cli.options import Command
 from tinkex.cli.output import PropertiesOutput, announce, show
 from tinkex.cli.prompts import confirm, exit_cancelled, yes_option
-from tinkex.cli.short_ids import expand_path
 from tinkex.errors import ConflictError
 from tinkex.ids import parse_tinker_path
 

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tinkex.cli.client import has_no_records, rest_client
+from tinkex.cli.client import Listing, fetch_pages, has_no_records, rest_client
 from tinkex.cli.commands.time_params import to_utc
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import UNKNOWN, escape_line, format_count, format_size, format_timestamp
-from tinkex.cli.id_completion import CHECKPOINT, RUN
+from tinkex.cli.id_arguments import CHECKPOINT, RUN, expand_path, resolve_run
 from tinkex.cli.options import Command, columns_option, limit_option
 from tinkex.cli.output import show
 from tinkex.cli.output.checkpoints import CHECKPOINT_COLUMNS, CheckpointInfo, CheckpointList
 from tinkex.cli.progress import paged_progress_bar
-from tinkex.cli.raw_requests import Listing, fetch_pages
-from tinkex.cli.short_ids import expand_path, resolve_run
 from tinkex.errors import NotFoundError, PermissionDeniedError
 from tinkex.ids import TYPE_BY_SEGMENT, parse_tinker_path
 

@@ -10,11 +10,10 @@ import click
 
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, missing_extra_error
-from tinkex.cli.id_completion import CHECKPOINT
+from tinkex.cli.id_arguments import CHECKPOINT, expand_path
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.progress import print_status, spinner
-from tinkex.cli.short_ids import expand_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
 if TYPE_CHECKING:

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinkex import clock
-from tinkex.cli.client import find_access, rest_client
+from tinkex.cli.client import call_endpoint, find_access, rest_client
 from tinkex.cli.commands.doctor.runner import CHECK_SECONDS, Check, CheckResult
 from tinkex.cli.context import Context
 from tinkex.cli.errors import describe_error
 from tinkex.cli.format import format_count, format_size
-from tinkex.cli.raw_requests import call_endpoint
 from tinkex.errors import TinkexError
 from tinkex.installation import install_command, missing_libraries
 from tinkex.settings import HOSTED_BASE_URL, package_version, read_environment

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tinkex.cli.client import has_no_records, rest_client
+from tinkex.cli.client import Listing, fetch_pages, has_no_records, rest_client
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.id_completion import RUN, RUN_SUMMARY
+from tinkex.cli.id_arguments import RUN, RUN_SUMMARY, resolve_run
 from tinkex.cli.options import Argument, Command, columns_option, limit_option
 from tinkex.cli.output import announce, show
 from tinkex.cli.output.runs import RUN_COLUMNS, RunList
 from tinkex.cli.progress import paged_progress_bar
-from tinkex.cli.raw_requests import Listing, fetch_pages
-from tinkex.cli.short_ids import resolve_run
 
 if TYPE_CHECKING:
     from tinkex.types import TrainingRun

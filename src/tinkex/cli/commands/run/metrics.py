@@ -14,13 +14,12 @@ from tinkex.cli.client import rest_client
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import INTERRUPTED, CliError
 from tinkex.cli.format import format_count
-from tinkex.cli.id_completion import RUN, RUN_SUMMARY
+from tinkex.cli.id_arguments import RUN, RUN_SUMMARY, resolve_run
 from tinkex.cli.options import Argument, Command, Duration
 from tinkex.cli.output import announce, show
 from tinkex.cli.output.base import can_print_unicode
 from tinkex.cli.progress import paged_progress_bar, print_status
 from tinkex.cli.prompts import plot_output_option
-from tinkex.cli.short_ids import resolve_run
 from tinkex.display import HEADLINE_METRICS, primary_metric
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tinkex.cli.commands.sampling_options import (
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, on_interrupt
 from tinkex.cli.format import format_count, format_duration
-from tinkex.cli.id_completion import CHECKPOINT
+from tinkex.cli.id_arguments import CHECKPOINT
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce, show
 from tinkex.cli.progress import print_status, spinner

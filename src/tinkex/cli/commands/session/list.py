@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from tinkex.cli.client import has_no_records, rest_client
+from tinkex.cli.client import call_endpoint, has_no_records, rest_client
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.id_completion import SESSION, SESSION_SUMMARY
+from tinkex.cli.id_arguments import SESSION, SESSION_SUMMARY, resolve_session
 from tinkex.cli.options import Argument, Command, columns_option, limit_option
 from tinkex.cli.output import announce, show
 from tinkex.cli.output.sessions import SESSION_COLUMNS, SessionList
 from tinkex.cli.progress import paged_progress_bar, progress_bar, spinner
-from tinkex.cli.raw_requests import call_endpoint
-from tinkex.cli.short_ids import resolve_session
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import click
 
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.id_completion import CHECKPOINT
+from tinkex.cli.id_arguments import CHECKPOINT
 from tinkex.cli.options import Command, F
 
 FILE_PATH = click.Path(path_type=Path)

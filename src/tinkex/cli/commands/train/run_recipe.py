@@ -14,11 +14,11 @@ from tinkex.cli.commands.sampling_options import default_model
 from tinkex.cli.context import Context
 from tinkex.cli.errors import INTERRUPTED
 from tinkex.cli.format import escape_line, format_count
+from tinkex.cli.id_arguments import expand_path
 from tinkex.cli.output import PropertiesOutput, show
 from tinkex.cli.output.base import build_command_line, suggest_commands
-from tinkex.cli.progress import print_status, spinner
+from tinkex.cli.progress import print_status, spinner, stderr_console
 from tinkex.cli.prompts import check_run_directory
-from tinkex.cli.short_ids import expand_path
 from tinkex.data.rows import RecipeRow
 from tinkex.display import format_metric, select_headlines
 from tinkex.engine.models.sources import DEFAULT_MODEL
@@ -71,9 +71,9 @@ def format_report(report: StepReport) -> str:
 
 @contextlib.contextmanager
 def _progress_bar(context: Context, total: int) -> Iterator[Callable[[StepReport], None]]:
-    from tinkex.cli.progress_bars import make_training_bar
+    from tinkex.progress_bar import make_step_progress
 
-    progress = make_training_bar(context.stderr)
+    progress = make_step_progress(stderr_console(context.stderr))
     task = progress.add_task("", total=total)
 
     def on_report(report: StepReport) -> None:
