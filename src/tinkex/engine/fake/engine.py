@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from tinkex.engine.checkpoints.metadata import check_compatible, read_metadata
 from tinkex.engine.fake import storage
-from tinkex.engine.fake.bigram import Bigram, BigramTrainer
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer, run_pass
 from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_spec, parse_step_params
 from tinkex.engine.fake.sample_queue import FakeSampleQueue, FakeSamplerCache
-from tinkex.engine.fake.scoring import run_pass
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import (
     AdapterSpec,

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.engine.examples import check_tokens
-from tinkex.engine.fake.bigram import Bigram, Floats, Tokens
-from tinkex.engine.fake.scoring import flatten_tokens, score_tokens
+from tinkex.engine.fake.bigram import Bigram, Floats, Tokens, flatten_tokens, score_tokens
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
 from tinkex.engine.sampling.stop_conditions import StopConditions, StopTextMatcher, parse_stop
 from tinkex.errors import InvalidInput

@@ -21,8 +21,8 @@ from transformers import (
 from tests.support.adapters import load_plain
 from tests.support.gguf_files import TOKENS, write_gguf
 from tests.support.sentencepiece_files import LINES, THEIRS, vocabulary
+from tinkex.engine.models.gguf.architectures import llama3_factors
 from tinkex.engine.models.gguf.convert import convert_gguf
-from tinkex.engine.models.gguf.rope import llama3_factors
 from tinkex.engine.models.gguf.tokenizer import tokenizer_files
 
 SIZES: dict[str, Any] = {

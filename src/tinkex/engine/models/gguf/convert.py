@@ -18,8 +18,12 @@ from tinkex.engine.models.gguf.architectures import (
     plan_conversion,
 )
 from tinkex.engine.models.gguf.reader import GgufFile, read_gguf
-from tinkex.engine.models.gguf.tokenizer import to_json, tokenizer_files
-from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer, special_token_ids
+from tinkex.engine.models.gguf.tokenizer import (
+    UnsupportedTokenizer,
+    special_token_ids,
+    to_json,
+    tokenizer_files,
+)
 from tinkex.engine.models.model_folder import ModelFolder, read_model_folder
 from tinkex.engine.models.weight_files import DTYPE_SIZES, UnusableModel, read_header, read_json
 from tinkex.logs import get_logger

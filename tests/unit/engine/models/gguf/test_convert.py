@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.gguf_files import HEADS, HIDDEN, KV_HEADS, llama_tensors, write_gguf
 from tinkex.engine.models.gguf import convert
+from tinkex.engine.models.gguf.architectures import llama3_factors
 from tinkex.engine.models.gguf.convert import convert_gguf, row_order
-from tinkex.engine.models.gguf.rope import llama3_factors
 from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.engine.models.weight_files import UnusableModel
 

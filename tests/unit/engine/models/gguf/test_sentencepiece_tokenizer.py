@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.support.sentencepiece_files import LINES, THEIRS, vocabulary
-from tinkex.engine.models.gguf.tokenizer import tokenizer_files
-from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer
+from tinkex.engine.models.gguf.tokenizer import UnsupportedTokenizer, tokenizer_files
 from tinkex.engine.models.weight_files import UnusableModel
 
 

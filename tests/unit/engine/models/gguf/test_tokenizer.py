@@ -16,8 +16,13 @@ from tokenizers import Tokenizer
 from tests.support.gguf_files import TEMPLATE, TOKENS, write_gguf
 from tinkex.engine.models.gguf.convert import convert_gguf
 from tinkex.engine.models.gguf.reader import GgufFile, read_gguf
-from tinkex.engine.models.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
-from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer, special_token_ids, special_tokens
+from tinkex.engine.models.gguf.tokenizer import (
+    PRE_TOKENIZERS,
+    UnsupportedTokenizer,
+    special_token_ids,
+    special_tokens,
+    tokenizer_files,
+)
 from tinkex.engine.models.weight_files import UnusableModel
 
 

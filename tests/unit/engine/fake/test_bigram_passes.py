@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.engine.fake.bigram import Bigram, BigramTrainer
-from tinkex.engine.fake.scoring import flatten_tokens, run_pass
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer, flatten_tokens, run_pass
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     Datum,
