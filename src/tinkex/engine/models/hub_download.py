@@ -7,9 +7,16 @@ exits only when the files are complete.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict
 
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -26,22 +33,6 @@ from tinkex.display import format_bytes
 from tinkex.engine.models.model_folder import ModelFolder, read_model_config, read_model_folder
 from tinkex.engine.models.weight_files import UnusableModel, error_reason
 from tinkex.logs import get_logger
-
-
-import json
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import TypedDict
-
-from huggingface_hub import snapshot_download
-from huggingface_hub.utils.tqdm import disable_progress_bars
-
-from tinkex.engine.models.weight_files import error_reason
 
 LOG = get_logger(__name__)
 #: The timeout for listing a model's files.
@@ -175,9 +166,7 @@ class Hub:
             LOG.info("model %r: %s", model_id, sizes)
 
         interval = LOG_INTERVAL_SECONDS if self._on_progress is None else PROGRESS_INTERVAL_SECONDS
-        return download_in_process(
-            self._request(model_id, names), report, interval
-        )
+        return download_in_process(self._request(model_id, names), report, interval)
 
     def _request(self, model_id: str, names: Sequence[str]) -> DownloadRequest:
         return {

@@ -23,9 +23,8 @@ from tinkex.errors import TinkexError
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.server.app import create_app
-from tinkex.server.http.acceptor import Acceptor
 from tinkex.server.http.connection_protocol import LimitedHttpProtocol
-from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
+from tinkex.server.http.connections import Acceptor, ConnectionLimits, ConnectionRegistry
 from tinkex.server.http.request_context import Services
 from tinkex.server.process.child_setup import initialize_child
 from tinkex.server.process.heartbeat import start_heartbeat

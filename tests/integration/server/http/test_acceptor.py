@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.conftest import TIMEOUT_SECONDS
-from tinkex.server.http import acceptor as accepting
-from tinkex.server.http.acceptor import Acceptor
-from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
+from tinkex.server.http import connections as accepting
+from tinkex.server.http.connections import Acceptor, ConnectionLimits, ConnectionRegistry
 
 FLOOD, QUIET = "127.0.0.2", "127.0.0.1"
 
