@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from tinkex.jobs.fair_share import FairShare
 from tinkex.jobs.job_types import PASS_KINDS, JobKind
-from tinkex.jobs.sample_queue import FairShare, SampleQueue
+from tinkex.jobs.sample_queue import SampleQueue
 from tinkex.store.records import JobRecord, RunRecord
 
 P = ParamSpec("P")
