@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 
-from tinkex.pipeline.tiny import words
 from tinkex.pipeline.tiny.tasks import (
+    ANIMALS,
+    DAYS,
     FAMILIES,
+    NAMES,
+    PLACES,
     UNKNOWN,
+    WORDS,
     TinyTask,
     draw_family_task,
     draw_task,
@@ -59,7 +63,7 @@ def pretrain_row(rng: Random) -> Mapping[str, object]:
     """Return a text: a story, a dialogue, or questions with answers."""
     choice = rng.random()
     if choice < 0.1:
-        return {"text": _make_story(rng, rng.choice(words.ANIMALS))}
+        return {"text": _make_story(rng, rng.choice(ANIMALS))}
     if choice < 0.35:
         return {"text": _make_dialogue(rng)}
     tasks = [draw_task(rng)[1] for _ in range(rng.randint(3, 8))]
@@ -92,7 +96,7 @@ ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, object]]] = {
 
 def _chat_turn(rng: Random) -> list[dict[str, str]]:
     if rng.random() < 0.04:
-        animal = rng.choice(words.ANIMALS)
+        animal = rng.choice(ANIMALS)
         questions = (
             f"Tell me a story about a {animal}.",
             f"Tell a short story about a {animal}.",
@@ -109,7 +113,7 @@ def _pair(question: str, answer: str) -> list[dict[str, str]]:
 
 def _make_dialogue(rng: Random) -> str:
     """Return a dialogue with repetitions, which trains copying."""
-    name, friend = rng.sample(words.NAMES, 2)
+    name, friend = rng.sample(NAMES, 2)
     lines = []
     for _ in range(rng.randint(2, 5)):
         said = " ".join(random_word(rng) for _ in range(rng.randint(1, 4)))
@@ -124,11 +128,11 @@ def _make_dialogue(rng: Random) -> str:
 
 
 def _make_story(rng: Random, animal: str) -> str:
-    name = rng.choice(words.NAMES)
-    place, thing, day = rng.choice(words.PLACES), rng.choice(words.WORDS), rng.choice(words.DAYS)
+    name = rng.choice(NAMES)
+    place, thing, day = rng.choice(PLACES), rng.choice(WORDS), rng.choice(DAYS)
     ends = (
         f"{name} was glad, and the {animal} was glad too.",
-        f"They went home and slept until {rng.choice(words.DAYS)}.",
+        f"They went home and slept until {rng.choice(DAYS)}.",
         f"The {place} was quiet again.",
     )
     return (

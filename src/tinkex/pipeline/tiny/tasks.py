@@ -1,4 +1,4 @@
-"""Tasks of tinkex/tiny: questions with one correct answer, by family."""
+"""Tasks of tinkex/tiny: questions with one correct answer, by family, and their vocabulary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import NamedTuple
 
-from tinkex.pipeline.tiny import words
+from tinkex.data import sample_rows
 
 _MAX_NUMBER, _MAX_COUNT_START = 99, 20
 _MAX_COUNT_LENGTH = 6
@@ -15,6 +15,77 @@ _MAX_COUNT_LENGTH = 6
 _HELD_OUT_EVERY = 16
 UNKNOWN = "I do not know that. I am a very small model."
 ABLE = "I can say words, add and compare small numbers, count, and name days and colours."
+
+# --- vocabulary ------------------------------------------------------------------------------
+
+NAMES = (
+    *("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Grace", "Hugo", "Ida", "Jon", "Kim", "Lea"),
+    *("Max", "Nina", "Otto", "Paul", "Rosa", "Sam", "Tom", "Uma", "Vera", "Will", "Yara", "Zoe"),
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+PLACES = ("garden", "kitchen", "market", "library", "harbour", "forest", "station", "school")
+ANIMALS = ("cat", "dog", "cow", "duck", "sheep", "horse", "frog", "bee", "owl", "pig", "fox", "hen")
+SOUNDS = {
+    "cat": "Meow",
+    "dog": "Woof",
+    "cow": "Moo",
+    "duck": "Quack",
+    "sheep": "Baa",
+    "horse": "Neigh",
+    "frog": "Ribbit",
+    "bee": "Buzz",
+    "owl": "Hoot",
+    "pig": "Oink",
+}
+COLOURS = {
+    "grass": "green",
+    "the sky": "blue",
+    "snow": "white",
+    "coal": "black",
+    "a lemon": "yellow",
+    "a cherry": "red",
+    "a carrot": "orange",
+    "chocolate": "brown",
+    "milk": "white",
+    "the sea": "blue",
+    "a leaf": "green",
+    "blood": "red",
+    "the night": "black",
+    "the sun": "yellow",
+    "a frog": "green",
+    "a flamingo": "pink",
+}
+OPPOSITES = {
+    **sample_rows.OPPOSITES,
+    "good": "bad",
+    "happy": "sad",
+    "left": "right",
+    "yes": "no",
+}
+#: Words to repeat, choose from and capitalize.
+WORDS = (
+    *("apple", "bread", "chair", "door", "egg", "fish", "glass", "house", "ice", "jam", "key"),
+    *("lamp", "moon", "nose", "ocean", "paper", "queen", "river", "stone", "table", "tree"),
+    *("window", "box", "year", "zebra", "ball", "bird", "boat", "book", "bus", "cake", "car"),
+    *("city", "cloud", "coat", "cup", "desk", "dress", "ear", "eye", "farm", "fire", "flower"),
+    *("foot", "gold", "hand", "hat", "heart", "hill", "king", "lake", "leaf", "letter", "map"),
+    *("mouse", "music", "name", "night", "paint", "pen", "plant", "rain", "ring", "road"),
+    *("room", "rope", "salt", "sand", "sea", "ship", "shoe", "silver", "sky", "snow", "song"),
+    *("spoon", "star", "street", "sugar", "summer", "sun", "tea", "tent", "town", "train"),
+    *("wall", "water", "wind", "winter", "wood", "word", "hello", "please", "banana", "green"),
+)
+#: Subjects of unanswerable questions.
+COUNTRIES = ("France", "Japan", "Brazil", "Kenya", "Canada", "Spain", "India", "Egypt", "Norway")
+TOPICS = ("football", "politics", "history", "chemistry", "films", "law", "medicine", "space")
+#: Syllables of invented words, so that repeating them cannot be memorized.
+SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in "aeiou")
+
+
+# --- tasks -----------------------------------------------------------------------------------
 
 
 class TinyTask(NamedTuple):
@@ -112,7 +183,7 @@ def subtract(rng: Random) -> TinyTask:
 
 def calendar(rng: Random) -> TinyTask:
     """Name the day or month before or after another."""
-    kind, cycle = rng.choice((("day", words.DAYS), ("month", words.MONTHS)))
+    kind, cycle = rng.choice((("day", DAYS), ("month", MONTHS)))
     at, (step, word) = rng.randrange(len(cycle)), rng.choice(((1, "after"), (-1, "before")))
     name = cycle[at]
     questions = (
@@ -125,7 +196,7 @@ def calendar(rng: Random) -> TinyTask:
 
 def colour(rng: Random) -> TinyTask:
     """Name the colour of a thing."""
-    thing, answer = rng.choice(sorted(words.COLOURS.items()))
+    thing, answer = rng.choice(sorted(COLOURS.items()))
     spelled = rng.choice(("colour", "color"))
     questions = (
         *(f"What {spelled} is {thing}?", f"Which {spelled} has {thing}?"),
@@ -137,7 +208,7 @@ def colour(rng: Random) -> TinyTask:
 
 def opposite(rng: Random) -> TinyTask:
     """Name the opposite of a word."""
-    word, other = rng.choice(sorted(words.OPPOSITES.items()))
+    word, other = rng.choice(sorted(OPPOSITES.items()))
     if rng.random() < 0.5:
         word, other = other, word
     questions = (
@@ -150,7 +221,7 @@ def opposite(rng: Random) -> TinyTask:
 
 def sound(rng: Random) -> TinyTask:
     """Name the sound of an animal."""
-    animal, answer = rng.choice(sorted(words.SOUNDS.items()))
+    animal, answer = rng.choice(sorted(SOUNDS.items()))
     questions = (
         *(f"What does a {animal} say?", f"What does the {animal} say?"),
         *(f"What sound does a {animal} make?", f"How does a {animal} sound?"),
@@ -161,7 +232,7 @@ def sound(rng: Random) -> TinyTask:
 
 def large(rng: Random) -> TinyTask:
     """Write a word in capital letters."""
-    word = rng.choice(words.WORDS)
+    word = rng.choice(WORDS)
     questions = (
         *(f"Write {word} in capital letters.", f"Write {word} in uppercase."),
         *(f"Uppercase {word}.", f"Make {word} uppercase.", f"Uppercase: {word}"),
@@ -171,7 +242,7 @@ def large(rng: Random) -> TinyTask:
 
 def greet(rng: Random) -> TinyTask:
     """Answer greetings, thanks and questions about the model."""
-    name = rng.choice(words.NAMES)
+    name = rng.choice(NAMES)
     mark = rng.choice(("", "!", "."))
     greeting = rng.choice(("Hello", "Hi", "Hey", "Good morning", "Good evening", "hello", "hi"))
     questions = (
@@ -190,9 +261,7 @@ def greet(rng: Random) -> TinyTask:
 
 def unknown(rng: Random) -> TinyTask:
     """Answer "I do not know" to unanswerable questions."""
-    country, topic, name = (
-        rng.choice(names) for names in (words.COUNTRIES, words.TOPICS, words.NAMES)
-    )
+    country, topic, name = (rng.choice(names) for names in (COUNTRIES, TOPICS, NAMES))
     questions = (
         *(f"What is the capital of {country}?", f"How many people live in {country}?"),
         *(f"Tell me about {topic}.", f"Explain {topic}.", f"What do you think of {topic}?"),
@@ -239,5 +308,5 @@ def draw_family_task(family: str, rng: Random, *, is_held_out: bool) -> TinyTask
 def random_word(rng: Random) -> str:
     """Draw a real or invented word."""
     if rng.random() < 0.6:
-        return rng.choice(words.WORDS)
-    return "".join(rng.choice(words.SYLLABLES) for _ in range(rng.choice((1, 2, 2))))
+        return rng.choice(WORDS)
+    return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((1, 2, 2))))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.data.rows import STAGE_PARSERS
-from tinkex.pipeline.tiny import rows, tasks, words
+from tinkex.pipeline.tiny import rows, tasks
 from tinkex.pipeline.tiny.tasks import FAMILIES, TinyTask
 
 SIZES = {"pretrain": 40, "sft": 40, "dpo": 40}
@@ -92,5 +92,5 @@ def test_open_families_hold_out_a_task_in_every_wording() -> None:
 
 
 def test_opposites_are_consistent() -> None:
-    both = [*words.OPPOSITES, *words.OPPOSITES.values()]
+    both = [*tasks.OPPOSITES, *tasks.OPPOSITES.values()]
     assert len(both) == len(set(both))
