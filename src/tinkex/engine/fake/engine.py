@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from tinkex.engine.checkpoints.metadata import check_compatible, read_metadata
 from tinkex.engine.fake import storage
-from tinkex.engine.fake.bigram import Bigram, BigramTrainer, run_pass
-from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_spec, parse_step_params
-from tinkex.engine.fake.sample_queue import FakeSampleQueue, FakeSamplerCache
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer, OptimStepParams, run_pass
+from tinkex.engine.fake.sample_queue import MAX_CONTEXT_TOKENS, FakeSampleQueue, FakeSamplerCache
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import (
     AdapterSpec,
@@ -30,7 +29,7 @@ from tinkex.engine.protocol import (
 )
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
 from tinkex.types import AdamParams, SampleRequest
-from tinkex.types.optimizers import OptimParams
+from tinkex.types.optimizers import DimuonParams, OptimParams
 
 
 class _FakeAdapter(NamedTuple):
@@ -43,6 +42,7 @@ DEFAULT_MODELS = ("tinkex/bigram",)
 MAX_SAMPLES = 4
 #: Memory for adapters, which are small tables.
 MAX_ADAPTER_BYTES = 1 << 30
+OPTIMIZERS = ("adamw", "dimuon")
 #: Weights, gradient and two moments.
 _NUM_TABLES = 4
 
@@ -88,7 +88,7 @@ class FakeEngine:
     # --- adapters ---------------------------------------------------------------------------
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Create an adapter equal to its base model; replaces one with the same id."""
-        check_spec(spec)
+        _check_spec(spec)
         check_adapter_size(self, spec)
         self._adapters[adapter_id] = _FakeAdapter(
             spec, BigramTrainer(self._get_base(spec.base_model))
@@ -149,7 +149,7 @@ class FakeEngine:
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
         """Apply the accumulated gradient, clear it, and return metrics."""
         spec, trainer = self._get_adapter(adapter_id)
-        step_params = parse_step_params(spec.optimizer, params)
+        step_params = _parse_step_params(spec.optimizer, params)
         self._sleep_per_op()
         is_adamw = isinstance(params, AdamParams)
         return trainer.adamw_step(step_params) if is_adamw else trainer.momentum_step(step_params)
@@ -233,6 +233,45 @@ class FakeEngine:
     def _sleep_per_op(self) -> None:
         if self._seconds_per_op > 0.0:
             self._interrupted.wait(self._seconds_per_op)
+
+
+def _check_spec(spec: AdapterSpec) -> None:
+    """Raise InvalidInput if the engine cannot create such an adapter."""
+    if spec.rank < 1:
+        raise InvalidInput(f"rank is {spec.rank}, expected at least 1")
+    if not (spec.train_unembed or spec.train_mlp or spec.train_attn):
+        raise InvalidInput(
+            "train_unembed, train_mlp and train_attn are all false: nothing to train"
+        )
+    kind = spec.optimizer.get("type")
+    if kind not in OPTIMIZERS:
+        raise InvalidInput(f"optimizer type {kind!r} is not one of {', '.join(OPTIMIZERS)}")
+
+
+def _parse_step_params(optimizer: Mapping[str, object], params: OptimParams) -> OptimStepParams:
+    """Convert the parameters of a step, which must be of the adapter's optimizer type."""
+    given = "adamw" if isinstance(params, AdamParams) else params.type
+    wanted = optimizer.get("type")
+    if given != wanted:
+        raise InvalidInput(
+            f"the step has parameters of {given!r}, but the adapter trains with {wanted!r}"
+        )
+    if isinstance(params, AdamParams):
+        return OptimStepParams(
+            learning_rate=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+            grad_clip_norm=params.grad_clip_norm,
+        )
+    if isinstance(params, DimuonParams):
+        return OptimStepParams(
+            learning_rate=params.learning_rate,
+            beta1=params.beta1,
+            grad_clip_norm=params.grad_clip_norm,
+        )
+    raise InvalidInput(f"optimizer_params of type {given!r} are not supported; send adam_params")
 
 
 def _micro_batch_tokens(passes: Sequence[Pass], step_tokens: int) -> list[int]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 from tinkex.engine.checkpoints.metadata import read_metadata
+from tinkex.engine.examples import count_text_tokens
 from tinkex.engine.fake.bigram import Bigram
-from tinkex.engine.fake.limits import check_sample
-from tinkex.engine.fake.sampler import BigramSampler
+from tinkex.engine.fake.sampler import DEFAULT_MAX_TOKENS, BigramSampler
 from tinkex.engine.fake.storage import read_model
+from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import EngineFailure, FinishedSample, SamplerSource
 from tinkex.engine.sampler_cache import CacheKey, SamplerCache
 from tinkex.errors import CheckpointError, InvalidInput
@@ -19,6 +20,10 @@ from tinkex.types import SampleRequest, SampleResponse
 
 #: The time of one step; `step` returns what has finished by then.
 STEP_SECONDS = 0.02
+#: Context length for prompt and generated tokens.
+MAX_CONTEXT_TOKENS = 32768
+#: Maximum number of sequences of one request.
+MAX_SEQUENCES = 1024
 #: The number of checkpoints that stay in memory.
 MAX_SAMPLERS = 64
 
@@ -130,7 +135,7 @@ class FakeSampleQueue:
     def _advance(self, sample: _QueuedSample) -> SampleResponse | EngineFailure | None:
         try:
             if sample.steps is None:
-                check_sample(sample.request)
+                _check_sample(sample.request)
                 sampler = self._sampler_cache.get_or_load(sample.source)
                 sample.steps = sampler.start(sample.request, _SYSTEM_RANDOM)
             next(sample.steps)
@@ -140,3 +145,22 @@ class FakeSampleQueue:
         except (InvalidInput, CheckpointError) as error:
             return EngineFailure(error.message, error.category)
         return None
+
+
+def _check_sample(request: SampleRequest) -> None:
+    """Raise InvalidInput for a prompt that is too long or not text, or for too many results."""
+    num_prompt = count_text_tokens("the prompt", request.prompt, MAX_CONTEXT_TOKENS)
+    num_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
+    if num_prompt + num_tokens > MAX_CONTEXT_TOKENS:
+        raise InvalidInput(
+            f"the prompt has {num_prompt} tokens and max_tokens is {num_tokens}; together they "
+            f"may be at most {MAX_CONTEXT_TOKENS}"
+        )
+    _check_at_most("num_samples", request.num_samples, MAX_SEQUENCES)
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+        _check_at_most(name, getattr(request, name), VOCAB_SIZE)
+
+
+def _check_at_most(name: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise InvalidInput(f"{name} is {value}; expected at most {limit}")
