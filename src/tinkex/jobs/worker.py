@@ -14,33 +14,29 @@ from dataclasses import dataclass, field
 
 from tinkex import clock
 from tinkex.engine.protocol import Engine
-from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
+from tinkex.errors import StoreError
 from tinkex.home import Home
 from tinkex.jobs.active_samples import ActiveSamples
 from tinkex.jobs.coordinator import MOVED_MESSAGE, GroupCoordinator
-from tinkex.jobs.fair_queue import AdaptiveBatchSize, BatchLimits, FairQueue
+from tinkex.jobs.fair_queue import BatchLimits, FairQueue
 from tinkex.jobs.group_member import GroupMember, WorkExchange
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
-from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, Failed, JobOutcome
 from tinkex.jobs.lease import CoordinatorLease, WorkerLease, group_lease
-from tinkex.jobs.operations import CUSTOM_LOSS_UNSUPPORTED, PassBatch, run_operation
 from tinkex.jobs.queue import CANCEL_PREFIX
+from tinkex.jobs.queue_poller import POLL_SECONDS, QueuePoller
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
 from tinkex.jobs.snapshots import AdapterMemory, SnapshotPolicy, SnapshotWriter
+from tinkex.jobs.training_batches import TrainingBatches
 from tinkex.jobs.wakeup import WakeupListener
-from tinkex.jobs.worker_context import ModelTask, WorkerContext
+from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
-from tinkex.store import jobs, runs
+from tinkex.store import jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord
 
 LOG = get_logger(__name__)
-#: Poll interval without wake-up messages.
-POLL_SECONDS = 0.5
-#: Jobs fetched per query.
-MAX_FETCHED_JOBS = 1000
 #: Interval of the maintenance.
 MAINTENANCE_SECONDS = 5.0
 
@@ -102,6 +98,7 @@ class Worker:
         )
         self._listener = WakeupListener(database, "worker")
         self._fair_queue = FairQueue(config.batch_limits)
+        self._poller = QueuePoller(database, config.group_id, self._fair_queue)
         self._resident_models = ResidentModels(self._context)
         self._snapshots = SnapshotWriter(
             self._context, config.snapshots, self._result_log.check_fence
@@ -117,6 +114,14 @@ class Worker:
             self._result_log,
         )
         self._active_samples = ActiveSamples(self._context)
+        self._training = TrainingBatches(
+            self._context,
+            self._fair_queue,
+            self._resident_models,
+            self._adapter_memory,
+            start_jobs=self._start_jobs,
+            store_results=self._store_results,
+        )
         self._coordinator = GroupCoordinator(
             database,
             move_after_seconds=config.move_after_seconds,
@@ -128,11 +133,6 @@ class Worker:
             lease=CoordinatorLease(database, self._listener.process.id),
             coordinate=self._coordinator.run_once,
         )
-        self._batch_size = AdaptiveBatchSize()
-        self._in_progress: dict[str, tuple[JobRecord, PassBatch, float]] = {}
-        """Started passes by job id, with their start time."""
-        self._next_seq: dict[str, int] = {}
-        self._last_job_no = 0
         self._training_seconds = 0.0
         """Duration of the last training batch."""
         self._is_stopping = False
@@ -192,11 +192,9 @@ class Worker:
 
     def _shut_down(self) -> None:
         """Requeue unfinished jobs and write a snapshot of every model."""
-        waiting = [*self._active_samples.job_ids, *self._in_progress]
+        waiting = [*self._active_samples.job_ids, *self._training.interrupt()]
         for job_id in self._active_samples.job_ids:
             self._active_samples.cancel(job_id)
-        for _, passes, _ in self._in_progress.values():
-            passes.cancel()
         self._result_log.flush()
         self._database.write(lambda db: jobs.requeue_running(db, waiting, group_id=self._group_id))
         for resident in self._resident_models:
@@ -208,43 +206,14 @@ class Worker:
     def _poll_queue(self) -> None:
         """Fetch new jobs and handle messages."""
         self._handle_messages(self._listener.messages())
-        while True:
-            try:
-                if self._fetch_queued() < MAX_FETCHED_JOBS:
-                    return
-            except StoreError as error:
-                LOG.warning("cannot poll the queue: %s", error)
-                time.sleep(POLL_SECONDS)
-                return
-
-    def _fetch_queued(self) -> int:
-        arrived = self._database.read(
-            lambda db: jobs.list_queued_after(
-                db, self._last_job_no, MAX_FETCHED_JOBS, group_id=self._group_id
-            )
-        )
-        now = time.monotonic()
-        for job in arrived:
-            self._fair_queue.add(job, self._expected_seq(job), now)
-            self._last_job_no = job.no
-        return len(arrived)
+        self._poller.fetch()
 
     def _fetch_all_queued(self) -> None:
-        """Fetch also jobs with lower numbers, which other groups have given to this one."""
-        # After the flush no started job is queued.
+        """Fetch also the jobs that other groups have given to this one."""
+        # After the flush no started job is queued, and the store has the sequence numbers.
         self._result_log.flush()
-        self._last_job_no = 0
-        self._poll_queue()
-
-    def _expected_seq(self, job: JobRecord) -> int:
-        """Return the next sequence number of a job's model."""
-        if job.run_id is None or self._fair_queue.has_lane(job.tenant_id, job.run_id):
-            return 0
-        run_id = job.run_id
-        if run_id not in self._next_seq:
-            run = self._database.read(lambda db: runs.find(db, run_id))
-            self._next_seq[run_id] = run.next_seq if run is not None else 0
-        return self._next_seq[run_id]
+        self._poller.forget_seqs()
+        self._poller.fetch_all()
 
     def _wait_for_work(self) -> None:
         """Take samples of a busy group, or wait for a wake-up message."""
@@ -268,11 +237,7 @@ class Worker:
         self._fair_queue.cancel(job_ids)
         for job_id in job_ids:
             self._active_samples.cancel(job_id)
-            stopped = self._in_progress.pop(job_id, None)
-            if stopped is not None:
-                job, passes, started_at = stopped
-                passes.cancel()
-                self._finish_jobs([ResultEntry(job, CANCELLED, None, started_at)])
+            self._training.cancel(job_id)
 
     def _wait_seconds(self) -> float:
         if self._context.engine.num_samples:
@@ -300,9 +265,9 @@ class Worker:
             self._sample_until(time.monotonic() + self._training_seconds)
             is_busy = True
         started = time.monotonic()
-        batch = self._fair_queue.next_batch(started, self._batch_size.max_operations)
+        batch = self._fair_queue.next_batch(started, self._training.max_operations)
         for portion in self._adapter_memory.split_by_memory(batch):
-            self._run_training(portion)
+            self._training.run(portion)
         self._training_seconds = time.monotonic() - started if batch else 0.0
         return is_busy or bool(batch)
 
@@ -315,7 +280,7 @@ class Worker:
             ]
             for entry in finished:
                 self._fair_queue.finish_sample(entry.job, entry.outcome.num_tokens)
-            self._log_results(finished)
+            self._store_results(finished)
             is_over = time.monotonic() >= deadline or not self._context.engine.num_samples
             if is_over or self._is_stopping:
                 return
@@ -340,7 +305,7 @@ class Worker:
             failed = self._active_samples.start(job, payload) if payload is not None else None
             if failed is not None:
                 refused.append(ResultEntry(job, failed, None, clock.now()))
-        self._log_results(refused)
+        self._store_results(refused)
         return True
 
     def _start_jobs(self, started: Sequence[JobRecord]) -> dict[str, bytes]:
@@ -351,93 +316,13 @@ class Worker:
         self._result_log.start(ids)
         return payloads
 
-    def _run_training(self, batch: Sequence[JobRecord]) -> None:
-        first = batch[0]
-        in_progress = self._in_progress.pop(first.id, None)
-        if in_progress is not None:
-            _, passes, started_at = in_progress
-            self._step_passes(batch, passes, started_at)
+    def _store_results(self, entries: Sequence[ResultEntry]) -> None:
+        if not entries:
             return
-        started_at = clock.now()
-        payloads = self._start_jobs(batch)
-        tasks: dict[str, ModelTask] = {}
-        outcomes: dict[str, JobOutcome] = {}
-        for job in batch:
-            task = self._make_task(job, payloads.get(job.id))
-            if isinstance(task, ModelTask):
-                tasks[job.id] = task
-            else:
-                outcomes[job.id] = task
-        if tasks and first.kind in PASS_KINDS:
-            passes = PassBatch(self._context, list(tasks.values()))
-            self._step_passes([task.job for task in tasks.values()], passes, started_at)
-        else:
-            outcomes |= {
-                name: self._batch_size.run_timed(run_operation, self._context, task)
-                for name, task in tasks.items()
-            }
-        finished = [job for job in batch if job.id in outcomes]
-        self._finish_jobs([self._make_entry(job, outcomes[job.id], started_at) for job in finished])
-
-    def _step_passes(
-        self, batch: Sequence[JobRecord], passes: PassBatch, started_at: float
-    ) -> None:
-        """Compute a micro-batch; a single longer pass continues in a later batch."""
-        outcomes = passes.step() if len(batch) == 1 else passes.finish()
-        if outcomes is None:
-            (job,) = batch
-            self._in_progress[job.id] = (job, passes, started_at)
-            self._fair_queue.suspend(job, passes.num_tokens)
-            return
-        done = zip(batch, outcomes, strict=True)
-        self._finish_jobs([self._make_entry(job, outcome, started_at) for job, outcome in done])
-
-    def _make_entry(self, job: JobRecord, outcome: JobOutcome, started_at: float) -> ResultEntry:
-        return ResultEntry(
-            job, outcome, self._adapter_memory.count_change(job, outcome), started_at
-        )
-
-    def _finish_jobs(self, entries: Sequence[ResultEntry]) -> None:
-        """Store outcomes and unblock the models' next jobs."""
-        self._log_results(entries)
+        self._result_log.finish(entries)
         for entry in entries:
-            self._fair_queue.finish(entry.job)
-            self._advance_seq(entry.job)
-        self._adapter_memory.snapshot_changed(entries)
-
-    def _make_task(self, job: JobRecord, payload: bytes | None) -> ModelTask | Failed:
-        """Return the task with its model in memory, or the failure."""
-        if job.run_id is None:
-            return CUSTOM_LOSS_UNSUPPORTED
-        if self._fair_queue.is_cancelled(job):
-            return CANCELLED
-        if payload is None:
-            return Failed(
-                message="the payload of the request is missing",
-                category=RequestErrorCategory.Server,
-            )
-        try:
-            resident = self._resident_models.get(job.run_id)
-        except StoreError:
-            raise
-        except TinkexError as error:
-            return Failed(message=error.message, category=error.category)
-        if job.position > 0 and not self._context.engine.has_adapter(job.run_id):
-            return Failed(
-                message=f"model {job.run_id} could not be created",
-                category=RequestErrorCategory.User,
-            )
-        return ModelTask(job, resident.run, payload)
-
-    def _advance_seq(self, job: JobRecord) -> None:
-        if job.run_id is not None:
-            next_seq = max(self._next_seq.get(job.run_id, 0), job.position + 1)
-            self._next_seq[job.run_id] = next_seq
-
-    def _log_results(self, entries: Sequence[ResultEntry]) -> None:
-        if entries:
-            self._result_log.finish(entries)
-            self._exchange.throughput.add(sum(entry.outcome.num_tokens for entry in entries), 0.0)
+            self._poller.advance_seq(entry.job)
+        self._exchange.throughput.add(sum(entry.outcome.num_tokens for entry in entries), 0.0)
 
     # --- maintenance -----------------------------------------------------------------------------
     def _exchange_work(self) -> None:
@@ -451,8 +336,6 @@ class Worker:
             return
         if news.is_draining:
             self._is_draining = self._is_stopping = True
-        # The sequence numbers of models that come and go are those of the store.
-        self._next_seq.clear()
         if news.has_new_work:
             self._fetch_all_queued()
 
@@ -471,7 +354,7 @@ class Worker:
             LOG.warning("maintenance failed, will retry: %s", error)
         # After the flush the store has the sequence numbers, so the cache can be dropped.
         self._result_log.flush()
-        self._next_seq.clear()
+        self._poller.forget_seqs()
 
     def _stop_cancelled(self) -> None:
         """Stop cancelled samples whose wake-up message was lost."""

@@ -1,0 +1,138 @@
+"""Batches of training operations: passes that share micro-batches, and other operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tinkex import clock
+from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
+from tinkex.jobs.fair_queue import AdaptiveBatchSize, FairQueue
+from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, Failed, JobOutcome
+from tinkex.jobs.operations import CUSTOM_LOSS_UNSUPPORTED, PassBatch, run_operation
+from tinkex.jobs.resident_models import ResidentModels
+from tinkex.jobs.result_log import ResultEntry
+from tinkex.jobs.snapshots import AdapterMemory
+from tinkex.jobs.worker_context import ModelTask, WorkerContext
+from tinkex.store.records import JobRecord
+
+
+class TrainingBatches:
+    """Runs batches of the queue; a long pass is suspended after each micro-batch."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        fair_queue: FairQueue,
+        resident_models: ResidentModels,
+        adapter_memory: AdapterMemory,
+        *,
+        start_jobs: Callable[[Sequence[JobRecord]], dict[str, bytes]],
+        store_results: Callable[[Sequence[ResultEntry]], None],
+    ) -> None:
+        """`start_jobs` marks jobs as started and returns their payloads by id."""
+        self._context = context
+        self._fair_queue = fair_queue
+        self._resident_models = resident_models
+        self._adapter_memory = adapter_memory
+        self._start_jobs = start_jobs
+        self._store_results = store_results
+        self._batch_size = AdaptiveBatchSize()
+        self._in_progress: dict[str, tuple[JobRecord, PassBatch, float]] = {}
+        """Started passes by job id, with their start time."""
+
+    @property
+    def max_operations(self) -> int:
+        """Number of operations allowed in the next batch."""
+        return self._batch_size.max_operations
+
+    def cancel(self, job_id: str) -> None:
+        """Stop a suspended pass, which fails as cancelled."""
+        stopped = self._in_progress.pop(job_id, None)
+        if stopped is not None:
+            job, passes, started_at = stopped
+            passes.cancel()
+            self._finish_jobs([ResultEntry(job, CANCELLED, None, started_at)])
+
+    def interrupt(self) -> list[str]:
+        """Drop all suspended passes; returns their ids, which run again later."""
+        for _, passes, _ in self._in_progress.values():
+            passes.cancel()
+        return list(self._in_progress)
+
+    def run(self, batch: Sequence[JobRecord]) -> None:
+        """Run a batch, or the next micro-batch of a suspended pass."""
+        first = batch[0]
+        in_progress = self._in_progress.pop(first.id, None)
+        if in_progress is not None:
+            _, passes, started_at = in_progress
+            self._step_passes(batch, passes, started_at)
+            return
+        started_at = clock.now()
+        payloads = self._start_jobs(batch)
+        tasks: dict[str, ModelTask] = {}
+        outcomes: dict[str, JobOutcome] = {}
+        for job in batch:
+            task = self._make_task(job, payloads.get(job.id))
+            if isinstance(task, ModelTask):
+                tasks[job.id] = task
+            else:
+                outcomes[job.id] = task
+        if tasks and first.kind in PASS_KINDS:
+            passes = PassBatch(self._context, list(tasks.values()))
+            self._step_passes([task.job for task in tasks.values()], passes, started_at)
+        else:
+            outcomes |= {
+                name: self._batch_size.run_timed(run_operation, self._context, task)
+                for name, task in tasks.items()
+            }
+        finished = [job for job in batch if job.id in outcomes]
+        self._finish_jobs([self._make_entry(job, outcomes[job.id], started_at) for job in finished])
+
+    def _step_passes(
+        self, batch: Sequence[JobRecord], passes: PassBatch, started_at: float
+    ) -> None:
+        """Compute a micro-batch; a single longer pass continues in a later batch."""
+        outcomes = passes.step() if len(batch) == 1 else passes.finish()
+        if outcomes is None:
+            (job,) = batch
+            self._in_progress[job.id] = (job, passes, started_at)
+            self._fair_queue.suspend(job, passes.num_tokens)
+            return
+        done = zip(batch, outcomes, strict=True)
+        self._finish_jobs([self._make_entry(job, outcome, started_at) for job, outcome in done])
+
+    def _make_entry(self, job: JobRecord, outcome: JobOutcome, started_at: float) -> ResultEntry:
+        return ResultEntry(
+            job, outcome, self._adapter_memory.count_change(job, outcome), started_at
+        )
+
+    def _finish_jobs(self, entries: Sequence[ResultEntry]) -> None:
+        """Store outcomes and unblock the models' next jobs."""
+        self._store_results(entries)
+        for entry in entries:
+            self._fair_queue.finish(entry.job)
+        self._adapter_memory.snapshot_changed(entries)
+
+    def _make_task(self, job: JobRecord, payload: bytes | None) -> ModelTask | Failed:
+        """Return the task with its model in memory, or the failure."""
+        if job.run_id is None:
+            return CUSTOM_LOSS_UNSUPPORTED
+        if self._fair_queue.is_cancelled(job):
+            return CANCELLED
+        if payload is None:
+            return Failed(
+                message="the payload of the request is missing",
+                category=RequestErrorCategory.Server,
+            )
+        try:
+            resident = self._resident_models.get(job.run_id)
+        except StoreError:
+            raise
+        except TinkexError as error:
+            return Failed(message=error.message, category=error.category)
+        if job.position > 0 and not self._context.engine.has_adapter(job.run_id):
+            return Failed(
+                message=f"model {job.run_id} could not be created",
+                category=RequestErrorCategory.User,
+            )
+        return ModelTask(job, resident.run, payload)
