@@ -32,12 +32,13 @@ from tinkex.wire.endpoints import ENDPOINTS
 EXAMPLES = [
     path for path in sorted((ROOT / "examples").glob("*.py")) if "__main__" in path.read_text()
 ]
-#: Examples that use the local server run in tests/acceptance/test_examples.py, and the
-#: longer pipeline run in test_from_nothing.py beside it.
+#: Examples that use the local server run in tests/acceptance/test_examples.py; the demo and the
+#: longer pipeline run have tests of their own beside it.
 ALONE = [
     path
     for path in EXAMPLES
-    if "from connection import" not in path.read_text() and path.stem != "from_nothing"
+    if "from connection import" not in path.read_text()
+    and path.stem not in {"demo", "from_nothing"}
 ]
 #: Marks a code block that this test runs; invisible on the page.
 RUN = "<!-- run -->"
@@ -45,7 +46,6 @@ RUN = "<!-- run -->"
 QUICK = {
     "async_training": ["--steps", "5"],
     "custom_loss": ["--steps", "3"],
-    "demo": ["--folder", "HERE", "--model", "tinkex/tiny", "--steps", "3"],
     "rl_loop": ["--steps", "3", "--group-size", "32"],
     "sampling": ["--num-prompts", "20"],
     "small_model": ["HERE", "--steps", "3"],

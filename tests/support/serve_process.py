@@ -23,7 +23,7 @@ from tinkex.system.processes import is_alive
 TIMEOUT_SECONDS = 180.0
 MODEL = "tinkex/bigram"
 _READY = re.compile(r"tinkex server ready at (http://\S+)\n")
-_STARTED = re.compile(r"the (API|worker) process has pid (\d+)")
+_STARTED = re.compile(r"the (API|worker)(?: \d+)? process has pid (\d+)")
 
 
 class ServeProcess:

@@ -58,6 +58,9 @@ COMMANDS = {
         "tinkex.cli.commands.usage:usage", "Show token usage and checkpoint storage."
     ),
     "version": LazyCommand("tinkex.cli.commands.version:version", "Print the version of tinkex."),
+    "worker": LazyCommand(
+        "tinkex.cli.commands.worker:worker", "Run a worker for the store of a server."
+    ),
 }
 
 

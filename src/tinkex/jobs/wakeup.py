@@ -1,10 +1,11 @@
-"""Wake-up notifications between processes over loopback UDP.
+"""Wake-up notifications between processes: over loopback UDP, and through PostgreSQL to others.
 
-Waiting processes also poll, less often, so a lost, repeated or forged datagram does no harm.
+Waiting processes also poll, less often, so a lost, repeated or forged message does no harm.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -16,7 +17,9 @@ from tinkex import clock
 from tinkex.ids import new_id
 from tinkex.store import coordination
 from tinkex.store.database import Database
+from tinkex.store.notifications import NotificationListener, NotificationSender
 from tinkex.store.records import ProcessRecord
+from tinkex.system.processes import network_id
 
 #: How long the addresses of other processes are cached.
 ADDRESS_CACHE_SECONDS: Final = 1.0
@@ -37,12 +40,28 @@ class WakeupListener:
         address, port = self.socket.getsockname()
         now = clock.now()
         self.process = ProcessRecord(
-            id=new_id(), role=role, bell=f"{address}:{port}", started_at=now, seen_at=now
+            id=new_id(),
+            role=role,
+            bell=f"{address}:{port}",
+            started_at=now,
+            seen_at=now,
+            network=network_id(),
         )
         self._database = database
         self._is_closed = False
         self._lock = threading.Lock()
         database.write(lambda db: coordination.register_process(db, self.process))
+        self._remote: NotificationListener | None = None
+        if not database.is_sqlite:
+            self._remote = NotificationListener(database.engine, role, self._forward)
+
+    def _forward(self, text: str) -> None:
+        """Send a message from another machine to this process's own socket."""
+        words = text.split()
+        for start in range(0, len(words), MAX_MESSAGES_PER_DATAGRAM):
+            data = "\n".join(words[start : start + MAX_MESSAGES_PER_DATAGRAM]).encode()
+            with contextlib.suppress(OSError):
+                self.socket.sendto(data, self.socket.getsockname())
 
     def messages(self) -> list[str]:
         """Return the messages that have arrived, without waiting."""
@@ -82,6 +101,8 @@ class WakeupListener:
         with self._lock:
             self._is_closed = True
             self._database.write(lambda db: coordination.unregister_process(db, self.process.id))
+        if self._remote is not None:
+            self._remote.close()
         self.socket.close()
 
 
@@ -93,6 +114,9 @@ class WakeupSender:
         self._role = role
         self._addresses: Sequence[tuple[str, int]] = ()
         self._addresses_valid_until = 0.0
+        self._has_remote = False
+        self._network = network_id()
+        self._remote = NotificationSender(database.engine, role)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
 
@@ -101,9 +125,12 @@ class WakeupSender:
         if not self._socket.fileno() >= 0:
             return
         texts = list(messages)
+        addresses = self._current_addresses()
+        if self._has_remote and texts:
+            self._remote.send(texts)
         for start in range(0, len(texts), MAX_MESSAGES_PER_DATAGRAM):
             data = "\n".join(texts[start : start + MAX_MESSAGES_PER_DATAGRAM]).encode()
-            for address in self._current_addresses():
+            for address in addresses:
                 self._send(data, address)
 
     def _send(self, data: bytes, address: tuple[str, int]) -> None:
@@ -120,12 +147,15 @@ class WakeupSender:
             alive = self._database.read(
                 lambda db: coordination.list_alive_processes(db, self._role, since=since)
             )
-            self._addresses = [_parse_address(process.bell) for process in alive]
+            local = [process for process in alive if process.network in {"", self._network}]
+            self._addresses = [_parse_address(process.bell) for process in local]
+            self._has_remote = len(local) < len(alive)
             self._addresses_valid_until = now + ADDRESS_CACHE_SECONDS
         return self._addresses
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket and the connection."""
+        self._remote.close()
         self._socket.close()
 
 

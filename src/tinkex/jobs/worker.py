@@ -136,7 +136,8 @@ class Worker:
         self._training_seconds = 0.0
         """Duration of the last training batch."""
         self._is_stopping = False
-        self._is_draining = False
+        self.is_draining = False
+        """Whether the group is or was drained, which ends the worker."""
         self._next_maintenance_at = 0.0
 
     def stop(self) -> None:
@@ -199,7 +200,7 @@ class Worker:
         self._database.write(lambda db: jobs.requeue_running(db, waiting, group_id=self._group_id))
         for resident in self._resident_models:
             self._snapshots.snapshot_and_wait(resident)
-        if self._is_draining:
+        if self.is_draining:
             self._member.hand_over()
 
     # --- polling ---------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ class Worker:
             LOG.warning("cannot report the load, will retry: %s", error)
             return
         if news.is_draining:
-            self._is_draining = self._is_stopping = True
+            self.is_draining = self._is_stopping = True
         if news.has_new_work:
             self._fetch_all_queued()
 

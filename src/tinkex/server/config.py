@@ -95,7 +95,7 @@ class ServerConfig:
     """Number of API processes that serve HTTP."""
     workers: int = 1
     """Number of worker processes, each with an engine; models and samples are divided among them.
-    0 serves HTTP only, for a store with other workers."""
+    0 serves HTTP only, for workers that `tinkex worker` starts."""
     move_after_seconds: float = 30.0
     """A worker that is gone for this time loses its models to the other workers, if there are."""
     log_level: str = "info"

@@ -170,7 +170,7 @@ def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[]
 
 
 @contextlib.contextmanager
-def open_worker(config: ServerConfig, group_id: str = "") -> Iterator[Worker]:
+def open_worker(config: ServerConfig, group_id: str = "", owner: str = "") -> Iterator[Worker]:
     """Open the worker of a group with its engine and store."""
     from tinkex.jobs.worker import Worker
 
@@ -190,7 +190,7 @@ def open_worker(config: ServerConfig, group_id: str = "") -> Iterator[Worker]:
             database=database,
             engine=engine,
             home=home,
-            config=worker_config(config, group_id),
+            config=worker_config(config, group_id, owner),
             refresh_models=refresh_models,
             models_source=models_source,
         )
@@ -199,7 +199,7 @@ def open_worker(config: ServerConfig, group_id: str = "") -> Iterator[Worker]:
         yield worker
 
 
-def worker_config(config: ServerConfig, group_id: str = "") -> WorkerConfig:
+def worker_config(config: ServerConfig, group_id: str = "", owner: str = "") -> WorkerConfig:
     """The settings of a worker."""
     from tinkex.jobs.housekeeping import HousekeepingPolicy
     from tinkex.jobs.quotas import QuotaChecks
@@ -222,7 +222,7 @@ def worker_config(config: ServerConfig, group_id: str = "") -> WorkerConfig:
         quotas=QuotaChecks(config.quotas),
         max_unnamed_weights=config.keep_sampler_weights,
         # The home's lock ensures that only one worker per owner runs at a time.
-        owner=f"{socket.gethostname()}:{config.home}",
+        owner=owner or f"{socket.gethostname()}:{config.home}",
         group_id=group_id,
         move_after_seconds=config.move_after_seconds,
     )

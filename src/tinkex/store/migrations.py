@@ -23,6 +23,7 @@ def _add_groups(db: sa.Connection) -> None:
     """Assign all models and jobs to the group of a single worker, whose id is empty."""
     for table in ("runs", "jobs"):
         db.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN group_id TEXT NOT NULL DEFAULT ''"))
+    db.execute(sa.text("ALTER TABLE processes ADD COLUMN network TEXT NOT NULL DEFAULT ''"))
     db.execute(sa.text("DROP INDEX jobs_by_state"))
     for index in jobs.indexes | runs.indexes:
         if index.name in {"jobs_by_state", "runs_by_group"}:

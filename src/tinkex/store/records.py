@@ -276,6 +276,7 @@ class ProcessRecord(Record):
     bell: str
     started_at: float
     seen_at: float
+    network: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -298,8 +298,10 @@ processes = sa.Table(
     sa.Column("bell", sa.Text, nullable=False),
     sa.Column("started_at", Time, nullable=False),
     sa.Column("seen_at", Time, nullable=False),
+    sa.Column("network", sa.Text, nullable=False, server_default=sa.text("''")),
 )
-"""Running processes; `bell` is the UDP address for wake-up messages."""
+"""Running processes; `bell` is the UDP address for wake-up messages, which processes of the same
+`network` can reach."""
 
 groups = sa.Table(
     "groups",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 
@@ -41,6 +43,16 @@ def read_start_time(pid: int) -> str:
     With the pid it identifies a process, because pids are reused.
     """
     return _read_stat_field(pid, 19)
+
+
+@cache
+def network_id() -> str:
+    """Return an id of the network namespace: processes with the same one share loopback."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot_id}:{Path('/proc/self/ns/net').stat().st_ino}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 def _read_stat_field(pid: int, index: int) -> str:

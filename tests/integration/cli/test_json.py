@@ -53,7 +53,7 @@ def error_of(out: str, err: str) -> dict[str, Any]:
 
 def test_every_command_has_an_example() -> None:
     """Commands that run a server have no example; they have their own tests."""
-    assert sorted([*EXAMPLES, "serve", "pipeline tensorboard"]) == sorted(all_commands())
+    assert sorted([*EXAMPLES, "serve", "worker", "pipeline tensorboard"]) == sorted(all_commands())
 
 
 @pytest.mark.parametrize("place", PLACES)

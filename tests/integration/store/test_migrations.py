@@ -94,6 +94,7 @@ def _downgrade_to_version_6(db: sa.Connection) -> None:
         "DROP INDEX jobs_by_state",
         "ALTER TABLE runs DROP COLUMN group_id",
         "ALTER TABLE jobs DROP COLUMN group_id",
+        "ALTER TABLE processes DROP COLUMN network",
         "CREATE INDEX jobs_by_state ON jobs (state, no)",
         "UPDATE schema_version SET version = 6",
     ):

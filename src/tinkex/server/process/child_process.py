@@ -35,6 +35,8 @@ class ProcessSpec:
     """Environment variables to set unless they are already set."""
     hang_seconds: float = 0.0
     """Kill and restart the process when its event loop is blocked for this time; 0 never does."""
+    final_exit_code: int | None = None
+    """Do not restart the process after this exit code."""
 
 
 class ChildProcess:
@@ -65,7 +67,7 @@ class ChildProcess:
         while not self._stopping.is_set():
             started_at = time.monotonic()
             exit_code, pid = await self._run()
-            if self._stopping.is_set():
+            if self._stopping.is_set() or exit_code == self.spec.final_exit_code:
                 return
             wait_seconds = self._record_exit(exit_code, time.monotonic() - started_at)
             reason = describe_exit(exit_code)
@@ -106,6 +108,7 @@ class ChildProcess:
         LOG.debug("the %s process has pid %d", self.spec.name, process.pid)
         self._process = process
         if self._stopping.is_set():
+            # Requested while it was started.
             self._send_signal(signal.SIGTERM)
         watch = asyncio.create_task(self._watch_heartbeat(heartbeat))
         try:
@@ -154,6 +157,11 @@ class ChildProcess:
                 os.close(setup.heartbeat)
         return process, write_fd
 
+    def expect_exit(self) -> None:
+        """Do not restart the process when it exits."""
+        self._stopping.set()
+        self._may_start.set()
+
     def stop(self) -> None:
         """Send SIGTERM and do not restart the process."""
         self._terminate(signal.SIGTERM)
@@ -163,8 +171,7 @@ class ChildProcess:
         self._terminate(signal.SIGKILL)
 
     def _terminate(self, number: signal.Signals) -> None:
-        self._stopping.set()
-        self._may_start.set()
+        self.expect_exit()
         self._send_signal(number)
 
     @property

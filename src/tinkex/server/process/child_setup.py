@@ -35,7 +35,7 @@ class ChildSetup:
     """What the supervisor passes to a child process."""
 
     config: ServerConfig
-    lock: int
+    lock: int | None = None
     """Descriptor of the home's lock: the home stays locked while any of its processes lives."""
     listener: int | None = None
     """Descriptor of the listening socket, for API processes."""
@@ -43,6 +43,8 @@ class ChildSetup:
     """Descriptor of the pipe for heartbeats, if the supervisor monitors them."""
     group_id: str = ""
     """The group of a worker."""
+    owner: str = ""
+    """Identifies the starter of a worker; empty for the server of the home."""
     clock_offset: float = field(default_factory=lambda: clock.CLOCK.offset)
     """Gives all processes the same time of day, even if the wall clock is set later."""
 
@@ -55,6 +57,7 @@ class ChildSetup:
             "listener": self.listener,
             "heartbeat": self.heartbeat,
             "group_id": self.group_id,
+            "owner": self.owner,
             "clock_offset": self.clock_offset,
         }
         return msgspec.json.encode(line) + b"\n"
@@ -62,10 +65,11 @@ class ChildSetup:
 
 class _ChildSetupMessage(msgspec.Struct):
     config: msgspec.Raw
-    lock: int
+    lock: int | None
     listener: int | None
     heartbeat: int | None
     group_id: str
+    owner: str
     clock_offset: float
 
 
@@ -96,6 +100,7 @@ def read_child_setup() -> ChildSetup:
         listener=message.listener,
         heartbeat=message.heartbeat,
         group_id=message.group_id,
+        owner=message.owner,
         clock_offset=message.clock_offset,
     )
 

@@ -9,6 +9,8 @@ from tinkex.errors import ConfigError, TinkexError
 
 #: Exit code of a process with invalid settings; restarting it would not help.
 CONFIG_EXIT_CODE = 78
+#: Exit code of a worker whose group was drained.
+DRAINED_EXIT_CODE = 79
 #: Signals caused by the process itself.
 _CRASH_SIGNALS = frozenset(
     {

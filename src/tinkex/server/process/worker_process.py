@@ -9,7 +9,7 @@ import sys
 from tinkex.errors import TinkexError
 from tinkex.logs import get_logger
 from tinkex.server.process.child_setup import initialize_child
-from tinkex.server.process.restart_policy import exit_code_for
+from tinkex.server.process.restart_policy import DRAINED_EXIT_CODE, exit_code_for
 from tinkex.server.wiring import open_worker
 from tinkex.system.processes import no_garbage_collection
 
@@ -22,13 +22,14 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as stack:
             with no_garbage_collection():
-                worker = stack.enter_context(open_worker(setup.config, setup.group_id))
+                worker = stack.enter_context(open_worker(setup.config, setup.group_id, setup.owner))
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
             worker.run()
+            is_drained = worker.is_draining
     except TinkexError as error:
         LOG.error("%s%s", error.message, f". {error.hint}" if error.hint else "")
         return exit_code_for(error)
-    return 0
+    return DRAINED_EXIT_CODE if is_drained else 0
 
 
 if __name__ == "__main__":
