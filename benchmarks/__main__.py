@@ -1,7 +1,7 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`fairness`, `hostile` and `pipeline` take options too.
+`fairness`, `groups`, `hostile` and `pipeline` take options too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks import (
     bench_codec,
     bench_engine,
     bench_fairness,
+    bench_groups,
     bench_hostile,
     bench_pipeline,
 )
@@ -34,6 +35,7 @@ CODEC_ROUNDS = 10
 WITH_OPTIONS = {
     "engine": bench_engine.main,
     "fairness": bench_fairness.main,
+    "groups": bench_groups.main,
     "hostile": bench_hostile.main,
     "pipeline": bench_pipeline.main,
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tinkex import clock
-from tinkex.jobs.groups import GroupView, place_all, place_sample, ready_views
+from tinkex.jobs.groups import Placement, ready_views
 from tinkex.jobs.lease import LeaseWatch, group_lease
 from tinkex.jobs.wakeup import WakeupSender
 from tinkex.logs import get_logger
@@ -42,11 +42,13 @@ class GroupCoordinator:
             return
         expired = self._find_expired(current)
         alive = [group for group in current if group.id not in expired]
-        views = ready_views(alive)
+        placement = Placement(ready_views(alive))
         has_moved = False
         for group in current:
-            if group.id in expired and views:
-                retire = partial(self._retire, group=group, expired=expired[group.id], views=views)
+            if group.id in expired and placement.groups:
+                retire = partial(
+                    self._retire, group=group, expired=expired[group.id], placement=placement
+                )
                 has_moved = self._database.write(retire) or has_moved
         if self._database.read(groups.list_strays):
             has_moved = self._database.write(_return_strays) or has_moved
@@ -77,17 +79,19 @@ class GroupCoordinator:
         return expired
 
     def _retire(
-        self, db: Connection, group: GroupRecord, expired: LeaseState, views: Sequence[GroupView]
+        self, db: Connection, group: GroupRecord, expired: LeaseState, placement: Placement
     ) -> bool:
         """Move a group's models and samples; returns False if the group is alive after all."""
         if expired.epoch and not coordination.revoke_lease(db, group_lease(group.id), expired):
             return False
         jobs.fail_exhausted(db, group.id, max_attempts=self._max_attempts, now=clock.now())
         owned = groups.list_runs_of(db, group.id)
-        placed = place_all(owned, views)
+        placed = placement.place_runs(owned)
         for target, run_ids in placed.items():
             groups.move_runs(db, run_ids, target)
-        num_stuck = len(owned) - sum(map(len, placed.values())) + move_samples(db, group.id, views)
+        num_stuck = (
+            len(owned) - sum(map(len, placed.values())) + move_samples(db, group.id, placement)
+        )
         if not num_stuck:
             groups.set_state(db, group.id, GroupState.RETIRED)
         LOG.warning(
@@ -99,16 +103,16 @@ class GroupCoordinator:
         return True
 
 
-def move_samples(db: Connection, group_id: str, views: Sequence[GroupView]) -> int:
+def move_samples(db: Connection, group_id: str, placement: Placement) -> int:
     """Give a group's samples to other groups; returns how many no other group can run."""
     by_target: dict[str, list[str]] = {}
     num_stuck = 0
     for sample in groups.list_open_samples(db, group_id):
         # Jobs without a base model can run anywhere.
         target = (
-            views[0].id
+            placement.groups[0].id
             if sample.base_model is None
-            else place_sample(sample.source, sample.base_model, views)
+            else placement.place_sample(sample.source, sample.base_model)
         )
         if target is None:
             num_stuck += 1

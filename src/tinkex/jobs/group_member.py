@@ -15,9 +15,9 @@ from tinkex.jobs.coordinator import MOVED_MESSAGE, move_samples
 from tinkex.jobs.fair_queue import FairQueue
 from tinkex.jobs.groups import (
     GroupView,
+    Placement,
     choose_receiver,
     choose_victims,
-    place_all,
     ready_views,
 )
 from tinkex.jobs.resident_models import ResidentModels
@@ -102,7 +102,7 @@ class GroupMember:
             seen_at=now,
         )
         groups.register(db, record)
-        self._see(groups.list_current(db), {})
+        self._see(groups.list_current(db))
 
     def refresh_models(self) -> None:
         """Refresh the engine's base models and publish changes; retried if the store fails."""
@@ -123,7 +123,7 @@ class GroupMember:
         return [asdict(model) for model in self._engine.base_models()]
 
     # --- load ------------------------------------------------------------------------------------
-    def report(self, load: Mapping[str, float]) -> GroupNews:
+    def report(self, queued_seconds: float) -> GroupNews:
         """Store the load, and look for new work, new peers and a request to drain.
 
         The only group of a store does not write.
@@ -131,12 +131,14 @@ class GroupMember:
 
         def work(db: Connection) -> list[GroupRecord]:
             if self.has_peers:
+                num_runs = groups.count_runs_of(db, self.id)
+                load = {"queued_seconds": queued_seconds, "num_runs": float(num_runs)}
                 groups.report_load(db, self.id, load, clock.now())
             return groups.list_current(db)
 
         access = self._database.write if self.has_peers else self._database.read
         current = access(work)
-        self._see(current, load)
+        self._see(current)
         own = next((group for group in current if group.id == self.id), None)
         if own is None:
             return GroupNews()
@@ -144,12 +146,10 @@ class GroupMember:
         self._num_moves = own.num_moves
         return news
 
-    def _see(self, current: Sequence[GroupRecord], load: Mapping[str, float]) -> None:
-        models = frozenset(model.name for model in self._engine.base_models())
-        self._own = GroupView(
-            self.id, models, load.get("queued_seconds", 0.0), int(load.get("num_runs", 0))
-        )
-        self._others = [view for view in ready_views(current) if view.id != self.id]
+    def _see(self, current: Sequence[GroupRecord]) -> None:
+        views = {view.id: view for view in ready_views(current)}
+        self._own = views.pop(self.id, self._own)
+        self._others = list(views.values())
 
     # --- exchange of work ------------------------------------------------------------------------
     def choose_receiver(self, base_model: str) -> str | None:
@@ -193,12 +193,13 @@ class GroupMember:
             current = groups.list_current(db)
             views = [view for view in ready_views(current) if view.id != self.id]
             owned = groups.list_runs_of(db, self.id)
-            placed = place_all(owned, views)
+            placement = Placement(views)
+            placed = placement.place_runs(owned)
             for target, run_ids in placed.items():
                 groups.move_runs(db, run_ids, target)
             num_moved = sum(map(len, placed.values()))
             num_stuck = len(owned) - num_moved
-            num_stuck += move_samples(db, self.id, views) if views else 0
+            num_stuck += move_samples(db, self.id, placement) if views else 0
             if views and not num_stuck:
                 groups.set_state(db, self.id, GroupState.RETIRED)
             return num_moved, num_stuck
@@ -217,6 +218,7 @@ class ThroughputMeter:
 
     def __init__(self) -> None:
         self._tokens_per_second = FIRST_TOKENS_PER_SECOND
+        self._is_measured = False
         self._num_tokens = 0
         self._busy_seconds = 0.0
 
@@ -226,8 +228,9 @@ class ThroughputMeter:
         self._busy_seconds += busy_seconds
         if self._busy_seconds >= REPORT_SECONDS and self._num_tokens:
             rate = self._num_tokens / self._busy_seconds
-            self._tokens_per_second += _EMA_WEIGHT * (rate - self._tokens_per_second)
-            self._num_tokens, self._busy_seconds = 0, 0.0
+            weight = _EMA_WEIGHT if self._is_measured else 1.0
+            self._tokens_per_second += weight * (rate - self._tokens_per_second)
+            self._num_tokens, self._busy_seconds, self._is_measured = 0, 0.0, True
 
     def seconds_for(self, num_tokens: int) -> float:
         """Estimate how long this many tokens take."""
@@ -265,12 +268,8 @@ class WorkExchange:
         """Report the load, give a model away if the group is overloaded, and return the news."""
         seconds = REPORT_SECONDS if self._member.has_peers else ALONE_SECONDS
         self._next_at = time.monotonic() + seconds
-        news = self._member.report(
-            {
-                "queued_seconds": self.throughput.seconds_for(self._fair_queue.num_queued_tokens()),
-                "num_runs": float(len(list(self._resident_models))),
-            }
-        )
+        num_tokens = self._fair_queue.num_queued_tokens()
+        news = self._member.report(self.throughput.seconds_for(num_tokens))
         if self._member.has_peers and not news.is_draining and self._fair_queue.num_lanes > 1:
             self._give_model_away()
         return news

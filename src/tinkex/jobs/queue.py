@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import time
 import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from tinkex.errors import (
     PromiseExpiredError,
     RateLimitError,
 )
-from tinkex.jobs.groups import GroupView, place_run, place_sample, ready_views
+from tinkex.jobs.groups import Placement, ready_views
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, JobKind
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.wakeup import ALIVE_SECONDS, WakeupSender
@@ -35,6 +36,8 @@ _TAG_LENGTH = 12
 CANCEL_PREFIX = "-"
 #: How long the list of groups is cached.
 GROUPS_CACHE_SECONDS = 1.0
+#: Number of placed models that are counted until their groups report them.
+MAX_PLACED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +70,37 @@ class JobQueue:
         self._secret = secret
         self._worker_wakeup = WakeupSender(database, "worker")
         self._api_wakeup = WakeupSender(database, "api")
-        self._groups: tuple[float, list[GroupView]] = (0.0, [])
-        """The groups that take work, and until when they are cached; used in transactions only."""
+        self._placement = Placement([])
+        """Chooses among the groups that take work; used in transactions only."""
+        self._placement_valid_until = 0.0
+        self._placed: deque[tuple[float, str]] = deque(maxlen=MAX_PLACED)
+        """Times and groups of the newest models, which the reported load may not include yet."""
 
     def place_run(self, db: Connection, run_id: str, base_model: str) -> str:
         """Return the group for a new model."""
-        return place_run(run_id, base_model, self._current_groups(db)) or ""
+        group_id = self._current_placement(db).place_run(run_id, base_model) or ""
+        self._placed.append((clock.now(), group_id))
+        return group_id
 
     def _place_sample(self, db: Connection, new_job: NewJob) -> str:
         if new_job.base_model is None:
             return ""
         source = groups.sample_source(new_job.tenant_id, new_job.sampler_id, new_job.base_model)
-        return place_sample(source, new_job.base_model, self._current_groups(db)) or ""
+        return self._current_placement(db).place_sample(source, new_job.base_model) or ""
 
-    def _current_groups(self, db: Connection) -> list[GroupView]:
+    def _current_placement(self, db: Connection) -> Placement:
         now = time.monotonic()
-        cached_until, views = self._groups
-        if now >= cached_until:
+        if now >= self._placement_valid_until:
             current = groups.list_current(db)
             alive = ready_views(current, alive_since=clock.now() - ALIVE_SECONDS)
+            seen_at = {group.id: group.seen_at for group in current}
+            num_new = Counter(
+                group_id for at, group_id in self._placed if at > seen_at.get(group_id, at)
+            )
             # Work for groups that are all restarting is stored for them.
-            views = alive or ready_views(current)
-            self._groups = (now + GROUPS_CACHE_SECONDS, views)
-        return views
+            self._placement = Placement(alive or ready_views(current), num_new)
+            self._placement_valid_until = now + GROUPS_CACHE_SECONDS
+        return self._placement
 
     def submit(self, new_job: NewJob, prepare: PrepareJob | None = None) -> Future[JobRecord]:
         """Store a job, or return the one with the same idempotency key.

@@ -81,6 +81,14 @@ def list_runs_of(db: sa.Connection, group_id: str) -> dict[str, str]:
     return {row.id: row.base_model for row in db.execute(query.order_by(runs.c.id))}
 
 
+def count_runs_of(db: sa.Connection, group_id: str) -> int:
+    """Return the number of a group's loadable models."""
+    query = sa.select(sa.func.count()).where(
+        runs.c.group_id == group_id, runs.c.state.in_([RunState.CREATING, RunState.READY])
+    )
+    return db.scalar(query) or 0
+
+
 def list_open_samples(db: sa.Connection, group_id: str) -> list[SampleRow]:
     """Return a group's unfinished jobs without a model, in order of arrival."""
     query = (

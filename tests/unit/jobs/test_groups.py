@@ -12,11 +12,9 @@ from tinkex.jobs.groups import (
     OVERLOAD_SECONDS,
     REBALANCE_SECONDS,
     GroupView,
+    Placement,
     choose_receiver,
     choose_victims,
-    place_all,
-    place_run,
-    place_sample,
     ready_views,
 )
 from tinkex.store.records import GroupRecord, GroupState
@@ -61,58 +59,68 @@ def test_only_ready_groups_that_are_alive_take_work() -> None:
 
 @given(group_lists, names)
 def test_placement_needs_a_group_that_serves_the_model(groups: list[GroupView], key: str) -> None:
-    assert place_run(key, "other", groups) is None
-    assert place_sample(key, "other", groups) is None
-    assert place_run(key, MODEL, groups) in {group.id for group in groups}
+    assert Placement(groups).place_run(key, "other") is None
+    assert Placement(groups).place_sample(key, "other") is None
+    assert Placement(groups).place_run(key, MODEL) in {group.id for group in groups}
 
 
 @given(group_lists, names)
 def test_placement_does_not_depend_on_the_order_of_groups(
     groups: list[GroupView], key: str
 ) -> None:
-    backwards = list(reversed(groups))
-    assert place_run(key, MODEL, groups) == place_run(key, MODEL, backwards)
-    assert place_sample(key, MODEL, groups) == place_sample(key, MODEL, backwards)
+    assert Placement(groups).place_sample(key, MODEL) == Placement(groups[::-1]).place_sample(
+        key, MODEL
+    )
+    records = [record(group.id, GroupState.READY) for group in groups]
+    assert ready_views(records) == ready_views(records[::-1])
 
 
 @given(group_lists, names, names)
 def test_a_group_that_leaves_moves_only_its_own_samples(
     groups: list[GroupView], key: str, leaver: str
 ) -> None:
-    before = place_sample(key, MODEL, groups)
+    before = Placement(groups).place_sample(key, MODEL)
     remaining = [group for group in groups if group.id != leaver]
     if before != leaver:
-        assert place_sample(key, MODEL, remaining) == before
+        assert Placement(remaining).place_sample(key, MODEL) == before
 
 
 def test_the_less_loaded_of_two_groups_gets_a_model() -> None:
-    assert place_run("run", MODEL, [view("a", 3.0), view("b", 0.0)]) == "b"
-    assert place_run("run", MODEL, [view("a", 0.0, 1), view("b", 0.0, 2)]) == "a"
+    assert Placement([view("a", 3.0), view("b", 0.0)]).place_run("run", MODEL) == "b"
+    assert Placement([view("a", 0.0, 1), view("b", 0.0, 2)]).place_run("run", MODEL) == "a"
 
 
 def test_samples_avoid_an_overloaded_group() -> None:
     free = [view("a"), view("b")]
-    chosen = place_sample("sampler", MODEL, free)
+    chosen = Placement(free).place_sample("sampler", MODEL)
     loaded = [group._replace(queued_seconds=OVERLOAD_SECONDS) for group in free]
     loaded = [group if group.id == chosen else view(group.id) for group in loaded]
-    assert place_sample("sampler", MODEL, loaded) != chosen
+    assert Placement(loaded).place_sample("sampler", MODEL) != chosen
     # If all are overloaded, the preferred one has the caches.
     busy = [group._replace(queued_seconds=9.0) for group in free]
-    assert place_sample("sampler", MODEL, busy) == chosen
+    assert Placement(busy).place_sample("sampler", MODEL) == chosen
 
 
 @pytest.mark.parametrize("num_groups", [2, 7, 100])
 def test_models_are_spread_evenly(num_groups: int) -> None:
     groups = [view(f"g{number}") for number in range(num_groups)]
     runs = {f"run-{number}": MODEL for number in range(100 * num_groups)}
-    counts = Counter({group: len(ids) for group, ids in place_all(runs, groups).items()})
+    counts = Counter({group: len(ids) for group, ids in Placement(groups).place_runs(runs).items()})
     assert counts.total() == len(runs)
     # Two choices: expected maximum is the mean plus a few.
     assert max(counts.values()) <= 110
 
 
+def test_models_placed_since_the_last_report_count() -> None:
+    groups = [view("a"), view("b")]
+    placement = Placement(groups, {"a": 3})
+    targets = [placement.place_run(f"run-{number}", MODEL) for number in range(5)]
+    assert targets[:3] == ["b", "b", "b"]
+    assert sorted(targets[3:]) == ["a", "b"]
+
+
 def test_models_without_a_group_are_omitted() -> None:
-    assert place_all({"a": MODEL, "b": "other"}, [view("g")]) == {"g": ["a"]}
+    assert Placement([view("g")]).place_runs({"a": MODEL, "b": "other"}) == {"g": ["a"]}
 
 
 def test_a_model_leaves_only_a_much_busier_group() -> None:
