@@ -28,6 +28,9 @@ COMMANDS = {
     "checkpoint": LazyCommand(
         "tinkex.cli.commands.checkpoint:checkpoint", "Save, list and manage checkpoints."
     ),
+    "cluster": LazyCommand(
+        "tinkex.cli.commands.cluster:cluster", "Show and drain the worker groups of a server."
+    ),
     "completion": LazyCommand(
         "tinkex.cli.commands.completion:completion", "Print a shell completion script."
     ),

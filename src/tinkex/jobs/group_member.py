@@ -122,6 +122,11 @@ class GroupMember:
     def _describe_models(self) -> list[Mapping[str, object]]:
         return [asdict(model) for model in self._engine.base_models()]
 
+    def touch(self) -> None:
+        """Record that the group is alive; called from another thread."""
+        now = clock.now()
+        self._database.write_soon(lambda db: groups.touch(db, self.id, now))
+
     # --- load ------------------------------------------------------------------------------------
     def report(self, queued_seconds: float) -> GroupNews:
         """Store the load, and look for new work, new peers and a request to drain.

@@ -152,6 +152,7 @@ class Worker:
     def heartbeat(self) -> None:
         """Send a heartbeat; called from another thread, because a batch may take minutes."""
         self._listener.heartbeat()
+        self._member.touch()
 
     def run(self) -> None:
         """Run until stopped; after any exception the worker must restart from the store."""

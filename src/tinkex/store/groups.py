@@ -13,7 +13,7 @@ from tinkex.store.schema import groups, jobs, runs
 
 #: Databases limit the number of parameters of a statement.
 _IDS_PER_STATEMENT = 1000
-_UPDATE_LOAD = sa.update(groups).where(groups.c.id == sa.bindparam("group"))
+_UPDATE = sa.update(groups).where(groups.c.id == sa.bindparam("group"))
 
 
 class SampleRow(NamedTuple):
@@ -52,7 +52,12 @@ def set_base_models(
 
 def report_load(db: sa.Connection, group_id: str, load: Mapping[str, float], now: float) -> None:
     """Store the load of a group and that it is alive."""
-    db.execute(_UPDATE_LOAD, {"group": group_id, "load": dict(load), "seen_at": now})
+    db.execute(_UPDATE, {"group": group_id, "load": dict(load), "seen_at": now})
+
+
+def touch(db: sa.Connection, group_id: str, now: float) -> None:
+    """Record that a group is alive."""
+    db.execute(_UPDATE, {"group": group_id, "seen_at": now})
 
 
 def set_state(db: sa.Connection, group_id: str, state: GroupState) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from tinkex.store import groups
 from tinkex.store.records import JobState
 from tinkex.store.schema import jobs, processes, sessions, steps
 
@@ -28,12 +29,17 @@ class StoreStats:
     """Workers with a recent heartbeat."""
     store_bytes: int
     """Size of the database on disk."""
+    queued_seconds: Mapping[str, float]
+    """Estimated duration of the queued work, by worker group."""
+    num_models: Mapping[str, float]
+    """Models that can be trained, by worker group."""
 
 
 def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
     """Collect the current statistics."""
     waiting, oldest = _count_jobs(db, JobState.QUEUED)
     running, _ = _count_jobs(db, JobState.RUNNING)
+    loads = {group.id: group.load for group in groups.list_current(db)}
     return StoreStats(
         num_waiting=waiting,
         num_running=running,
@@ -45,6 +51,8 @@ def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
             db, processes, processes.c.role == "worker", processes.c.seen_at >= alive_since
         ),
         store_bytes=_database_bytes(db),
+        queued_seconds={name: load.get("queued_seconds", 0.0) for name, load in loads.items()},
+        num_models={name: load.get("num_runs", 0.0) for name, load in loads.items()},
     )
 
 

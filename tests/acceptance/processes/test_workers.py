@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -153,3 +155,43 @@ def test_server_without_workers_accepts_work_for_later(
         start_worker("only")
         assert late.result(TIMEOUT_SECONDS).metrics["loss:sum"] < losses[0][0]
     eventually(lambda: groups_of_models(server) == {"only": NUM_MODELS})
+
+
+def cluster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tinkex", "cluster", *words, "--home", str(home)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+
+
+def test_cluster_commands_show_and_drain_groups(
+    serve: Serve, home: Path, start_worker: StartWorker
+) -> None:
+    server = serve(home)
+    url = server.ready()
+    alone = cluster(home, "drain", "default")
+    assert alone.returncode == 1
+    assert "no other group can take the models of 'default'" in alone.stderr
+    worker = start_worker("extra")
+    with tinkex.ServiceClient(base_url=url, api_key=server.key) as service:
+        losses = train(make_models(service), 1)
+        rows = json.loads(cluster(home, "status", "--json").stdout)
+        assert [(row["group"], row["state"]) for row in rows] == [
+            ("default", "ready"),
+            ("extra", "ready"),
+        ]
+        assert sum(row["models"] for row in rows) == NUM_MODELS
+        with urllib.request.urlopen(f"{url}/metrics") as response:
+            text = response.read().decode()
+        assert 'tinkex_group_models{group="extra"}' in text
+        drained = cluster(home, "drain", "extra", "--json")
+        assert drained.returncode == 0, drained.stderr
+        assert worker.wait(TIMEOUT_SECONDS) == 0
+    assert groups_of_models(server) == {"": NUM_MODELS}
+    assert_equal_models(losses)
+    missing = cluster(home, "drain", "nowhere")
+    assert missing.returncode == 1
+    assert "there is no group 'nowhere'" in missing.stderr

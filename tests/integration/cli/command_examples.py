@@ -72,6 +72,7 @@ EXAMPLES: dict[str, Example] = {
     "checkpoint push-hf": Example(words="checkpoint push-hf {training} -r anna/mine"),
     "checkpoint set-ttl": Example(words="checkpoint set-ttl {training} --ttl 2h"),
     "checkpoint unpublish": Example(words="checkpoint unpublish {training}"),
+    "cluster status": local("cluster status"),
     "completion": local("completion bash"),
     "config path": local("config path"),
     "config show": local("config show"),

@@ -52,8 +52,9 @@ def error_of(out: str, err: str) -> dict[str, Any]:
 
 
 def test_every_command_has_an_example() -> None:
-    """Commands that run a server have no example; they have their own tests."""
-    assert sorted([*EXAMPLES, "serve", "worker", "pipeline tensorboard"]) == sorted(all_commands())
+    """Commands that run or need server processes have no example; they have their own tests."""
+    with_own_tests = ["serve", "worker", "cluster drain", "pipeline tensorboard"]
+    assert sorted([*EXAMPLES, *with_own_tests]) == sorted(all_commands())
 
 
 @pytest.mark.parametrize("place", PLACES)

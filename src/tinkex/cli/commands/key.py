@@ -70,7 +70,7 @@ def create(
     """Create a key and print it once. Creates the tenant if it does not exist."""
     _check_name("tenant", tenant)
     _check_name("name", name)
-    with _open_store(home, store) as database:
+    with open_server_store(home, store) as database:
         from tinkex.store import keys
 
         secret, now = keys.generate_key(), clock.now()
@@ -97,7 +97,7 @@ def create(
 @pass_context
 def list_keys(context: Context, home: Path | None, store: str | None) -> None:
     """List all keys by their first characters, oldest first."""
-    with _open_store(home, store) as database:
+    with open_server_store(home, store) as database:
         from tinkex.store import keys
 
         records = database.read(keys.list_keys)
@@ -119,7 +119,7 @@ def list_keys(context: Context, home: Path | None, store: str | None) -> None:
 @pass_context
 def revoke(context: Context, home: Path | None, store: str | None, key_id: int) -> None:
     """Revoke a key; a running server rejects it within two seconds."""
-    with _open_store(home, store) as database:
+    with open_server_store(home, store) as database:
         from tinkex.store import keys
 
         now = clock.now()
@@ -169,7 +169,7 @@ def quota(
     max_models_per_tenant.
     """
     changes = {name: limit for name, limit in limits.items() if limit is not None}
-    with _open_store(home, store) as database:
+    with open_server_store(home, store) as database:
         own = database.write(lambda db: _set_quotas(db, tenant, changes, is_reset=reset))
     from tinkex.store.quotas import Quotas
 
@@ -207,7 +207,7 @@ def _format_limit(limit: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _open_store(home: Path | None, store: str | None) -> Iterator[Database]:
+def open_server_store(home: Path | None, store: str | None) -> Iterator[Database]:
     """Open the configured database, and create it if it does not exist."""
     try:
         from tinkex.server.config_sources import read_config

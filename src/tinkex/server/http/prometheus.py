@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -44,6 +45,18 @@ OLDEST_WAITING = Gauge(
 )
 SESSIONS_ACTIVE = Gauge("tinkex_sessions_active", "Active sessions.", registry=REGISTRY)
 WORKERS_ALIVE = Gauge("tinkex_workers_alive", "Workers with a recent heartbeat.", registry=REGISTRY)
+GROUP_QUEUED = Gauge(
+    "tinkex_group_queued_seconds",
+    "Estimated duration of the queued work of a worker group, if there are several.",
+    ["group"],
+    registry=REGISTRY,
+)
+GROUP_MODELS = Gauge(
+    "tinkex_group_models",
+    "Models of a worker group, if there are several.",
+    ["group"],
+    registry=REGISTRY,
+)
 STORE_BYTES = Gauge("tinkex_store_bytes", "Size of the database.", registry=REGISTRY)
 STORE_UP = Gauge("tinkex_store_up", "Whether the database is reachable.", registry=REGISTRY)
 
@@ -77,4 +90,12 @@ def render_metrics(stats: StoreStats | None, now: float) -> bytes:
         SESSIONS_ACTIVE.set(stats.num_sessions)
         WORKERS_ALIVE.set(stats.num_workers)
         STORE_BYTES.set(stats.store_bytes)
+        _set_by_group(GROUP_QUEUED, stats.queued_seconds)
+        _set_by_group(GROUP_MODELS, stats.num_models)
     return generate_latest(REGISTRY)
+
+
+def _set_by_group(gauge: Gauge, values: Mapping[str, float]) -> None:
+    gauge.clear()
+    for group, value in values.items():
+        gauge.labels(group or "default").set(value)

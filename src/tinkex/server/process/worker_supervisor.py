@@ -32,6 +32,8 @@ from tinkex.store.records import GroupState
 LOG = get_logger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_SECONDS = 0.1
+#: The group of the server's own worker, and its name in commands.
+RESERVED_GROUPS = ("", "default")
 
 
 def new_group_id() -> str:
@@ -41,8 +43,10 @@ def new_group_id() -> str:
 
 def run_worker(config: ServerConfig, group_id: str, on_ready: Callable[[str], None]) -> None:
     """Run a worker until a signal, or until its group is drained."""
-    if not group_id:
-        raise ConfigError("the name of the group is empty; leave it out, or give another")
+    if group_id in RESERVED_GROUPS:
+        raise ConfigError(
+            f"a worker's group cannot be called {group_id!r}; choose another name, or none"
+        )
     # Other users of this machine must not read what tenants send.
     os.umask(0o077)
     with open_store(config) as database:
