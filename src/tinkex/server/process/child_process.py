@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -15,7 +16,12 @@ from tinkex.errors import ConfigError
 from tinkex.logs import get_logger
 from tinkex.server.process.child_setup import ChildSetup
 from tinkex.server.process.heartbeat import HeartbeatMonitor
-from tinkex.server.process.restart_policy import RestartPolicy, describe_exit, is_own_failure
+from tinkex.server.process.restart_policy import (
+    DRAINED_EXIT_CODE,
+    RestartPolicy,
+    describe_exit,
+    is_own_failure,
+)
 from tinkex.settings import child_environment
 
 LOG = get_logger(__name__)
@@ -71,7 +77,8 @@ class ChildProcess:
                 return
             wait_seconds = self._record_exit(exit_code, time.monotonic() - started_at)
             reason = describe_exit(exit_code)
-            LOG.error(
+            LOG.log(
+                logging.INFO if exit_code == DRAINED_EXIT_CODE else logging.ERROR,
                 "the %s process (pid %d) %s; restarting it in %g s",
                 *(self.spec.name, pid, reason, wait_seconds),
             )

@@ -54,6 +54,8 @@ class RestartPolicy:
 
 def is_own_failure(exit_code: int) -> bool:
     """Whether the process exited or crashed by itself, not by a signal from outside."""
+    if exit_code == DRAINED_EXIT_CODE:
+        return False
     return exit_code >= 0 or -exit_code in _CRASH_SIGNALS
 
 
@@ -64,6 +66,8 @@ def exit_code_for(error: TinkexError) -> int:
 
 def describe_exit(exit_code: int) -> str:
     """Describe how a process ended."""
+    if exit_code == DRAINED_EXIT_CODE:
+        return "has handed its models over"
     if exit_code >= 0:
         return f"exited with code {exit_code}"
     try:
