@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tinkex import clock
@@ -25,12 +26,19 @@ class GroupCoordinator:
     """Retires groups whose lease is not renewed; one worker of a store runs it at a time."""
 
     def __init__(
-        self, database: Database, *, move_after_seconds: float = 30.0, max_attempts: int = 3
+        self,
+        database: Database,
+        *,
+        move_after_seconds: float = 30.0,
+        max_attempts: int = 3,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._move_after_seconds = move_after_seconds
         self._max_attempts = max_attempts
+        self._monotonic = monotonic
         self._watches: dict[str, LeaseWatch] = {}
+        self._observed_at = -math.inf
         self._wakeup = WakeupSender(database, "worker")
 
     def run_once(self) -> None:
@@ -65,7 +73,11 @@ class GroupCoordinator:
         states = self._database.read(
             lambda db: {name: coordination.find_lease(db, group_lease(name)) for name in ids}
         )
-        now = time.monotonic()
+        now = self._monotonic()
+        if now - self._observed_at > self._move_after_seconds / 2:
+            # The store was unreachable, so no group could renew its lease meanwhile.
+            self._watches.clear()
+        self._observed_at = now
         watches, expired = {}, {}
         for group_id, state in states.items():
             watch = self._watches.get(group_id) or LeaseWatch(self._move_after_seconds)

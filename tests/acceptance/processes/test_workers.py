@@ -194,4 +194,4 @@ def test_cluster_commands_show_and_drain_groups(
     assert_equal_models(losses)
     missing = cluster(home, "drain", "nowhere")
     assert missing.returncode == 1
-    assert "there is no group 'nowhere'" in missing.stderr
+    assert "group 'nowhere' does not exist" in missing.stderr

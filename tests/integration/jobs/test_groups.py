@@ -11,12 +11,13 @@ from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
 from tests.support.serve_process import eventually
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.jobs import lease
+from tinkex.jobs.coordinator import GroupCoordinator
 from tinkex.jobs.housekeeping import HousekeepingPolicy
 from tinkex.jobs.result_log import LeaseLost
 from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.store import coordination, groups, schema
 from tinkex.store.database import Connection, Database
-from tinkex.store.records import GroupState, JobRecord, JobState
+from tinkex.store.records import GroupRecord, GroupState, JobRecord, JobState
 
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 #: How soon the tests take a silent group for dead.
@@ -251,3 +252,52 @@ def test_one_worker_cleans_up_a_store(
 def find_coordinator(harness: WorkerHarness) -> int | None:
     state = harness.read(lambda db: coordination.find_lease(db, lease.COORDINATOR_LEASE))
     return state.epoch if state is not None and state.until else None
+
+
+def test_groups_are_not_taken_for_dead_after_an_outage_of_the_store(
+    harness: WorkerHarness,
+) -> None:
+    for group_id in ("", "two"):
+        register(harness, group_id)
+    now = 0.0
+    coordinator = GroupCoordinator(harness.database, move_after_seconds=30.0, monotonic=lambda: now)
+    coordinator.run_once()
+    # Nothing was observed for long: the leases may be unchanged because of the outage.
+    now = 1000.0
+    coordinator.run_once()
+    assert current_groups(harness) == {"", "two"}
+    # The first group renews its lease, the other one does not.
+    for step in range(1, 8):
+        now = 1000.0 + 5.0 * step
+        renew(harness, "", until=now)
+        coordinator.run_once()
+    assert current_groups(harness) == {""}
+    coordinator.close()
+
+
+def register(harness: WorkerHarness, group_id: str) -> None:
+    group = GroupRecord(
+        id=group_id,
+        state=GroupState.READY,
+        base_models=[{"name": BASE_MODEL}],
+        models_source="",
+        host="here",
+        load={},
+        started_at=0.0,
+        seen_at=0.0,
+    )
+
+    def work(db: Connection) -> None:
+        groups.register(db, group)
+        coordination.acquire_lease(db, lease.group_lease(group_id), "test", until=1.0)
+
+    harness.database.write(work)
+
+
+def renew(harness: WorkerHarness, group_id: str, until: float) -> None:
+    name = lease.group_lease(group_id)
+    assert harness.database.write(lambda db: coordination.renew_lease(db, name, 1, until=until))
+
+
+def current_groups(harness: WorkerHarness) -> set[str]:
+    return {group.id for group in harness.read(groups.list_current)}

@@ -132,7 +132,7 @@ def _request_drain(db: Connection, group_id: str, name: str) -> int:
     current = groups.list_current(db)
     if group_id not in {group.id for group in current}:
         raise InvalidInput(
-            f"there is no group {name!r}", hint="`tinkex cluster status` lists all groups."
+            f"group {name!r} does not exist", hint="`tinkex cluster status` lists all groups."
         )
     if not any(group.id != group_id and group.state == GroupState.READY for group in current):
         raise InvalidInput(
