@@ -88,14 +88,7 @@ class Worker:
         self._result_log = ResultLog(
             database, self._lease.epoch, lease=self._lease.name, group_id=config.group_id
         )
-        self._member = GroupMember(
-            engine,
-            database,
-            refresh_models,
-            group_id=config.group_id,
-            source=models_source,
-            check_fence=self._result_log.check_fence,
-        )
+        self._member = self._make_member(refresh_models, models_source)
         self._listener = WakeupListener(database, "worker")
         self._fair_queue = FairQueue(config.batch_limits)
         self._poller = QueuePoller(database, config.group_id, self._fair_queue)
@@ -127,18 +120,31 @@ class Worker:
             move_after_seconds=config.move_after_seconds,
             max_attempts=config.max_attempts,
         )
-        self._housekeeper = Housekeeper(
-            self._context,
-            config.housekeeping,
-            lease=CoordinatorLease(database, self._listener.process.id),
-            coordinate=self._coordinator.run_once,
-        )
+        self._housekeeper = self._make_housekeeper()
         self._training_seconds = 0.0
         """Duration of the last training batch."""
         self._is_stopping = False
         self.is_draining = False
         """Whether the group is or was drained, which ends the worker."""
         self._next_maintenance_at = 0.0
+
+    def _make_member(self, refresh_models: Callable[[], bool], models_source: str) -> GroupMember:
+        return GroupMember(
+            self._context.engine,
+            self._database,
+            refresh_models,
+            group_id=self._group_id,
+            source=models_source,
+            check_fence=self._result_log.check_fence,
+        )
+
+    def _make_housekeeper(self) -> Housekeeper:
+        return Housekeeper(
+            self._context,
+            self._config.housekeeping,
+            lease=CoordinatorLease(self._database, self._listener.process.id),
+            coordinate=self._coordinator.run_once,
+        )
 
     def stop(self) -> None:
         """Stop after the current batch; may be called from a signal handler."""

@@ -55,6 +55,27 @@ def home_option(command: F) -> F:
     return click.option("--home", type=kind, metavar="PATH", help=HOME_HELP)(command)
 
 
+def engine_options(command: F) -> F:
+    """Add the options of a worker's engine."""
+    options = (
+        click.option("--engine", help="Compute engine: local or fake.  [default: local]"),
+        click.option(
+            "--model",
+            "models",
+            multiple=True,
+            metavar="NAME=PATH",
+            help="Base model to serve; may be repeated.",
+        ),
+        click.option(
+            "--device", help="Compute device: cpu or cuda.  [default: a GPU if available]"
+        ),
+        click.option("--dtype", help="Compute dtype of the models.  [default: float32]"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def resolve_home(home: Path | None) -> Home:
     """Return the home given after the subcommand, before it, or the default one."""
     from tinkex.home import Home
@@ -208,16 +229,7 @@ def _is_replaced(path: Path, file: TextIO) -> bool:
 @home_option
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 selects a free port.  [default: 8000]")
-@click.option("--engine", help="Compute engine: local or fake.  [default: local]")
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="NAME=PATH",
-    help="Base model to serve; may be repeated.",
-)
-@click.option("--device", help="Compute device: cpu or cuda.  [default: a GPU if available]")
-@click.option("--dtype", help="Compute dtype of the models.  [default: float32]")
+@engine_options
 @click.option("--store", metavar="URL", help="Database URL.  [default: SQLite in the home]")
 @click.option(
     "--api-key", metavar="KEY", help="API key that clients must send; the variable is safer."

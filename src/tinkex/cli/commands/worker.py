@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tinkex.cli.commands.serve import engine_options, home_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import check_server_libraries, missing_extra_error
 from tinkex.cli.options import Command
@@ -15,25 +16,11 @@ from tinkex.cli.output import PropertiesOutput
 
 @click.command(cls=Command)
 @click.option("--store", metavar="URL", help="Database URL of the server.")
-@click.option(
-    "--home",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Home of the server, shared with it.  [default: TINKEX_HOME, or ~/.tinkex]",
-)
+@home_option
 @click.option(
     "--group", metavar="NAME", help="Name of the worker's group.  [default: host name and a suffix]"
 )
-@click.option("--engine", help="Compute engine: local or fake.  [default: local]")
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="NAME=PATH",
-    help="Base model to serve; may be repeated.",
-)
-@click.option("--device", help="Compute device: cpu or cuda.  [default: a GPU if available]")
-@click.option("--dtype", help="Compute dtype of the models.  [default: float32]")
+@engine_options
 @click.option("--threads", type=int, metavar="N", help="Compute threads.  [default: one per core]")
 @click.option("--log-level", help="Log level: debug, info, warning or error.  [default: info]")
 @click.option(
