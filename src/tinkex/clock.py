@@ -4,7 +4,8 @@
 which the kernel counts separately. Timestamps are therefore safe to compare with each other: an
 age, a deadline or a retention period never changes because an operator or NTP sets the clock. All
 processes of a server share one offset, and a restarted worker inherits it, so that a timestamp in
-the store means the same to each of them.
+the store means the same to each of them. Machines that share a PostgreSQL store use the clock of
+the database, because their own clocks differ.
 
 The server adopts a corrected wall clock when it restarts. Code that measures an interval within
 one process uses the monotonic clock; `wall_now()` is for comparisons with timestamps that another
@@ -42,7 +43,7 @@ class Clock:
         self, wall: Callable[[], float] = wall_now, elapsed: Callable[[], float] = elapsed
     ) -> None:
         self._elapsed = elapsed
-        self.offset = _measure_offset(wall, elapsed)
+        self.offset = measure_offset(wall, elapsed)
         """Seconds to add to the elapsed time."""
 
     def now(self) -> float:
@@ -50,11 +51,11 @@ class Clock:
         return self._elapsed() + self.offset
 
     def adopt_offset(self, offset: float) -> None:
-        """Use the offset of the parent process."""
+        """Use the offset of the parent process, or of the store."""
         self.offset = offset
 
 
-def _measure_offset(wall: Callable[[], float], elapsed: Callable[[], float]) -> float:
+def measure_offset(wall: Callable[[], float], elapsed: Callable[[], float]) -> float:
     """Return the difference between two clocks, from the fastest of several readings."""
     readings = []
     for _ in range(_NUM_READINGS):

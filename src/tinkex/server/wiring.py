@@ -19,6 +19,7 @@ from tinkex.server.config import ServerConfig
 from tinkex.server.periodic import PeriodicTask
 from tinkex.settings import package_version
 from tinkex.store import jobs
+from tinkex.store.coordination import adopt_store_clock
 from tinkex.store.database import Database, redact_url
 from tinkex.store.migrations import migrate
 
@@ -46,6 +47,7 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
     try:
         try:
             migrate(database)
+            adopt_store_clock(database)
         except StoreUnavailable as error:
             error.hint = (
                 f"The store is {redact_url(config.store_url)}: check that it exists, is writable "

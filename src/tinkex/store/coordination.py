@@ -1,4 +1,4 @@
-"""Leases (exclusive rights with a growing epoch) and the registry of running processes.
+"""Leases (exclusive rights with a growing epoch), the registry of processes, the shared clock.
 
 No clock decides whether a lease has expired. The owner changes the row at every renewal, and a
 contender that sees the same row for the length of the lease, by its own monotonic clock, may take
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from tinkex import clock
+from tinkex.store.database import Database
 from tinkex.store.dialects import dialect_insert
 from tinkex.store.records import ProcessRecord
 from tinkex.store.schema import leases, processes
@@ -108,3 +110,18 @@ def delete_dead_processes(db: sa.Connection, *, before: float, after: float) -> 
     """
     is_dead = sa.or_(processes.c.seen_at < before, processes.c.seen_at > after)
     db.execute(sa.delete(processes).where(is_dead))
+
+
+def adopt_store_clock(database: Database) -> None:
+    """Use the clock of a PostgreSQL server, so that all machines of a store agree on the time.
+
+    With SQLite all processes run on one machine, whose clock they use.
+    """
+    if database.is_sqlite:
+        return
+    query = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))
+
+    def measure(db: sa.Connection) -> float:
+        return clock.measure_offset(lambda: float(db.execute(query).scalar_one()), clock.elapsed)
+
+    clock.CLOCK.adopt_offset(database.read(measure))
