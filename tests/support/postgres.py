@@ -61,10 +61,21 @@ class PostgresServer:
         with psycopg.connect(self._address("postgres"), autocommit=True) as db:
             db.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
-    def stop(self) -> None:
-        """Stop the server immediately and delete its files."""
+    def crash(self) -> None:
+        """End the server immediately, without a checkpoint, as after a power failure."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(timeout=_START_SECONDS)
+
+    def restart(self) -> None:
+        """Crash the server and start it again on the same port."""
+        self.crash()
+        self._process = self._launch(self._port)
+        if not self._is_up(self._process, self._port):
+            raise RuntimeError(f"PostgreSQL did not restart: {self._directory / 'log'}")
+
+    def stop(self) -> None:
+        """Stop the server and delete its files."""
+        self.crash()
         shutil.rmtree(self._directory)
 
     def _address(self, name: str) -> str:

@@ -1,0 +1,1 @@
+"""Kills the processes of a cluster at random while the official SDK trains and samples."""
