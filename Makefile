@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all qa flaky bench compat docs format clean
+.PHONY: demo test test-all qa flaky kills bench compat docs format clean
 
 demo: $(VENV)/.demo
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
@@ -17,7 +17,7 @@ test: qa
 # Everything that `make test` checks, with more examples and seeds, and what takes hours.
 test-all: $(VENV)/.ready
 	HYPOTHESIS_PROFILE=nightly VENV=$(VENV) RINGS=all scripts/qa.sh
-	$(MAKE) flaky compat
+	$(MAKE) kills flaky compat
 
 qa: $(VENV)/.ready
 	VENV=$(VENV) scripts/qa.sh
@@ -26,6 +26,11 @@ qa: $(VENV)/.ready
 flaky: $(VENV)/.ready
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.flakes $(ONLY) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LOGS),--logs $(LOGS))
+
+# KILLS=1000 kills more, ENGINE=local trains with PyTorch, LOGS=directory keeps the logs there.
+kills: $(VENV)/.ready
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.kills \
+		$(if $(KILLS),--kills $(KILLS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(LOGS),--logs $(LOGS))
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks
