@@ -26,10 +26,14 @@ from tinkex.pipeline.model import (
     make_model,
     model_sizes,
 )
-from tinkex.pipeline.stages.base import DataSplit, StageInputs
-from tinkex.pipeline.stages.distill import DistillStage
-from tinkex.pipeline.stages.dpo import DpoStage
-from tinkex.pipeline.stages.language_modeling import PretrainStage, SftStage
+from tinkex.pipeline.stages import (
+    DataSplit,
+    DistillStage,
+    DpoStage,
+    PretrainStage,
+    SftStage,
+    StageInputs,
+)
 from tinkex.pipeline.token_file import TokenFile, open_token_file, split_held_out
 from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.pipeline.train_settings import TrainSettings

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tinkex.data import sample_rows
 from tinkex.pipeline.model import ModelSizes, make_config, make_model
 from tinkex.pipeline.settings_sources import parse_arguments
-from tinkex.pipeline.stages.base import DataSplit, StageInputs
+from tinkex.pipeline.stages import DataSplit, StageInputs
 from tinkex.pipeline.token_file import TokenFile, open_token_file
 from tinkex.pipeline.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer_folder
 from tinkex.pipeline.train_settings import TrainSettings

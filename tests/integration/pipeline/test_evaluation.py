@@ -22,9 +22,7 @@ from tests.integration.pipeline.stage_inputs import (
     write_samples,
 )
 from tinkex.pipeline.forward import PackedForward
-from tinkex.pipeline.stages.distill import DistillStage
-from tinkex.pipeline.stages.dpo import DpoStage
-from tinkex.pipeline.stages.language_modeling import SftStage
+from tinkex.pipeline.stages import DistillStage, DpoStage, SftStage
 from tinkex.pipeline.token_file import Document, TokenFile, open_token_file
 from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.pipeline.train.evaluation import (

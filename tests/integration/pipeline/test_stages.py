@@ -28,9 +28,7 @@ from tests.integration.pipeline.stage_inputs import (
 from tinkex.errors import ConfigError
 from tinkex.nn.ops.cross_entropy import CHUNK_ROWS, target_logprobs, weighted_cross_entropy
 from tinkex.pipeline.forward import PackedForward
-from tinkex.pipeline.stages.distill import DistillStage
-from tinkex.pipeline.stages.dpo import DpoStage
-from tinkex.pipeline.stages.language_modeling import PretrainStage, SftStage
+from tinkex.pipeline.stages import DistillStage, DpoStage, PretrainStage, SftStage
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 LENGTHS = (9, 9, 5, 17, 1)

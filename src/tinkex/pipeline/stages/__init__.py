@@ -1,1 +1,0 @@
-"""The training stages: data, loss and evaluation of each."""
