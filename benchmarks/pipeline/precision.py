@@ -7,7 +7,7 @@ import time
 import torch
 
 from benchmarks import Row
-from tinkex.pipeline.stage_setup import choose_dtype, has_bfloat16
+from tinkex.pipeline.model import choose_dtype, has_bfloat16
 
 _SIZE = 384
 

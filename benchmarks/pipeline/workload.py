@@ -18,9 +18,9 @@ from tinkex.pipeline import tokenizer as tokenizers
 from tinkex.pipeline.checkpoints.export import export_folder
 from tinkex.pipeline.distributed import DistributedContext
 from tinkex.pipeline.settings_sources import make_settings
-from tinkex.pipeline.stage_setup import build_stage
 from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.pipeline.train_settings import TrainSettings
+from tinkex.pipeline.train_stage import build_stage
 
 SEQ_LEN = 512
 VOCAB_SIZE = 6400

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_log
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.entry import run_program
-from tinkex.pipeline.stage_setup import choose_device
+from tinkex.pipeline.model import choose_device
 
 
 def generate(folder: Path, args: argparse.Namespace) -> None:

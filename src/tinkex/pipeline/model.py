@@ -1,4 +1,4 @@
-"""Create Qwen3 models with random weights, or load the model of a parent stage."""
+"""Create Qwen3 models or load the model of a parent stage; choose device and dtype."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from transformers import (
 from tinkex.display import format_count
 from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.errors import CheckpointError, ConfigError
+from tinkex.logs import get_logger
 from tinkex.pipeline.settings_sources import resolve_sizes
 from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.pipeline.weights import load_weights
 
+LOG = get_logger(__name__)
 #: Model families that `forward` supports.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "llama", "qwen2")
 _EXPERTS_PER_TOKEN = 2
@@ -222,3 +224,41 @@ def _round_up_to_64(width: float) -> int:
 
 def _describe_error(error: Exception) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:200]
+
+
+# --- device and dtype ---------------------------------------------------------------------------
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """Return the device; each rank uses a different GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", local_rank)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"device {name!r} is not available: {str(error).partition(chr(10))[0]}",
+            hint="Use --device auto or cpu.",
+        ) from error
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the compute dtype; bfloat16 only if the hardware supports it."""
+    is_supported = has_bfloat16(device)
+    if name == "bfloat16" and not is_supported:
+        LOG.warning("bfloat16 is slow on this %s, so float32 is used", device.type)
+    is_wanted = name == "bfloat16" or (name == "auto" and device.type == "cuda")
+    return torch.bfloat16 if is_wanted and is_supported else torch.float32
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return True if the hardware supports bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return False

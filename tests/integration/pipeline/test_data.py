@@ -26,9 +26,9 @@ from tinkex.pipeline.batches import (
     _has_targets,
     find_trainable_rows,
 )
-from tinkex.pipeline.stage_setup import open_splits
 from tinkex.pipeline.token_file import DocumentPieces, TokenFile, open_token_file
 from tinkex.pipeline.tokenizer import TextTokenizer
+from tinkex.pipeline.train_stage import open_splits
 
 ASK = {"role": "user", "content": "ab"}
 SAY = {"role": "assistant", "content": "cd"}

@@ -20,9 +20,8 @@ from tests.integration.pipeline.stage_inputs import (
 )
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.entry import main
-from tinkex.pipeline.model import make_config, model_sizes
+from tinkex.pipeline.model import choose_dtype, has_bfloat16, make_config, model_sizes
 from tinkex.pipeline.settings_sources import parse_arguments
-from tinkex.pipeline.stage_setup import choose_dtype, has_bfloat16
 
 ROOT = Path(__file__).parents[3]
 LEGACY = {"pretrain": "pretrain_32", "sft": "full_sft_32", "dpo": "rlhf_32", "r1": "reason_32"}
