@@ -32,7 +32,7 @@ from tinkex.pipeline.run.plan import RunFlags
 from tinkex.pipeline.run.report import RunOutput, plain_table, table_rows, write_table
 from tinkex.pipeline.run.runner import run_pipeline
 from tinkex.pipeline.run.stage_specs import DPO, R1
-from tinkex.pipeline.tiny import recipe, rows
+from tinkex.pipeline.tiny import recipe
 from tinkex.pipeline.train.evaluation import extract_answer
 
 ANSWERS_AT_ONCE = 32
@@ -74,7 +74,7 @@ def main() -> int:
 
 def make_config(work: Path, tasks: Tasks, amounts: Amounts) -> PipelineConfig:
     """Return the configuration of tinkex/tiny with a reasoning stage."""
-    data = rows.write_rows(work / "data", recipe.SEED, amounts.before.num_rows)
+    data = recipe.write_rows(work / "data", recipe.SEED, amounts.before.num_rows)
     learned = write_rows(work / "data" / "r1.jsonl", tasks.train, recipe.SEED)
     measured = write_rows(work / "data" / "r1_held_out.jsonl", tasks.held_out, recipe.SEED)
     options = (

@@ -13,7 +13,7 @@ from tinkex.models import TINY_FOLDER
 from tinkex.pipeline import tokenizer
 from tinkex.pipeline.entry import main
 from tinkex.pipeline.model import load_model
-from tinkex.pipeline.tiny import rows
+from tinkex.pipeline.tiny import recipe
 from tinkex.pipeline.tiny.tasks import TinyTask
 from tinkex.pipeline.train.evaluation import EvalPrompt, exact_match
 
@@ -33,12 +33,12 @@ def share_right(folder: Path, tasks: Sequence[TinyTask]) -> float:
 
 @pytest.mark.usefixtures("capsys")
 def test_dpo_with_muon_improves_preferences_and_keeps_accuracy(tmp_path: Path) -> None:
-    data = rows.write_rows(tmp_path, 5, {"dpo": 200})["dpo"]
+    data = recipe.write_rows(tmp_path, 5, {"dpo": 200})["dpo"]
     options = ("--out_dir", str(tmp_path / "dpo"), "--data_path", str(data))
     parent = ("--init_from", str(TINY_FOLDER), "--tokenizer_dir", str(TINY_FOLDER))
     sizes = ("--max_seq_len", "256", "--max_steps", "30", "--save_interval", "0")
     assert main("dpo", [*options, *parent, *sizes, "--optimizer", "muon"]) == 0
-    held_out = rows.held_out_tasks(5, 10)
+    held_out = recipe.held_out_tasks(5, 10)
     tasks = [task for family in FAMILIES for task in held_out[family]]
     before, after = (share_right(folder, tasks) for folder in (TINY_FOLDER, tmp_path / "dpo/hf"))
     assert after >= before - 0.05

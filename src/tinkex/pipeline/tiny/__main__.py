@@ -13,8 +13,7 @@ from tinkex.logs import attach_logger
 from tinkex.models import TINY_FOLDER
 from tinkex.pipeline.run.report import RunOutput
 from tinkex.pipeline.tiny.package import ModelCardMetrics, write_package
-from tinkex.pipeline.tiny.recipe import FULL, QUICK, SEED, train
-from tinkex.pipeline.tiny.rows import held_out_tasks
+from tinkex.pipeline.tiny.recipe import FULL, QUICK, SEED, held_out_tasks, train
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.data.rows import STAGE_PARSERS
-from tinkex.pipeline.tiny import rows, tasks
+from tinkex.pipeline.tiny import recipe, tasks
 from tinkex.pipeline.tiny.tasks import FAMILIES, TinyTask
 
 SIZES = {"pretrain": 40, "sft": 40, "dpo": 40}
 SEEDS = st.integers(0, 2**32)
-HELD_OUT = rows.held_out_tasks(7, 12)
+HELD_OUT = recipe.held_out_tasks(7, 12)
 MEASURED = {task.question for some in HELD_OUT.values() for task in some}
 
 
 def test_output_depends_only_on_the_seed(tmp_path: Path) -> None:
     texts = [
-        [path.read_bytes() for path in rows.write_rows(tmp_path / name, seed, SIZES).values()]
+        [path.read_bytes() for path in recipe.write_rows(tmp_path / name, seed, SIZES).values()]
         for name, seed in (("one", 1), ("two", 1), ("three", 2))
     ]
     assert texts[0] == texts[1]
@@ -33,7 +33,7 @@ def test_output_depends_only_on_the_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", SIZES)
 def test_every_row_parses(stage: str, tmp_path: Path) -> None:
-    path = rows.write_rows(tmp_path, 3, SIZES)[stage]
+    path = recipe.write_rows(tmp_path, 3, SIZES)[stage]
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == SIZES[stage]
     for row in found:
@@ -71,7 +71,7 @@ def test_repeated_words_occur_in_the_question(seed: int) -> None:
 def test_training_tasks_are_never_held_out(seed: int) -> None:
     rng = Random(seed)
     assert not tasks.draw_task(rng)[1].is_held_out
-    for message in rows.sft_row(rng)["conversations"][::2]:
+    for message in recipe.sft_row(rng)["conversations"][::2]:
         assert message["content"] not in {
             task.question for some in HELD_OUT.values() for task in some
         }
@@ -83,7 +83,7 @@ def test_every_family_has_held_out_tasks() -> None:
         assert found, family
         assert all(task.is_held_out for task in found)
         assert len({task.question for task in found}) == len(found)
-    assert rows.held_out_tasks(7, 12) == HELD_OUT
+    assert recipe.held_out_tasks(7, 12) == HELD_OUT
 
 
 def test_open_families_hold_out_a_task_in_every_wording() -> None:
