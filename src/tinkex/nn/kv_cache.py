@@ -39,6 +39,10 @@ class KVCacheSpec(NamedTuple):
         """Allocate uninitialized memory."""
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
+    def allocate_prompt(self, num_tokens: int) -> PromptKV:
+        """Allocate the keys and values of one prompt."""
+        return PromptKV(self, num_tokens)
+
 
 class PromptKV:
     """Keys and values of one prompt, by layer: (G, L, D)."""

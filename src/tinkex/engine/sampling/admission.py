@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tinkex.engine.sampling.kv_manager import KVCacheManager
-from tinkex.engine.sampling.prefix_index import MIN_PREFIX_TOKENS, common_prefix_length
+from tinkex.engine.sampling.prefix_cache import MIN_PREFIX_TOKENS, common_prefix_length
 from tinkex.engine.sampling.prompt_logprobs import PromptLogprobs
 from tinkex.engine.sampling.request import Tokens
 from tinkex.engine.sampling.request_state import PrefillProgress, RequestState, SequenceState

@@ -6,23 +6,24 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.sampling import prefix_index
-from tinkex.engine.sampling.prefix_index import (
+from tinkex.engine.sampling import prefix_cache
+from tinkex.engine.sampling.prefix_cache import (
     MIN_PREFIX_TOKENS,
     PrefixIndex,
     PrefixMatch,
     common_prefix_length,
 )
+from tinkex.engine.sampling.request import Tokens
 
 
-def _tokens(*values: int) -> prefix_index.Tokens:
+def _tokens(*values: int) -> Tokens:
     return np.array(values, dtype=np.int64)
 
 
 _START = _tokens(*range(MIN_PREFIX_TOKENS))
 
 
-def _after_start(*values: int) -> prefix_index.Tokens:
+def _after_start(*values: int) -> Tokens:
     return np.concatenate([_START, _tokens(*values)])
 
 
@@ -76,7 +77,7 @@ def test_eviction_is_lru_among_free_prompts() -> None:
 def test_number_of_prompts_is_limited() -> None:
     index: PrefixIndex[int] = PrefixIndex()
     removed = [out for number in range(100) for out in index.add("a", _after_start(number), number)]
-    assert removed == list(range(100 - prefix_index._MAX_PER_BUCKET))
-    for number in range(2 * prefix_index._MAX_PROMPTS):
+    assert removed == list(range(100 - prefix_cache._MAX_PER_BUCKET))
+    for number in range(2 * prefix_cache._MAX_PROMPTS):
         index.add(number, _after_start(1), number)
-    assert len(index) == prefix_index._MAX_PROMPTS
+    assert len(index) == prefix_cache._MAX_PROMPTS
