@@ -11,8 +11,10 @@ import msgspec
 from tinkex import clock, types
 from tinkex.engine.models.sources import unknown_model_message
 from tinkex.engine.protocol import AdapterSpec, BaseModel
-from tinkex.errors import BadRequestError, StoreUnavailable
+from tinkex.errors import APIStatusError, BadRequestError, StoreUnavailable
 from tinkex.ids import PATH_SHAPE, looks_like_checkpoint
+from tinkex.server.http.request_context import Services
+from tinkex.server.http.store_access import read
 from tinkex.server.http.validation import MAX_INT64, check_number
 from tinkex.store import groups, runs
 from tinkex.store.database import Connection
@@ -31,6 +33,27 @@ def list_served_models(db: Connection) -> list[BaseModel]:
 def find_model(models: Sequence[BaseModel], name: str) -> BaseModel | None:
     """Find a base model by name."""
     return next((model for model in models if model.name == name), None)
+
+
+async def find_base_model(
+    services: Services, owner: tuple[str, str], find: Callable[[Connection], str]
+) -> BaseModel | None:
+    """The base model of a run or a sampling session; None if it is unknown.
+
+    `owner` is the tenant and the id; `find` looks up the name of the base model. If it raises, the
+    request is not checked here: a repeated request gets its first response, and a new one fails
+    when it is stored.
+    """
+    cached = services.cache.base_models.get(owner)
+    if cached is not None:
+        return cached
+    try:
+        model = await read(services, lambda db: find_model(list_served_models(db), find(db)))
+    except APIStatusError:
+        return None
+    if model is not None:
+        services.cache.base_models.put(owner, model)
+    return model
 
 
 def require_trainable_model(db: Connection, name: str) -> BaseModel:

@@ -1,17 +1,21 @@
-"""Validation of request fields and query strings; invalid values raise HTTP 422."""
+"""Validation of requests: fields, query strings and the limits of base models."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import TypedDict
 from urllib.parse import parse_qsl
 
-from tinkex.errors import UnprocessableEntityError
+from tinkex import types
+from tinkex.engine.examples import parse_examples
+from tinkex.engine.protocol import BaseModel
+from tinkex.engine.sampling.request import DEFAULT_MAX_TOKENS, ModelLimits, parse_sample_request
+from tinkex.errors import InvalidInput, UnprocessableEntityError
 from tinkex.ids import check_id
-from tinkex.server.http.request_context import RequestContext
+from tinkex.server.http.request_context import RequestContext, Services, run_in_thread
 from tinkex.wire.codec import encode_json
 
 #: The largest integer that both databases store.
@@ -20,6 +24,8 @@ MAX_PROJECT_CHARS = 255
 #: Maximum length of a display name or version.
 MAX_LABEL_CHARS = 1024
 MAX_TAGS_BYTES = 16 * 1024
+#: Requests with more tokens than this are checked in a thread.
+MAX_INLINE_TOKENS = 4096
 
 
 def check_number(
@@ -199,3 +205,63 @@ def _is_datetime(text: str) -> bool:
         return datetime.fromisoformat(text).tzinfo is not None
     except ValueError:
         return False
+
+
+# --- limits of base models ---------------------------------------------------------------------
+# What can be checked without weights, before a job is queued; the engine checks again.
+
+
+async def check_pass(
+    services: Services, batch: types.ForwardBackwardInput, model: BaseModel | None
+) -> int:
+    """Return the number of tokens of a pass; raises InvalidInput if it exceeds a limit."""
+    num_tokens = sum(datum.model_input.length for datum in batch.data)
+    limit = services.config.max_request_tokens
+    if num_tokens > limit:
+        raise InvalidInput(
+            f"the request has {num_tokens} tokens; the limit of one training request is {limit}; "
+            "split the batch, or ask the operator to raise max_request_tokens"
+        )
+    if model is not None:
+        await _run_check(num_tokens, lambda: _validate_pass(batch, model))
+    return num_tokens
+
+
+def _validate_pass(batch: types.ForwardBackwardInput, model: BaseModel) -> None:
+    parse_examples(
+        batch, vocab_size=_vocab_size(model), max_context_tokens=model.max_context_tokens
+    )
+
+
+async def check_sample(request: types.SampleRequest, model: BaseModel | None) -> int:
+    """Return the maximum number of tokens of a sample request; raises InvalidInput."""
+    num_prompt = request.prompt.length
+    if model is not None:
+        await _run_check(num_prompt, lambda: _validate_sample(request, model))
+    max_tokens = request.sampling_params.max_tokens
+    if max_tokens is None:
+        max_tokens = DEFAULT_MAX_TOKENS
+    return num_prompt + request.num_samples * max_tokens
+
+
+def _validate_sample(request: types.SampleRequest, model: BaseModel) -> None:
+    limits = ModelLimits(
+        vocab_size=_vocab_size(model),
+        max_context_tokens=model.max_context_tokens,
+        eos_tokens=frozenset(),
+        # Only the engine knows whether the model has a tokenizer.
+        has_tokenizer=True,
+    )
+    parse_sample_request(request, limits)
+
+
+def _vocab_size(model: BaseModel) -> int:
+    """The vocabulary size; if it is unknown, any token id is accepted."""
+    return model.vocab_size or 1 << 31
+
+
+async def _run_check(num_tokens: int, check: Callable[[], None]) -> None:
+    if num_tokens > MAX_INLINE_TOKENS:
+        await run_in_thread(check)
+    else:
+        check()

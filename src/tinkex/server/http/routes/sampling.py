@@ -9,8 +9,12 @@ from tinkex import clock, types
 from tinkex.errors import BadRequestError, UnprocessableEntityError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.job_types import JobKind
-from tinkex.server.http.model_limits import check_sample, find_base_model
-from tinkex.server.http.model_specs import find_model, list_served_models, require_sampleable_model
+from tinkex.server.http.model_specs import (
+    find_base_model,
+    find_model,
+    list_served_models,
+    require_sampleable_model,
+)
 from tinkex.server.http.ownership import (
     require_open_session,
     require_readable_checkpoint,
@@ -27,7 +31,7 @@ from tinkex.server.http.submission import (
     parse_session_id,
     submit_job,
 )
-from tinkex.server.http.validation import check_number
+from tinkex.server.http.validation import check_number, check_sample
 from tinkex.store import samplers
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob, SamplerRecord

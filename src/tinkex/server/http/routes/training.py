@@ -5,8 +5,8 @@ from __future__ import annotations
 from tinkex import types
 from tinkex.errors import InvalidInput
 from tinkex.jobs.job_types import JobKind
-from tinkex.server.http.model_limits import check_pass, find_base_model
 from tinkex.server.http.model_specs import (
+    find_base_model,
     find_model,
     insert_run,
     list_served_models,
@@ -24,7 +24,7 @@ from tinkex.server.http.submission import (
     submit_operation,
     submit_pass,
 )
-from tinkex.server.http.validation import check_number
+from tinkex.server.http.validation import check_number, check_pass
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob
 
