@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -23,7 +26,6 @@ from tinkex.data.rows import RecipeRow
 from tinkex.display import format_metric, select_headlines
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.ids import parse_tinker_path
-from tinkex.recipes.interrupts import stop_on_interrupt
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.report import RecipeResult
 from tinkex.recipes.run import DEFAULT_RUNS_DIR, Run, RunOptions
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 PlanT = TypeVar("PlanT", bound=Plan)
 DataT = TypeVar("DataT")
 RowT = TypeVar("RowT", bound=RecipeRow)
+
+SignalHandler = Callable[[int, FrameType | None], object] | int | None
 
 #: Options of the run, not of its plan.
 RUN_OPTION_NAMES = ("run_dir", "restart", "accept_changes")
@@ -195,3 +199,39 @@ def _result_rows(result: RecipeResult) -> list[tuple[str, str]]:
     for sample in result.samples:
         rows += [("Prompt", escape_line(sample.prompt)), ("Answer", escape_line(sample.text))]
     return rows
+
+
+class Stoppable(Protocol):
+    """An object that can be stopped."""
+
+    def stop(self) -> None:
+        """Request a stop."""
+        ...
+
+
+@contextlib.contextmanager
+def stop_on_interrupt(run: Stoppable, on_stop: Callable[[], None]) -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into `run.stop()`; the next one has its default effect.
+
+    Does nothing outside the main thread, which alone can handle signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, SignalHandler] = {}
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        run.stop()
+        # The interrupted code may be writing to the same stream.
+        with contextlib.suppress(RuntimeError):
+            on_stop()
+
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        before[caught] = signal.signal(caught, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tinkex.recipes.interrupts import stop_on_interrupt
+from tinkex.cli.commands.train.run_recipe import stop_on_interrupt
 
 
 class Stopped:
