@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -97,9 +98,16 @@ class RootGroup(LazyGroup):
         if not standalone_mode:
             return super().main(words, prog_name, complete_var, standalone_mode, **extra)
         self._main_shell_completion(extra, prog_name or "tinkex", complete_var)
+        is_process = args is None
+        if is_process:
+            # Collect less often: what imports create stays, and most commands are short.
+            gc.set_threshold(50_000, 20, 50)
         result = run(words, extra.get("obj"))
         if isinstance(result.error, BrokenPipeError):
             _redirect_stdout_to_devnull()
+        if is_process:
+            # The last collection of the interpreter takes long and frees nothing that is needed.
+            gc.freeze()
         sys.exit(result.exit_code)
 
 

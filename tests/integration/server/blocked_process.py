@@ -7,7 +7,9 @@ import time
 
 from tinkex.server.process.child_setup import read_child_setup
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Block until the process is killed."""
     beating = read_child_setup().heartbeat
     assert beating is not None
     os.write(beating, b".")

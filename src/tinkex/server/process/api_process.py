@@ -1,4 +1,4 @@
-"""API process: serves HTTP. The supervisor runs `python -m tinkex.server.process.api_process`."""
+"""API process: serves HTTP. The supervisor starts it through `child_entry`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -161,7 +160,3 @@ def _uvicorn_config(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, int(services.config.stop_seconds / 2)),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tinkex.errors import ConfigError
 from tinkex.logs import get_logger
+from tinkex.server.process import child_entry
 from tinkex.server.process.child_setup import ChildSetup
 from tinkex.server.process.heartbeat import HeartbeatMonitor
 from tinkex.server.process.restart_policy import (
@@ -35,7 +36,7 @@ class ProcessSpec:
     name: str
     """The name in log lines."""
     module: str
-    """The module to run with `python -m`."""
+    """The module whose `main` the process runs."""
     setup: ChildSetup
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set unless they are already set."""
@@ -146,7 +147,7 @@ class ChildProcess:
         inherited = (setup.lock, setup.listener, setup.heartbeat)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", self.spec.module),
+                *(sys.executable, "-P", "-m", child_entry.__name__, self.spec.module),
                 stdin=read_fd,
                 # Only the supervisor writes to standard output.
                 stdout=_STDERR,

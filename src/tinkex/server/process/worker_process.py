@@ -1,10 +1,9 @@
-"""Worker process: owns the engine and runs jobs; the supervisor starts it with `python -m`."""
+"""Worker process: owns the engine and runs jobs; the supervisor starts it through `child_entry`."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 
 from tinkex.errors import TinkexError
 from tinkex.logs import get_logger
@@ -30,7 +29,3 @@ def main() -> int:
         LOG.error("%s%s", error.message, f". {error.hint}" if error.hint else "")
         return exit_code_for(error)
     return DRAINED_EXIT_CODE if is_drained else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -32,7 +32,7 @@ async def test_child_that_never_starts_is_given_up(
     output, errors = capfd.readouterr()
     # Children write to standard error only.
     assert output == ""
-    assert errors.count("No module named tinkex.no_such_module") == QUICK.max_startup_failures
+    assert errors.count("No module named 'tinkex.no_such_module'") == QUICK.max_startup_failures
 
 
 @pytest.mark.asyncio
@@ -52,8 +52,8 @@ async def test_child_is_restarted_after_server_was_ready(
 
 @pytest.mark.asyncio
 async def test_stop_during_child_startup(tmp_path: Path) -> None:
-    # A module that runs until its input ends.
-    process = child(tmp_path, "code")
+    # Its main runs until its input ends.
+    process = child(tmp_path, "tokenize")
     task = asyncio.create_task(process.supervise())
     await asyncio.sleep(0)
     process.stop()
@@ -66,7 +66,7 @@ async def test_on_demand_child_starts_with_allow_start(
     tmp_path: Path,
 ) -> None:
     orders = ChildSetup(config=ServerConfig(home=tmp_path), lock=2)
-    role = ProcessSpec(name="test", module="code", setup=orders)
+    role = ProcessSpec(name="test", module="tokenize", setup=orders)
     waiting = ChildProcess(role, QUICK, start_immediately=False)
     begun = ChildProcess(role, QUICK, start_immediately=False)
     tasks = [asyncio.create_task(child.supervise()) for child in (waiting, begun)]
@@ -82,8 +82,8 @@ async def test_on_demand_child_starts_with_allow_start(
 
 @pytest.mark.asyncio
 async def test_external_kills_do_not_exhaust_restarts(tmp_path: Path) -> None:
-    # A module that runs until its input ends.
-    process = child(tmp_path, "code")
+    # Its main runs until its input ends.
+    process = child(tmp_path, "tokenize")
     task = asyncio.create_task(process.supervise())
     killed: set[int] = set()
     async with asyncio.timeout(60):
