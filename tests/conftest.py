@@ -16,6 +16,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support.postgres import PostgresServer
+from tests.support.s3_server import S3Bucket, S3Server
 from tinkex.logs import ROOT, attach_once
 
 # A shell that starts this in the background has it ignore Ctrl-C, and so would every program under
@@ -83,6 +84,32 @@ def postgres() -> Iterator[PostgresServer]:
     server = PostgresServer()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_s3() -> Iterator[S3Server]:
+    """An S3 server for the whole run."""
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(shared_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Bucket]:
+    """A bucket of its own, behind a door that the test can close."""
+    with S3Bucket(shared_s3) as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        yield bucket
+
+
+@pytest.fixture(params=["file", "s3"])
+def blobs_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty object store, of each kind."""
+    if request.param == "file":
+        return f"file://{tmp_path}/objects"
+    bucket: S3Bucket = request.getfixturevalue("s3")
+    return bucket.url
 
 
 @pytest.fixture(autouse=True)

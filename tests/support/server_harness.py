@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from litestar.testing import TestClient
 
+from tinkex.checkpoint.storage import FileStorage
 from tinkex.home import Home
 from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
@@ -126,6 +127,7 @@ def open_harness(
         services = Services(
             config=config,
             home=Home(root),
+            storage=FileStorage(Home(root)),
             database=database,
             queue=queue,
             quotas=quotas,

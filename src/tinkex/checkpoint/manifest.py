@@ -60,6 +60,15 @@ def write_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
     return manifest
 
 
+def manifest_of_upload(directory: Path) -> Manifest:
+    """Return the manifest of all files of a directory, its own manifests included."""
+    files = dict(read_manifest(directory).files)
+    for name in (MANIFEST_NAME, SERVER_MANIFEST_NAME):
+        if (directory / name).is_file():
+            files[name] = _hash_file(directory / name)
+    return Manifest(files)
+
+
 def manifest_name(directory: Path) -> str:
     """Return the name of the manifest that verifies a directory."""
     is_encrypted = (directory / SERVER_MANIFEST_NAME).is_file()

@@ -68,6 +68,8 @@ class SamplerSource:
 
     base_model: str
     directory: Path | None = None
+    key: str = ""
+    """Identifies the weights in caches, wherever their files are; empty: identified by the file."""
     tenant_id: str = ""
     """The owner of the request; cached prompts are never shared between tenants."""
 

@@ -11,8 +11,8 @@ from tinkex.engine.checkpoints.metadata import WEIGHTS_NAME
 from tinkex.errors import InvalidInput
 
 Value = TypeVar("Value")
-CacheKey: TypeAlias = tuple[Path, int, int]
-"""Directory, inode and modification time of the weights."""
+CacheKey: TypeAlias = tuple[Path, int, int] | str
+"""The key of the source, or directory, inode and modification time of the weights."""
 
 
 class SamplerCache(Generic[Value]):
@@ -27,12 +27,14 @@ class SamplerCache(Generic[Value]):
         """The total size of all cached values."""
         self._entries: OrderedDict[CacheKey, tuple[Value, int]] = OrderedDict()
 
-    def get_or_load(self, directory: Path, load: Callable[[CacheKey], tuple[Value, int]]) -> Value:
+    def get_or_load(
+        self, directory: Path, load: Callable[[CacheKey], tuple[Value, int]], key: CacheKey = ""
+    ) -> Value:
         """Return the value of a checkpoint; `load` returns a new value and its size.
 
-        Raises InvalidInput if the directory has no saved weights.
+        Raises InvalidInput if there is no key and the directory has no saved weights.
         """
-        key = _cache_key(directory)
+        key = key or _cache_key(directory)
         if key in self._entries:
             self._entries.move_to_end(key)
             return self._entries[key][0]

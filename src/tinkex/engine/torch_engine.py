@@ -275,11 +275,13 @@ class TorchEngine:
         self, source: SamplerSource, hosted_model: HostedModel
     ) -> SamplerAdapter | None:
         """Return the adapter of a checkpoint, or None to sample from the base model alone."""
-        if source.directory is None:
+        directory = source.directory
+        if directory is None:
             return None
 
         def load(key: CacheKey) -> tuple[SamplerAdapter, int]:
-            saved = adapter_files.read_adapter(key[0], source.base_model, hosted_model.lora_targets)
+            targets = hosted_model.lora_targets
+            saved = adapter_files.read_adapter(directory, source.base_model, targets)
             weights = saved.weights.to(hosted_model.device)
             adapter = SamplerAdapter(
                 key=key,
@@ -289,7 +291,7 @@ class TorchEngine:
             )
             return adapter, weights.nbytes + adapter.num_bytes
 
-        return self._sampler_adapters.get_or_load(source.directory, load)
+        return self._sampler_adapters.get_or_load(directory, load, source.key)
 
     def _get_batcher(self, model: LoadedModel) -> ContinuousBatcher:
         batcher = self._batchers.get(model.name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from typing import NamedTuple
 
 from tinkex import clock, types
+from tinkex.checkpoint.blob_cache import Pin
 from tinkex.engine.protocol import FinishedSample, SamplerSource
 from tinkex.errors import InvalidInput, StoreError
 from tinkex.ids import parse_tinker_path
@@ -18,17 +21,35 @@ from tinkex.store.records import CheckpointRecord, JobRecord
 from tinkex.wire.proto import encode_sample_response
 
 _MAX_CACHED_ORIGINS = 1024
+#: Weights in blobs that were deleted can be sampled from for this time.
+BLOB_ORIGIN_SECONDS = 2.0
 
 
 class SampleOrigin:
     """The weights of a sample, and the run that its usage is counted for."""
 
-    __slots__ = ("path", "run_id", "source")
+    __slots__ = ("checkpoint", "queried_at", "run_id", "source")
 
-    def __init__(self, source: SamplerSource, run_id: str = "", path: str = "") -> None:
+    def __init__(self, source: SamplerSource, checkpoint: CheckpointRecord | None = None) -> None:
         self.source = source
-        self.run_id = run_id
-        self.path = path
+        self.checkpoint = checkpoint
+        self.run_id = checkpoint.run_id if checkpoint is not None else ""
+        self.queried_at = time.monotonic()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the weights exist; those in blobs are looked up again after a while."""
+        if self.checkpoint is not None and self.checkpoint.place:
+            return time.monotonic() - self.queried_at < BLOB_ORIGIN_SECONDS
+        return self.source.directory is None or self.source.directory.is_dir()
+
+
+class _RunningSample(NamedTuple):
+    job: JobRecord
+    origin: SampleOrigin
+    num_prompt_tokens: int
+    started_at: float
+    pin: Pin | None
 
 
 class ActiveSamples:
@@ -36,7 +57,7 @@ class ActiveSamples:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._running: dict[str, tuple[JobRecord, SampleOrigin, int, float]] = {}
+        self._running: dict[str, _RunningSample] = {}
         self._origins: OrderedDict[str, SampleOrigin] = OrderedDict()
 
     @property
@@ -47,51 +68,67 @@ class ActiveSamples:
     @property
     def running_jobs(self) -> list[JobRecord]:
         """The running jobs."""
-        return [job for job, *_ in self._running.values()]
+        return [sample.job for sample in self._running.values()]
 
     @property
     def is_exclusive(self) -> bool:
         """Whether a retried sample runs, which must run alone."""
-        return any(job.attempts for job, *_ in self._running.values())
+        return any(sample.job.attempts for sample in self._running.values())
 
     def start(self, job: JobRecord, payload: bytes) -> Failed | None:
         """Start a sample in the engine; returns the failure if that is impossible."""
+        pin = None
         try:
             request = job_types.decode_payload(payload, types.SampleRequest)
             origin = self._find_origin(job, request)
+            pin = self._pin_files(origin)
             self._context.engine.start_sample(job.id, origin.source, request)
         except StoreError:
             # Not the sample's fault: it runs again after the worker restarts.
             raise
         except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
+            if pin is not None:
+                pin.close()
             return to_failed(error, job.kind)
-        self._running[job.id] = (job, origin, request.prompt.length, clock.now())
+        self._running[job.id] = _RunningSample(job, origin, request.prompt.length, clock.now(), pin)
         return None
+
+    def _pin_files(self, origin: SampleOrigin) -> Pin | None:
+        """Keep weights in blobs on disk while they are sampled from."""
+        saved = origin.checkpoint
+        if saved is None or not saved.place:
+            return None
+        return self._context.storage.pin_checkpoint(saved.id, saved.place, saved.path)
 
     def step(self) -> list[tuple[JobRecord, float, JobOutcome]]:
         """Run one engine step; returns finished jobs with their start time and outcome."""
         results = []
         for finished in self._context.engine.step_samples():
-            entry = self._running.pop(finished.job_id, None)
-            if entry is not None:
-                job, origin, num_prompt, started_at = entry
-                results.append(
-                    (job, started_at, _sample_outcome(job, origin, num_prompt, finished))
-                )
+            sample = self._remove(finished.job_id)
+            if sample is not None:
+                outcome = _sample_outcome(sample, finished)
+                results.append((sample.job, sample.started_at, outcome))
         return results
 
     def cancel(self, job_id: str) -> None:
         """Stop a running sample."""
-        if self._running.pop(job_id, None) is not None:
+        if self._remove(job_id) is not None:
             self._context.engine.cancel_sample(job_id)
+
+    def _remove(self, job_id: str) -> _RunningSample | None:
+        sample = self._running.pop(job_id, None)
+        if sample is not None and sample.pin is not None:
+            sample.pin.close()
+        return sample
 
     def _find_origin(self, job: JobRecord, request: types.SampleRequest) -> SampleOrigin:
         cached = self._origins.get(job.sampler_id or "")
-        if cached is not None and _has_files(cached.source):
+        if cached is not None and cached.is_current:
             return cached
         origin = self._context.database.read(lambda db: self._query_origin(db, job, request))
-        if origin.source.directory is not None:
-            self._context.verified_checkpoints.verify(origin.source.directory, origin.path)
+        saved = origin.checkpoint
+        if saved is not None and not saved.place:
+            self._context.storage.pin_checkpoint(saved.id, saved.place, saved.path).close()
         # A path may name other weights later; a sampling session always uses the same ones.
         if job.sampler_id is not None:
             self._origins[job.sampler_id] = origin
@@ -125,16 +162,13 @@ class ActiveSamples:
             return SampleOrigin(SamplerSource(base_model=request.base_model or "", tenant_id=scope))
         if checkpoint is None:
             raise InvalidInput("the weights to sample from were deleted or have expired")
-        directory = self._context.home.checkpoint_directory(checkpoint.id)
         source = SamplerSource(
-            base_model=checkpoint.base_model, directory=directory, tenant_id=scope
+            base_model=checkpoint.base_model,
+            directory=self._context.storage.checkpoint_path(checkpoint.id, checkpoint.place),
+            key=checkpoint.place,
+            tenant_id=scope,
         )
-        return SampleOrigin(source, checkpoint.run_id, str(checkpoint.path))
-
-
-def _has_files(source: SamplerSource) -> bool:
-    """Return whether the files of a source still exist."""
-    return source.directory is None or source.directory.is_dir()
+        return SampleOrigin(source, checkpoint)
 
 
 def _is_replaced_by_other_tenant(checkpoint: CheckpointRecord, job: JobRecord) -> bool:
@@ -142,10 +176,8 @@ def _is_replaced_by_other_tenant(checkpoint: CheckpointRecord, job: JobRecord) -
     return checkpoint.tenant_id != job.tenant_id and checkpoint.created_at > job.created_at
 
 
-def _sample_outcome(
-    job: JobRecord, origin: SampleOrigin, num_prompt_tokens: int, finished: FinishedSample
-) -> JobOutcome:
-    response = finished.outcome
+def _sample_outcome(sample: _RunningSample, finished: FinishedSample) -> JobOutcome:
+    response, num_prompt_tokens = finished.outcome, sample.num_prompt_tokens
     if not isinstance(response, types.SampleResponse):
         return Failed(message=response.message, category=response.category)
     num_cached = response.prompt_cache_hit_tokens
@@ -160,9 +192,9 @@ def _sample_outcome(
     }
     effects = tuple(
         count_usage(
-            job,
-            run_id=origin.run_id,
-            base_model=origin.source.base_model,
+            sample.job,
+            run_id=sample.origin.run_id,
+            base_model=sample.origin.source.base_model,
             kind=kind,
             amount=amount,
         )

@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from tinkex import clock
+from tinkex.checkpoint.places import BlobsUnavailable
 from tinkex.errors import StoreError
 from tinkex.jobs.job_types import JobKind, LoadPayload
 from tinkex.jobs.lease import CoordinatorLease
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import (
+    blobs,
     checkpoints,
     coordination,
     jobs,
@@ -36,6 +38,12 @@ DEAD_PROCESS_SECONDS = 300.0
 CLOCK_JUMP_SECONDS = 60.0
 #: Younger directories without a row are kept: their row may be about to be inserted.
 ORPHAN_AGE_SECONDS = 3600.0
+#: The same for places in the object store, whose upload may take long.
+BLOB_ORPHAN_AGE_SECONDS = 86_400.0
+#: Interval of the search for such places, which lists all objects.
+BLOB_ORPHAN_INTERVAL_SECONDS = 86_400.0
+#: Places that are removed or compared with the store at once.
+_MAX_PLACES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,7 @@ class Housekeeper:
         self._has_removed_orphans = False
         self._stop_event = threading.Event()
         self._next_history_at = 0.0
+        self._next_blob_orphans_at = 0.0
         self._logged_jump_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
 
@@ -131,6 +140,41 @@ class Housekeeper:
             retention.delete_old(database, self._policy.retention, now)
         retention.vacuum(database)
         self._log_clock_jump(clock.wall_now() - now)
+        if self._context.storage.has_blobs:
+            self._remove_blobs(now)
+
+    def _remove_blobs(self, now: float) -> None:
+        """Remove objects that no row names; an outage of the object store only delays that."""
+        try:
+            self._remove_unused_blobs()
+            if now >= self._next_blob_orphans_at:
+                self._remove_orphaned_blobs()
+                self._next_blob_orphans_at = now + BLOB_ORPHAN_INTERVAL_SECONDS
+        except BlobsUnavailable as error:
+            LOG.debug("cannot remove unused objects, will retry: %s", error)
+
+    def _remove_unused_blobs(self) -> None:
+        database, storage = self._context.database, self._context.storage
+        while not self._stop_event.is_set():
+            unused = database.read(lambda db: blobs.list_unused(db, _MAX_PLACES))
+            if not unused:
+                return
+            for place in unused:
+                storage.remove_place(place)
+            database.write(partial(blobs.delete_unused, places=unused))
+
+    def _remove_orphaned_blobs(self) -> None:
+        """Remove places whose row was never inserted because of a crash."""
+        database, storage = self._context.database, self._context.storage
+        # By the clock of the object store, which made the timestamps.
+        before = storage.cache.store.write_probe() - BLOB_ORPHAN_AGE_SECONDS
+        listed = storage.cache.store.list_places()
+        old = [place for place, changed_at in listed.items() if changed_at < before]
+        for start in range(0, len(old), _MAX_PLACES):
+            portion = old[start : start + _MAX_PLACES]
+            for place in set(portion) - database.read(partial(blobs.list_known, places=portion)):
+                LOG.info("removing the orphaned place %s", place)
+                storage.remove_place(place)
 
     def _log_clock_jump(self, ahead_seconds: float) -> None:
         """Log a jump of the wall clock, once per jump."""
@@ -147,17 +191,19 @@ class Housekeeper:
 
     def _remove_deleted_checkpoints(self, now: float) -> None:
         """Remove the files of deleted and expired checkpoints, then their rows."""
-        database, home = self._context.database, self._context.home
+        database, home = self._context.database, self._context.storage.home
         deletable = database.write(lambda db: self._collect_deletable(db, now))
-        for checkpoint_id in deletable:
+        if not deletable:
+            return
+        in_home = database.write(lambda db: checkpoints.delete_in_blobs(db, deletable))
+        for checkpoint_id in in_home:
             remove_directory(home.checkpoint_directory(checkpoint_id))
 
         def delete_rows(db: Connection) -> None:
-            for checkpoint_id in deletable:
+            for checkpoint_id in in_home:
                 checkpoints.delete_row(db, checkpoint_id)
 
-        if deletable:
-            database.write(delete_rows)
+        database.write(delete_rows)
 
     def _unload_unused_models(self, now: float) -> None:
         """Remove the states of models whose sessions are over."""
@@ -172,7 +218,7 @@ class Housekeeper:
             return runs.clear_unloaded(db)
 
         for name in self._context.database.write(work):
-            remove_directory(self._context.home.snapshots / name)
+            remove_directory(self._context.storage.home.snapshots / name)
 
     def _collect_deletable(self, db: Connection, now: float) -> list[str]:
         policy = self._policy
@@ -192,7 +238,7 @@ class Housekeeper:
 
     def _remove_orphans(self) -> None:
         """Remove directories whose row was never inserted because of a crash."""
-        database, home = self._context.database, self._context.home
+        database, home = self._context.database, self._context.storage.home
         _remove_old_unknown(home.checkpoints, database.read(checkpoints.list_ids))
         _remove_old_unknown(home.snapshots, database.read(runs.list_snapshots))
 

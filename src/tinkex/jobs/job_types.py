@@ -55,6 +55,8 @@ class LoadPayload(Message):
     checkpoint_id: str
     """The checkpoint at this path when the job was submitted."""
     with_optimizer: bool
+    place: str = ""
+    """Where its files are in the object store; empty if they are in the home."""
 
 
 def decode_payload(payload: bytes, type_: type[T]) -> T:

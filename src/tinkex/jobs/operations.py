@@ -95,17 +95,17 @@ def load_weights(context: WorkerContext, task: ModelTask) -> Completed:
     """Load weights into a model; as its first operation, create it from them."""
     run, engine = task.run, context.engine
     request = job_types.decode_payload(task.payload, job_types.LoadPayload)
-    directory = context.home.checkpoint_directory(request.checkpoint_id)
-    context.verified_checkpoints.verify(directory, request.path)
     is_first = not engine.has_adapter(run.id)
-    if is_first:
-        engine.create(run.id, adapter_spec(run))
-    try:
-        engine.load(run.id, directory, with_optimizer=request.with_optimizer)
-    except Exception:  # undo the creation after any failure
+    opened = context.storage.open_checkpoint(request.checkpoint_id, request.place, request.path)
+    with opened as directory:
         if is_first:
-            engine.drop(run.id)
-        raise
+            engine.create(run.id, adapter_spec(run))
+        try:
+            engine.load(run.id, directory, with_optimizer=request.with_optimizer)
+        except Exception:  # undo the creation after any failure
+            if is_first:
+                engine.drop(run.id)
+            raise
     reply = types.LoadWeightsResponse(path=request.path, model_id=run.id, type="load_weights")
     effects = (set_run_state(run.id, RunState.READY),) if is_first else ()
     return Completed(result=encode_json(reply), is_model_change=True, effects=effects)

@@ -151,7 +151,7 @@ class JobQueue:
             raise self._rate_limit_error(
                 f"{load.num_jobs} of your requests are waiting, which is the limit"
             )
-        if load.num_bytes and load.num_bytes + len(new_job.payload) > limits.max_bytes_per_tenant:
+        if load.num_bytes and load.num_bytes + new_job.num_bytes > limits.max_bytes_per_tenant:
             raise self._rate_limit_error(f"{load.num_bytes} bytes of your requests are waiting")
         # Counted only for tenants without open jobs: counting all jobs for every one is slow.
         if load.num_jobs == 0 and jobs.get_load(db).num_jobs >= limits.max_jobs:

@@ -7,13 +7,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NoReturn
 
-from tinkex.checkpoint.manifest import check_manifest
 from tinkex.engine.protocol import check_adapter_size
 from tinkex.errors import CheckpointError, RequestErrorCategory, StoreError, TinkexError
-from tinkex.ids import new_id
 from tinkex.jobs.job_types import JobKind
 from tinkex.jobs.operations import adapter_spec, replay
 from tinkex.jobs.worker_context import ModelTask, WorkerContext
@@ -184,9 +181,8 @@ class ResidentModels:
         engine, last_kind = self._context.engine, None
         engine.drop(run.id)
         if run.snapshot is not None:
-            directory = self._context.home.snapshots / run.snapshot
-            check_manifest(directory)
-            engine.restore(run.id, adapter_spec(run), directory)
+            with self._context.storage.open_snapshot(run.snapshot) as directory:
+                engine.restore(run.id, adapter_spec(run), directory)
         applied = run.snapshot_applied
         while applied < run.applied:
             for job, payload in self._changes_after(run.id, applied):
@@ -214,8 +210,3 @@ def _is_corruption(error: Exception) -> bool:
     cause = error.__cause__
     is_disk_error = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
     return isinstance(error, CheckpointError) and not is_disk_error
-
-
-def new_snapshot_directory(snapshots: Path, run_id: str, applied: int) -> Path:
-    """Return a unique directory for a model's state after `applied` changes."""
-    return snapshots / f"{run_id.replace(':', '_')}-{applied}-{new_id()[:8]}"

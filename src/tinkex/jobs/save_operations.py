@@ -15,7 +15,6 @@ from tinkex.jobs.job_types import Completed
 from tinkex.jobs.result_log import delete_surplus_unnamed, insert_checkpoint, insert_sampler
 from tinkex.jobs.worker_context import ModelTask, WorkerContext
 from tinkex.store.records import CheckpointRecord, JobRecord
-from tinkex.system.atomic import new_directory
 from tinkex.wire.codec import encode_json
 
 
@@ -90,15 +89,13 @@ def _write_checkpoint(
     with_optimizer: bool = False,
     recipients: Sequence[str] = (),
 ) -> CheckpointRecord:
-    """Write the files of a checkpoint; they are invisible until their row is committed.
-
-    The directory is named by the job's id, so that a retry after a crash replaces it.
-    """
+    """Write the files of a checkpoint; they are invisible until their row is committed."""
     job, run = task.job, task.run
     # Unnamed sampler weights begin with a dot and are not counted.
     quota_path = None if path.name.startswith(".") else path
     context.check_checkpoint_quota(run, quota_path)
-    with new_directory(context.home.checkpoint_directory(job.id)) as directory:
+    with context.storage.new_checkpoint(job.id) as files:
+        directory = files.directory
         context.engine.save(run.id, directory, with_optimizer=with_optimizer)
         manifest = write_manifest(directory)
         if recipients:
@@ -108,7 +105,7 @@ def _write_checkpoint(
         size_bytes = manifest.total_bytes
         # Again, now that the size is known; a refusal discards the directory.
         context.check_checkpoint_quota(run, quota_path, size_bytes)
-    context.verified_checkpoints.mark_verified(context.home.checkpoint_directory(job.id))
+    files.upload()
     return CheckpointRecord(
         id=job.id,
         tenant_id=run.tenant_id,
@@ -121,6 +118,7 @@ def _write_checkpoint(
         spec=run.spec,
         size_bytes=size_bytes,
         created_at=clock.now(),
+        place=files.place,
     )
 
 

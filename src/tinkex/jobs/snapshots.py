@@ -17,7 +17,6 @@ from tinkex.jobs.resident_models import (
     ModelUnavailable,
     ResidentModel,
     ResidentModels,
-    new_snapshot_directory,
 )
 from tinkex.jobs.result_log import ResultEntry
 from tinkex.jobs.worker_context import WorkerContext
@@ -25,7 +24,7 @@ from tinkex.logs import get_logger
 from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import JobRecord, RunRecord
-from tinkex.system.atomic import new_directory, remove_directory, remove_scratch
+from tinkex.system.atomic import remove_directory, remove_scratch
 
 LOG = get_logger(__name__)
 #: Copies being written may use 1/4 of the memory budget; a single larger copy is allowed.
@@ -148,23 +147,26 @@ class SnapshotWriter:
             future.exception()
 
     def _write(self, run_id: str, applied: int, write: Callable[..., None]) -> None:
-        snapshots = self._context.home.snapshots
-        final = new_snapshot_directory(snapshots, run_id, applied)
-        with new_directory(final) as directory:
-            write(directory)
-            write_manifest(directory)
+        storage = self._context.storage
+        with storage.new_snapshot(run_id, applied) as files:
+            write(files.directory)
+            write_manifest(files.directory)
+        try:
+            files.upload()
+        finally:
+            files.close()
 
         def enter(db: Connection) -> str | None:
             self._check_fence(db)
-            return runs.set_snapshot(db, run_id, final.name, applied)
+            return runs.set_snapshot(db, run_id, files.place, applied)
 
         surplus = self._context.database.write(enter)
         if surplus is not None:
-            remove_directory(snapshots / surplus)
+            storage.remove_snapshot(surplus)
 
     def remove_orphans(self) -> None:
         """Remove partial and unreferenced snapshots left by a crash."""
-        snapshots = self._context.home.snapshots
+        snapshots = self._context.storage.home.snapshots
         snapshots.mkdir(parents=True, exist_ok=True)
         remove_scratch(snapshots)
         known = self._context.database.read(runs.list_snapshots)

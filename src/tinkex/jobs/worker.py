@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tinkex import clock
+from tinkex.checkpoint.blob_cache import BlobCache
+from tinkex.checkpoint.storage import FileStorage
 from tinkex.engine.protocol import Engine
 from tinkex.errors import StoreError
 from tinkex.home import Home
@@ -71,6 +73,7 @@ class Worker:
         engine: Engine,
         home: Home,
         config: WorkerConfig,
+        blobs: BlobCache | None = None,
         refresh_models: Callable[[], bool] = lambda: False,
         models_source: str = "",
     ) -> None:
@@ -80,7 +83,7 @@ class Worker:
         self._context = WorkerContext(
             engine,
             database,
-            home,
+            FileStorage(home, blobs),
             quotas=config.quotas,
             max_unnamed_weights=config.max_unnamed_weights,
         )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tinkex import clock
-from tinkex.checkpoint.manifest import VerifiedCheckpoints
+from tinkex.checkpoint.storage import FileStorage
 from tinkex.engine.protocol import Engine
 from tinkex.errors import InvalidInput
-from tinkex.home import Home
 from tinkex.ids import TinkerPath
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.store import checkpoints
@@ -31,9 +30,7 @@ class WorkerContext:
 
     engine: Engine
     database: Database
-    home: Home
-    verified_checkpoints: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
-    """Checkpoints that this process has written or compared with their manifest."""
+    storage: FileStorage
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     max_unnamed_weights: int = 3
     """Number of unnamed sampler weights kept per model."""

@@ -55,6 +55,7 @@ _POSITIVE = (
     "metrics_seconds",
     "metrics_per_session",
     "max_attempts",
+    "blob_cache_bytes",
 )
 #: Upper limits of settings that protect the server: a larger value would disable the protection.
 _MAXIMUM = {
@@ -82,6 +83,14 @@ class ServerConfig:
     """The port to listen on; 0 picks a free one."""
     store: str = ""
     """The database URL; empty means SQLite in the home."""
+    blobs: str = ""
+    """Where checkpoints, snapshots and large requests are stored: s3://BUCKET/PREFIX,
+    gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY; empty means the home."""
+    blob_cache_bytes: int = 16 << 30
+    """Disk space in the home for copies of files in `blobs`; the least recently used go first."""
+    blob_links: bool = True
+    """Let clients download files from the object store itself, by URLs that it signs. False sends
+    them through the API, for clients that cannot reach the object store."""
     engine: str = "local"
     """The compute engine: local is PyTorch; fake is arithmetic on a tiny model, for tests."""
     models: tuple[str, ...] = ()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tinkex.checkpoint.blob_cache import BlobCache
+from tinkex.checkpoint.storage import FileStorage
 from tinkex.engine.models.sources import BaseModelList
 from tinkex.errors import ConfigError, StoreUnavailable
 from tinkex.home import Home
@@ -37,6 +39,23 @@ HEARTBEAT_SECONDS = 5.0
 def open_database(config: ServerConfig) -> Database:
     """Open the store of a server; the caller closes it."""
     return Database(config.store_url)
+
+
+def open_blobs(config: ServerConfig) -> BlobCache | None:
+    """Open the object store of a server; None if its files are in the home."""
+    if not config.blobs:
+        return None
+    try:
+        from tinkex.checkpoint.blobs import BlobStore
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise ConfigError(
+            f"blobs is {config.blobs!r}, which needs the package obstore; run "
+            f"{install_command('blobs')}"
+        ) from error
+    home = Home(config.home)
+    return BlobCache(BlobStore(config.blobs), home.blob_cache, config.blob_cache_bytes)
 
 
 @contextlib.contextmanager
@@ -82,6 +101,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
         yield Services(
             config=config,
             home=Home(config.home),
+            storage=FileStorage(Home(config.home), open_blobs(config)),
             database=database,
             queue=queue,
             quotas=quotas,
@@ -193,6 +213,7 @@ def open_worker(config: ServerConfig, group_id: str = "", owner: str = "") -> It
             engine=engine,
             home=home,
             config=worker_config(config, group_id, owner),
+            blobs=open_blobs(config),
             refresh_models=refresh_models,
             models_source=models_source,
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tinkex.ids import EXTERNAL_SEGMENT, TinkerPath
+from tinkex.store import blobs
 from tinkex.store.records import CheckpointRecord
 from tinkex.store.schema import checkpoints, jobs, samplers, sessions
 
@@ -57,6 +58,12 @@ def find(db: sa.Connection, path: TinkerPath, now: float) -> CheckpointRecord | 
 def find_by_id(db: sa.Connection, checkpoint_id: str, now: float) -> CheckpointRecord | None:
     """Return a checkpoint by id, unless it is deleted or expired."""
     return _find_one(db, sa.and_(checkpoints.c.id == checkpoint_id, _is_live(now)))
+
+
+def lock_live(db: sa.Connection, checkpoint_id: str, now: float) -> bool:
+    """Keep a checkpoint from being deleted in this transaction; returns False if it is gone."""
+    query = sa.select(checkpoints.c.id).where(checkpoints.c.id == checkpoint_id, _is_live(now))
+    return db.scalar(query.with_for_update(read=True)) is not None
 
 
 def _find_one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> CheckpointRecord | None:
@@ -241,6 +248,22 @@ def _mark_deleted(db: sa.Connection, query: sa.Select[str], now: float) -> list[
     ids: list[str] = list(db.scalars(query))
     db.execute(sa.update(checkpoints).where(checkpoints.c.id.in_(ids)).values(deleted_at=now))
     return ids
+
+
+def delete_in_blobs(db: sa.Connection, checkpoint_ids: Collection[str]) -> list[str]:
+    """Delete those of these rows whose files are in the object store; returns the others.
+
+    Places without any other row are queued for removal.
+    """
+    is_deleted = sa.and_(checkpoints.c.id.in_(checkpoint_ids), checkpoints.c.place != "")
+    places = sa.select(checkpoints.c.place).where(is_deleted).distinct()
+    candidates = list(db.scalars(places))
+    db.execute(sa.delete(checkpoints).where(is_deleted))
+    still_used = sa.select(checkpoints.c.place).where(checkpoints.c.place.in_(candidates))
+    for place in set(candidates) - set(db.scalars(still_used)):
+        blobs.mark_place_unused(db, place)
+    in_home = sa.select(checkpoints.c.id).where(checkpoints.c.id.in_(checkpoint_ids))
+    return list(db.scalars(in_home))
 
 
 def delete_row(db: sa.Connection, checkpoint_id: str) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from tinkex.store import blobs
 from tinkex.store.dialects import insert_or_ignore
 from tinkex.store.records import JobRecord, JobState, NewJob
 from tinkex.store.schema import completions, jobs, runs
@@ -107,7 +108,8 @@ def insert(db: sa.Connection, new_job: NewJob, now: float) -> JobRecord | None:
         "state": JobState.QUEUED,
         "attempts": 0,
         "payload": new_job.payload,
-        "payload_bytes": len(new_job.payload),
+        "payload_ref": new_job.payload_ref,
+        "payload_bytes": new_job.num_bytes,
         "is_proto": new_job.is_proto,
         "result_bytes": 0,
         "num_sequences": new_job.num_sequences,
@@ -301,7 +303,11 @@ def finish(db: sa.Connection, ending: JobEnding) -> bool:
     if ending.applied is None:
         # Changes keep their payload, which is replayed until a snapshot includes it.
         values["payload"] = None
+        if job.payload_ref is not None:
+            values["payload_ref"] = None
     changed = db.execute(_FINISH, values).rowcount
+    if changed and ending.applied is None and job.payload_ref is not None:
+        blobs.mark_place_unused(db, job.payload_ref)
     if changed and job.run_id is not None:
         _advance_run(db, job, ending.applied)
     if changed and job.sampler_id is not None:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
 from tinkex.store.database import Database
-from tinkex.store.schema import METADATA, groups, jobs, runs, settings
+from tinkex.store.schema import METADATA, checkpoints, groups, jobs, runs, settings, unused_blobs
 
 #: Separate from the other tables, because it records which of them exist.
 _version_table = sa.Table(
@@ -49,9 +49,19 @@ def _add_groups(db: sa.Connection) -> None:
     db.execute(sa.delete(settings).where(settings.c.name.in_(served)))
 
 
+def _add_blobs(db: sa.Connection) -> None:
+    """Let rows name places in an object store; the files of existing rows are in the home."""
+    db.execute(sa.text("ALTER TABLE checkpoints ADD COLUMN place TEXT NOT NULL DEFAULT ''"))
+    db.execute(sa.text("ALTER TABLE jobs ADD COLUMN payload_ref TEXT"))
+    for index in checkpoints.indexes:
+        if index.name == "checkpoints_by_place":
+            index.create(db)
+    unused_blobs.create(db)
+
+
 #: Append-only. The first entry migrates version 6 to 7, the next one 7 to 8. A change goes into
 #: `schema` as well, because new stores are created from there.
-MIGRATIONS: list[Callable[[sa.Connection], None]] = [_add_groups]
+MIGRATIONS: list[Callable[[sa.Connection], None]] = [_add_groups, _add_blobs]
 
 
 def newest_version() -> int:

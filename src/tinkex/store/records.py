@@ -154,6 +154,8 @@ class CheckpointRecord(Record):
     created_at: float
     expires_at: float | None = None
     deleted_at: float | None = None
+    place: str = ""
+    """Where its files are in the object store; empty if they are in the home."""
 
     @property
     def path(self) -> TinkerPath:
@@ -184,8 +186,17 @@ class NewJob:
     """The base model of a sample."""
     group_id: str = ""
     """The worker group that runs it."""
+    payload_ref: str | None = None
+    """Where the payload is in the object store, if it is large; `payload` is empty then."""
+    payload_bytes: int | None = None
+    """The size of a payload in the object store."""
     is_cancelled: bool = False
     """Whether the job only occupies its sequence number and does not run."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the payload."""
+        return len(self.payload) if self.payload_bytes is None else self.payload_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +229,8 @@ class JobRecord(Record):
     cancelled_at: float | None = None
     """When the cancellation of a pass was requested; the worker stops it."""
     group_id: str = ""
+    payload_ref: str | None = None
+    """Where its payload is in the object store, if it is large."""
 
     @property
     def is_finished(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
+from tinkex.store import blobs
 from tinkex.store.accounting import HOUR_SECONDS
 from tinkex.store.database import Database
 from tinkex.store.records import RunState
@@ -131,6 +132,7 @@ def _delete_jobs(
     ids = take_within_limits(expired, limit, _MAX_BYTES)
     _update_forgotten_seq(db, ids)
     db.execute(sa.delete(completions).where(completions.c.job_id.in_(ids)))
+    blobs.mark_unused(db, blobs.select_payloads(jobs.c.id.in_(ids)))
     db.execute(sa.delete(jobs).where(jobs.c.id.in_(ids)))
     return len(ids), len(ids) < len(expired) or len(ids) >= limit
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from tinkex.store import blobs
 from tinkex.store.records import JobState, RunRecord, RunState
 from tinkex.store.schema import checkpoints, jobs, runs, sessions
 
@@ -36,9 +37,10 @@ def set_state(db: sa.Connection, run_id: str, state: RunState) -> None:
 
 
 def set_snapshot(db: sa.Connection, run_id: str, directory: str, applied: int) -> str | None:
-    """Store the snapshot of a model; returns the directory that is now unused.
+    """Store the snapshot of a model; returns the directory in the home that is now unused.
 
-    Payloads of included changes are dropped. An older snapshot does not replace a newer one.
+    Payloads of included changes are dropped. An older snapshot does not replace a newer one. Unused
+    places in the object store are queued for removal.
     """
     before = db.scalar(sa.select(runs.c.snapshot).where(runs.c.id == run_id))
     replaced = db.execute(
@@ -46,32 +48,47 @@ def set_snapshot(db: sa.Connection, run_id: str, directory: str, applied: int) -
         .where(runs.c.id == run_id, runs.c.snapshot_applied <= applied)
         .values(snapshot=directory, snapshot_applied=applied)
     )
-    if not replaced.rowcount:
-        return directory if directory != before else None
-    db.execute(
-        sa.update(jobs)
-        .where(jobs.c.run_id == run_id, jobs.c.applied <= applied, jobs.c.payload.is_not(None))
-        .values(payload=None)
-    )
-    return before if before != directory else None
+    if replaced.rowcount:
+        _drop_payloads(db, sa.and_(jobs.c.run_id == run_id, jobs.c.applied <= applied))
+    unused = before if replaced.rowcount else directory
+    if unused is None or before == directory:
+        return None
+    if not _is_place(unused):
+        return unused
+    blobs.mark_place_unused(db, unused)
+    return None
+
+
+def _is_place(snapshot: str) -> bool:
+    """Return whether a snapshot is in the object store."""
+    return "/" in snapshot
+
+
+def _drop_payloads(db: sa.Connection, is_included: sa.ColumnElement[bool]) -> None:
+    """Drop the payloads of changes that a snapshot includes."""
+    has_payload = sa.and_(is_included, jobs.c.payload.is_not(None))
+    blobs.mark_unused(db, blobs.select_payloads(has_payload))
+    db.execute(sa.update(jobs).where(has_payload).values(payload=None, payload_ref=None))
 
 
 def clear_unloaded(db: sa.Connection) -> list[str]:
-    """Drop snapshots and payloads of unloaded models; returns the unused directories."""
+    """Drop snapshots and payloads of unloaded models; returns unused directories in the home."""
     has_state = sa.or_(runs.c.snapshot.is_not(None), runs.c.snapshot_applied < runs.c.applied)
     query = sa.select(runs.c.id, runs.c.snapshot).where(
         runs.c.state == RunState.UNLOADED, has_state
     )
     rows = db.execute(query).all()
     ids = [row.id for row in rows]
-    is_change = sa.and_(jobs.c.run_id.in_(ids), jobs.c.applied.is_not(None))
-    db.execute(sa.update(jobs).where(is_change, jobs.c.payload.is_not(None)).values(payload=None))
+    _drop_payloads(db, sa.and_(jobs.c.run_id.in_(ids), jobs.c.applied.is_not(None)))
     db.execute(
         sa.update(runs)
         .where(runs.c.id.in_(ids))
         .values(snapshot=None, snapshot_applied=runs.c.applied)
     )
-    return [row.snapshot for row in rows if row.snapshot is not None]
+    snapshots = [row.snapshot for row in rows if row.snapshot is not None]
+    for place in filter(_is_place, snapshots):
+        blobs.mark_place_unused(db, place)
+    return [name for name in snapshots if not _is_place(name)]
 
 
 def list_snapshots(db: sa.Connection) -> set[str]:

@@ -106,6 +106,7 @@ runs = sa.Table(
 )
 """A model in training. `applied` counts the operations that changed it; `snapshot` is the directory
 of its state after the first `snapshot_applied` of them; the rest is replayed from payloads.
+A snapshot with a slash in its name is a place in the object store.
 `num_steps` counts optimizer steps, also those whose rows in `steps` have been dropped; `group_id`
 is the worker group that owns the model."""
 
@@ -144,6 +145,7 @@ checkpoints = sa.Table(
     sa.Column("created_at", Time, nullable=False),
     sa.Column("expires_at", Time),
     sa.Column("deleted_at", Time),
+    sa.Column("place", sa.Text, nullable=False, server_default=sa.text("''")),
     sa.Index("checkpoints_by_tenant", "tenant_id", "created_at", "id"),
     sa.Index("checkpoints_by_run", "run_id", "created_at"),
     sa.Index("checkpoints_by_session", "session_id"),
@@ -151,6 +153,7 @@ checkpoints = sa.Table(
     _partial_index("checkpoints_deleted", "id", where="deleted_at IS NOT NULL"),
     _partial_index("checkpoints_ephemeral", "session_id", where="is_ephemeral"),
     _partial_index("checkpoints_public", "run_id", where="is_public"),
+    _partial_index("checkpoints_by_place", "place", where="place <> ''"),
     _partial_index(
         "checkpoints_by_path",
         "run_id",
@@ -160,8 +163,9 @@ checkpoints = sa.Table(
         where="deleted_at IS NULL",
     ),
 )
-"""Checkpoints. Their files are in the directory `checkpoints/<id>` of the home; an ephemeral one
-belongs to a sampling session and is not listed. A deleted row stays until its files are removed."""
+"""Checkpoints. Their files are at `place` in the object store, which copies share; if it is empty,
+in the directory `checkpoints/<id>` of the home. An ephemeral one belongs to a sampling session and
+is not listed. A deleted row stays until its files are removed."""
 
 jobs = sa.Table(
     "jobs",
@@ -194,6 +198,7 @@ jobs = sa.Table(
     sa.Column("base_model", sa.Text),
     sa.Column("cancelled_at", Time),
     sa.Column("group_id", sa.Text, nullable=False, server_default=sa.text("''")),
+    sa.Column("payload_ref", sa.Text),
     sa.Index("jobs_by_state", "state", "group_id", "no"),
     _partial_index(
         "jobs_open",
@@ -209,7 +214,15 @@ jobs = sa.Table(
 )
 """Jobs. `no` is the order of arrival, `position` the sequence number within the run, `applied` the
 number among the operations that changed the run. `is_proto` marks protobuf payloads. `group_id` is
-the worker group that runs it: the group of its run, or the one that was chosen for a sample."""
+the worker group that runs it: the group of its run, or the one that was chosen for a sample.
+`payload_ref` is the place of a large payload in the object store; `payload` is empty then."""
+
+unused_blobs = sa.Table(
+    "unused_blobs",
+    METADATA,
+    sa.Column("place", sa.Text, primary_key=True),
+)
+"""Places in the object store that no row names any more, until their objects are removed."""
 
 completions = sa.Table(
     "completions",

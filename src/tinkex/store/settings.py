@@ -11,6 +11,7 @@ from tinkex.store.dialects import dialect_insert
 from tinkex.store.schema import settings
 
 _SECRET_NAME = "secret"
+_BLOBS_URL_NAME = "blobs"
 _SECRET_BYTES = 32
 
 
@@ -41,3 +42,13 @@ def get_or_create_store_id(db: sa.Connection) -> str:
         store_id = new_id()
         put(db, "store_id", store_id)
     return str(store_id)
+
+
+def get_blobs_url(db: sa.Connection) -> str:
+    """Return the URL of the object store that has the files of this store; empty if none has."""
+    return str(get(db, _BLOBS_URL_NAME) or "")
+
+
+def set_blobs_url(db: sa.Connection, url: str) -> None:
+    """Record the URL of the object store."""
+    put(db, _BLOBS_URL_NAME, url)

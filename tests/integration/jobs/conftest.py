@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tinkex import types
+from tinkex.checkpoint.blob_cache import BlobCache
+from tinkex.checkpoint.blobs import BlobStore
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.home import Home
@@ -40,8 +42,10 @@ SECRET = b"test secret"
 class WorkerHarness:
     """A store with tenants, and a worker that can be stopped and started."""
 
-    def __init__(self, root: Path, **worker_options: Any) -> None:
+    def __init__(self, root: Path, *, blobs_url: str = "", **worker_options: Any) -> None:
         self.home = Home(root)
+        """The home of the next worker."""
+        self.blobs_url = blobs_url
         self.url = f"sqlite:///{root / 'store.db'}"
         self.database = Database(self.url)
         migrate(self.database)
@@ -61,9 +65,13 @@ class WorkerHarness:
             engine=self.engine,
             home=self.home,
             config=WorkerConfig(owner="test", **self.options),
+            blobs=self.open_blobs() if self.blobs_url else None,
         )
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()
+
+    def open_blobs(self, max_bytes: int = 1 << 30) -> BlobCache:
+        return BlobCache(BlobStore(self.blobs_url), self.home.blob_cache, max_bytes)
 
     def stop(self) -> None:
         if self.worker is not None and self._thread is not None:
@@ -141,9 +149,16 @@ class WorkerHarness:
         return self.op(run_id, seq, JobKind.SAVE_WEIGHTS, encode_json(request))
 
     def load(
-        self, run_id: str, seq: int, checkpoint_id: str, path: str = "tinker://a/b/c"
+        self,
+        run_id: str,
+        seq: int,
+        checkpoint_id: str,
+        path: str = "tinker://a/b/c",
+        place: str = "",
     ) -> JobRecord:
-        payload = LoadPayload(path=path, checkpoint_id=checkpoint_id, with_optimizer=True)
+        payload = LoadPayload(
+            path=path, checkpoint_id=checkpoint_id, with_optimizer=True, place=place
+        )
         return self.op(run_id, seq, JobKind.LOAD_WEIGHTS, encode_json(payload))
 
     def sampler(self, tenant_id: str, session_id: str, checkpoint_id: str | None = None) -> str:

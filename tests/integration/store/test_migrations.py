@@ -89,6 +89,10 @@ def test_sqlite_uses_incremental_vacuum(database: Database) -> None:
 
 def _downgrade_to_version_6(db: sa.Connection) -> None:
     for statement in (
+        "DROP TABLE unused_blobs",
+        "DROP INDEX checkpoints_by_place",
+        "ALTER TABLE checkpoints DROP COLUMN place",
+        "ALTER TABLE jobs DROP COLUMN payload_ref",
         "DROP TABLE groups",
         "DROP INDEX runs_by_group",
         "DROP INDEX jobs_by_state",

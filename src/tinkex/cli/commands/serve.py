@@ -56,7 +56,7 @@ def home_option(command: F) -> F:
 
 
 def engine_options(command: F) -> F:
-    """Add the options of a worker's engine."""
+    """Add the options of a worker: its engine, and where files are stored."""
     options = (
         click.option("--engine", help="Compute engine: local or fake.  [default: local]"),
         click.option(
@@ -70,6 +70,12 @@ def engine_options(command: F) -> F:
             "--device", help="Compute device: cpu or cuda.  [default: a GPU if available]"
         ),
         click.option("--dtype", help="Compute dtype of the models.  [default: float32]"),
+        click.option(
+            "--blobs",
+            metavar="URL",
+            help="Object storage for checkpoints: s3://BUCKET/PREFIX, gs:// or az://.  "
+            "[default: files in the home]",
+        ),
     )
     for option in reversed(options):
         command = option(command)

@@ -44,11 +44,11 @@ class FakeSamplerCache:
             raise InvalidInput(
                 f"base model {source.base_model!r} is not one of {', '.join(self._bases)}"
             )
-        if source.directory is None:
+        directory = source.directory
+        if directory is None:
             return base
 
-        def load(key: CacheKey) -> tuple[BigramSampler, int]:
-            directory = key[0]
+        def load(_key: CacheKey) -> tuple[BigramSampler, int]:
             saved_base = read_metadata(directory).base_model
             if saved_base != source.base_model:
                 raise InvalidInput(
@@ -56,7 +56,7 @@ class FakeSamplerCache:
                 )
             return BigramSampler(read_model(directory, base.model.vocab_size)), 1
 
-        return self._cache.get_or_load(source.directory, load)
+        return self._cache.get_or_load(directory, load, source.key)
 
     def clear(self) -> None:
         """Drop all loaded checkpoints."""

@@ -8,7 +8,7 @@ import hmac
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tinkex import clock
 from tinkex.checkpoint.archive import ArchivePlan, plan_archive, plan_file
+from tinkex.checkpoint.blob_cache import Pin
 from tinkex.checkpoint.manifest import downloadable_names
 from tinkex.errors import CheckpointError, NotFoundError, PermissionDeniedError, TinkexError
 from tinkex.logs import get_logger
@@ -174,7 +175,9 @@ def _open_download(services: Services, scope: Scope) -> DownloadResponse:
     if file_ref.area is FileArea.TRACE:
         return _trace_response(services, file_ref.owner_id)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    return _file_response(_plan_download(services, file_ref), file_ref, headers)
+    plan, pin = _plan_download(services, file_ref)
+    response = _file_response(plan, file_ref, headers)
+    return replace(response, chunks=_close_after(response.chunks, pin))
 
 
 def _parse_signature(query_string: bytes) -> tuple[str, str]:
@@ -204,17 +207,28 @@ def _parse_file_ref(path_params: Mapping[str, object]) -> FileRef:
 
 
 # --- checkpoints -----------------------------------------------------------------------------
-def _plan_download(services: Services, file_ref: FileRef) -> ArchivePlan:
+def _plan_download(services: Services, file_ref: FileRef) -> tuple[ArchivePlan, Pin]:
     """Plan the reads; only files that the checkpoint's manifest lists are ever opened."""
     now = clock.now()
     record = services.database.read(lambda db: checkpoints.find_by_id(db, file_ref.owner_id, now))
     if record is None:
         raise NotFoundError("the checkpoint was deleted or has expired")
-    directory = services.home.checkpoint_directory(record.id)
-    services.verified_checkpoints.verify(directory, record.path)
-    if file_ref.area is FileArea.ARCHIVE:
-        return plan_archive(directory)
-    return _plan_file(directory, file_ref.name)
+    pin = services.storage.pin_checkpoint(record.id, record.place, record.path)
+    try:
+        if file_ref.area is FileArea.ARCHIVE:
+            return plan_archive(pin.directory), pin
+        return _plan_file(pin.directory, file_ref.name), pin
+    except BaseException:
+        pin.close()
+        raise
+
+
+def _close_after(chunks: Iterator[bytes], pin: Pin) -> Iterator[bytes]:
+    """Yield all chunks; the files may be evicted afterwards, also if the client disconnects."""
+    try:
+        yield from chunks
+    finally:
+        pin.close()
 
 
 def _plan_file(directory: Path, name: str) -> ArchivePlan:

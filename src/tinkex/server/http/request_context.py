@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from tinkex.checkpoint.manifest import VerifiedCheckpoints
+from tinkex.checkpoint.storage import FileStorage
 from tinkex.engine.protocol import BaseModel
 from tinkex.home import Home
 from tinkex.jobs.future_waiters import FutureWaiters
@@ -138,6 +138,7 @@ class Services:
 
     config: ServerConfig
     home: Home
+    storage: FileStorage
     database: Database
     queue: JobQueue
     waiters: FutureWaiters
@@ -148,8 +149,6 @@ class Services:
     """Caches of this process; they can be dropped at any time."""
     tenant_slots: TenantSlots = field(default_factory=TenantSlots)
     """Limits the concurrent requests of one tenant in this process."""
-    verified_checkpoints: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
-    """Checkpoints whose files this process has checked against their manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

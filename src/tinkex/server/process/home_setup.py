@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from tinkex import clock
+from tinkex.checkpoint.blob_cache import BlobCache
+from tinkex.checkpoint.places import STORE_ID_KEY, BlobsUnavailable
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.logs import get_logger
@@ -16,7 +18,7 @@ from tinkex.server.config import DEFAULT_TENANT, ServerConfig, is_loopback
 from tinkex.server_discovery import LockHolder, read_state
 from tinkex.store import keys
 from tinkex.store.database import Connection, Database
-from tinkex.store.settings import get_or_create_store_id
+from tinkex.store.settings import get_blobs_url, get_or_create_store_id, set_blobs_url
 from tinkex.system.atomic import write_file_atomic
 from tinkex.system.locks import lock_descriptor
 
@@ -26,6 +28,10 @@ _POLL_SECONDS = 0.05
 #: Prefix of the modules that a supervisor runs as processes.
 _MODULE_PREFIX = b"tinkex.server."
 LOG = get_logger(__name__)
+BLOBS_HINT = (
+    "Check the bucket, its free space, and the credentials and the endpoint in the environment, "
+    "such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
+)
 
 
 class HomeLock:
@@ -147,6 +153,39 @@ def bind_home_to_store(home: Home, database: Database) -> None:
             hint="Pass their store with --store, or another --home. Remove "
             f"{home.store_id_file} only if you no longer need the checkpoints.",
         )
+
+
+def bind_blobs_to_store(blobs: BlobCache | None, database: Database) -> None:
+    """Record which store the objects belong to, and where the objects of the store are.
+
+    Raises ConfigError if the object store cannot be used, or if one belongs to another.
+    """
+    recorded_url = database.read(get_blobs_url)
+    if blobs is None:
+        if recorded_url:
+            raise ConfigError(
+                f"the checkpoints of this store are in {recorded_url}, but blobs is not set",
+                hint=f"Pass --blobs {recorded_url}.",
+            )
+        return
+    url, store_id = blobs.store.url, database.write(get_or_create_store_id)
+    try:
+        blobs.store.write_probe()
+        if not recorded_url:
+            blobs.store.create(STORE_ID_KEY, store_id.encode())
+        owner_id = blobs.store.read(STORE_ID_KEY).decode("ascii", "replace")
+    except BlobsUnavailable as error:
+        hint = BLOBS_HINT
+        if recorded_url not in {"", url}:
+            hint = f"The objects of this store are in {recorded_url}: pass that, or copy them."
+        raise ConfigError(f"cannot use blobs {url}: {error.message}", hint=hint) from error
+    if owner_id != store_id:
+        raise ConfigError(
+            f"the objects in {url} belong to another store; serving them with this one would "
+            "remove them",
+            hint="Pass another prefix with --blobs, or the store of these objects with --store.",
+        )
+    database.write(lambda db: set_blobs_url(db, url))
 
 
 def ensure_keys(config: ServerConfig, home: Home, database: Database) -> None:

@@ -27,11 +27,16 @@ from tinkex.server.config import ServerConfig
 from tinkex.server.periodic import IdleTimer
 from tinkex.server.process.child_process import ChildProcess, ProcessSpec
 from tinkex.server.process.child_setup import ChildSetup, count_cores, worker_environment
-from tinkex.server.process.home_setup import HomeLock, bind_home_to_store, ensure_keys
+from tinkex.server.process.home_setup import (
+    HomeLock,
+    bind_blobs_to_store,
+    bind_home_to_store,
+    ensure_keys,
+)
 from tinkex.server.process.listen_socket import listen, listener_url, raise_descriptor_limit
 from tinkex.server.process.restart_policy import RestartPolicy
 from tinkex.server.process.worker_on_demand import WorkerPlaceholder, open_worker_placeholder
-from tinkex.server.wiring import open_store
+from tinkex.server.wiring import open_blobs, open_store
 from tinkex.server_discovery import HEALTH_PATH, READY_PATH, ServerState, get_http_status
 from tinkex.settings import package_version
 from tinkex.system.atomic import write_file_atomic
@@ -61,6 +66,7 @@ def serve(config: ServerConfig, on_ready: Callable[[ServerState], None] = print_
         with _open_listener(config, home) as listener:
             with open_store(config) as database:
                 bind_home_to_store(home, database)
+                bind_blobs_to_store(open_blobs(config), database)
                 ensure_keys(config, home, database)
             asyncio.run(Supervisor(config, lock, listener, on_ready).run())
     finally:

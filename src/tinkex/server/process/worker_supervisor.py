@@ -22,9 +22,9 @@ from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.process.child_process import ChildProcess, ProcessSpec
 from tinkex.server.process.child_setup import ChildSetup, count_cores, worker_environment
-from tinkex.server.process.home_setup import bind_home_to_store
+from tinkex.server.process.home_setup import bind_blobs_to_store, bind_home_to_store
 from tinkex.server.process.restart_policy import DRAINED_EXIT_CODE, RestartPolicy
-from tinkex.server.wiring import open_store
+from tinkex.server.wiring import open_blobs, open_store
 from tinkex.store import groups
 from tinkex.store.database import Database
 from tinkex.store.records import GroupState
@@ -51,6 +51,7 @@ def run_worker(config: ServerConfig, group_id: str, on_ready: Callable[[str], No
     os.umask(0o077)
     with open_store(config) as database:
         bind_home_to_store(Home(config.home), database)
+        bind_blobs_to_store(open_blobs(config), database)
         asyncio.run(WorkerSupervisor(config, group_id, database, on_ready).run())
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from email.utils import format_datetime
 
 from tinkex import clock, types
-from tinkex.checkpoint.manifest import downloadable_names
-from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
+from tinkex.checkpoint.manifest import SERVER_MANIFEST_NAME, downloadable_names
+from tinkex.checkpoint.storage import FileStorage
+from tinkex.errors import CheckpointError, ConflictError, RequestErrorCategory, StoreError
 from tinkex.ids import check_ttl
 from tinkex.logs import get_logger
 from tinkex.server.http.downloads import FileArea, FileRef, sign_url
@@ -160,17 +161,41 @@ async def external_weights_urls(
 ) -> types.ExternalWeightsUrlsResponse:
     """Return a signed URL for each file of a checkpoint that the caller may read."""
     checkpoint = await _require_downloadable(services, context)
-    directory = services.home.checkpoint_directory(checkpoint.id)
-    # Verified here, not with the first download: this response can carry the reason.
-    await run_in_thread(services.verified_checkpoints.verify, directory, checkpoint.path)
-    names = await run_in_thread(downloadable_names, directory)
     expires = _link_expiry(services, checkpoint)
-    urls = {
-        name: _sign_link(services, context, FileRef(FileArea.FILE, checkpoint.id, name), expires)
-        for name in names
-    }
+    urls = None
+    if checkpoint.place and services.config.blob_links:
+        seconds = expires - clock.now()
+        urls = await run_in_thread(_sign_blob_links, services.storage, checkpoint, seconds)
+    if urls is None:
+        names = await run_in_thread(_verified_names, services.storage, checkpoint)
+        refs = {name: FileRef(FileArea.FILE, checkpoint.id, name) for name in names}
+        urls = {name: _sign_link(services, context, ref, expires) for name, ref in refs.items()}
     expires_at = to_datetime(int(clock.to_wall_time(expires)))
     return types.ExternalWeightsUrlsResponse(urls=urls, expires=expires_at)
+
+
+def _verified_names(storage: FileStorage, checkpoint: CheckpointRecord) -> list[str]:
+    # Verified here, not with the first download: this response can carry the reason.
+    opened = storage.open_checkpoint(checkpoint.id, checkpoint.place, checkpoint.path)
+    with opened as directory:
+        return downloadable_names(directory)
+
+
+def _sign_blob_links(
+    storage: FileStorage, checkpoint: CheckpointRecord, seconds: float
+) -> dict[str, str] | None:
+    """URLs of the object store for each file; None if it cannot sign them."""
+    blobs, place = storage.cache.store, checkpoint.place
+    manifest = blobs.read_manifest(place)
+    try:
+        blobs.check_complete(place, manifest)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path} is damaged on the server: {error.message}"
+        ) from None
+    names = [name for name in manifest.files if name != SERVER_MANIFEST_NAME]
+    links = blobs.sign([f"{place}/{name}" for name in names], seconds)
+    return None if links is None else dict(zip(names, links, strict=True))
 
 
 async def archive(services: Services, context: RequestContext[object]) -> RawResponse:

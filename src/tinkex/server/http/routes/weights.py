@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TypeAlias
 
 from tinkex import clock, types
+from tinkex.checkpoint.storage import FileStorage
 from tinkex.errors import (
     BadRequestError,
     CheckpointError,
@@ -40,7 +42,7 @@ from tinkex.server.http.submission import (
     submit_operation,
 )
 from tinkex.server.http.validation import check_number
-from tinkex.store import idempotency, jobs
+from tinkex.store import checkpoints, idempotency, jobs
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, NewJob
 from tinkex.system.atomic import remove_directory
@@ -192,7 +194,12 @@ def _build_load_payload(
     if source is None:
         return b""
     return encode_json(
-        LoadPayload(path=request.path, checkpoint_id=source.id, with_optimizer=request.optimizer)
+        LoadPayload(
+            path=request.path,
+            checkpoint_id=source.id,
+            with_optimizer=request.optimizer,
+            place=source.place,
+        )
     )
 
 
@@ -258,13 +265,10 @@ async def copy_weights(
 async def _copy_checkpoint(
     services: Services, context: RequestContext[types.CopyWeightsRequest], source: CheckpointRecord
 ) -> str:
-    home, copy_id = services.home, new_id()
-    target = home.checkpoint_directory(copy_id)
+    copy_id = new_id()
+    target = services.home.checkpoint_directory(copy_id)
     try:
-        await asyncio.to_thread(
-            services.verified_checkpoints.verify, home.checkpoint_directory(source.id), source.path
-        )
-        await asyncio.to_thread(copy_files, home.checkpoint_directory(source.id), target)
+        await asyncio.to_thread(_copy_files_in_home, services.storage, source, target)
     except CheckpointError:
         # If the checkpoint was deleted in the meantime, report that instead.
         await read(
@@ -276,6 +280,9 @@ async def _copy_checkpoint(
         repeated = _find_repeated_reply(db, context)
         if repeated is not None:
             return repeated, False
+        if source.place and not checkpoints.lock_live(db, source.id, clock.now()):
+            # Its place in the object store may be removed.
+            require_checkpoint(db, source.tenant_id, source.path, clock.now())
         destination = resolve_destination(db, context.tenant_id, context.request)
         target_path = source.path._replace(run_id=destination.run_id)
         services.quotas.check_checkpoint(db, context.tenant_id, target_path, source.size_bytes)
@@ -297,6 +304,13 @@ async def _copy_checkpoint(
     if not is_inserted:
         await asyncio.to_thread(remove_directory, target)
     return path
+
+
+def _copy_files_in_home(storage: FileStorage, source: CheckpointRecord, target: Path) -> None:
+    """Copy the files of a checkpoint, unless they are in the object store, which copies share."""
+    if not source.place:
+        with storage.open_checkpoint(source.id, source.place, source.path) as directory:
+            copy_files(directory, target)
 
 
 def _find_repeated_reply(db: Connection, context: RequestContext[object]) -> str | None:

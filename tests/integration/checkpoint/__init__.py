@@ -1,0 +1,1 @@
+"""Tests of checkpoints with real object stores."""
