@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tinkex.nn.ranks import DistributedContext
 from tinkex.pipeline import tokenizer as tokenizers
 from tinkex.pipeline.checkpoints.export import export_folder
-from tinkex.pipeline.distributed import DistributedContext
 from tinkex.pipeline.settings_sources import make_settings
 from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.pipeline.train_settings import TrainSettings

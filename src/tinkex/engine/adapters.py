@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch import Tensor
 
+from tinkex.engine.config import MAX_SHARDS, is_power_of_two
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import InvalidInput
 from tinkex.nn.lora_layout import LoraLayout, LoraPair, TargetKind
@@ -136,14 +137,21 @@ def check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(
             "train_unembed, train_mlp and train_attn are all false: nothing to train"
         )
+    if not (is_power_of_two(spec.gradient_shards) and spec.gradient_shards <= MAX_SHARDS):
+        raise InvalidInput(
+            f"gradient_shards is {spec.gradient_shards}, expected a power of two up to {MAX_SHARDS}"
+        )
     kind = spec.optimizer.get("type")
     if kind != "adamw":
         raise InvalidInput(f"optimizer type is {kind!r}; this server supports only 'adamw'")
 
 
-def training_bytes(layout: LoraLayout) -> int:
-    """Memory of weights, two moments, gradient and the gradient of a running pass, in float32."""
-    return 5 * 4 * layout.size
+def training_bytes(layout: LoraLayout, num_shards: int = 1) -> int:
+    """Memory of weights, two moments, gradient and the gradients of a running pass, in float32.
+
+    A running pass keeps the gradient of a shard, and of a subtree at each level of their tree.
+    """
+    return (5 + num_shards.bit_length() - 1) * 4 * layout.size
 
 
 def create_adapter(hosted_model: HostedModel, spec: AdapterSpec) -> TrainableAdapter:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from tinkex.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
+#: Gradient shards of models on several ranks: the same bits on 1, 2, 4 and 8.
+DEFAULT_SHARDS = 8
+MAX_SHARDS = 64
+_ADDRESS = re.compile(r"\S+:\d{1,5}")
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether a number is 1, 2, 4, 8 and so on."""
+    return number > 0 and number & (number - 1) == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,13 @@ class EngineConfig:
     num_engines: int = 1
     """Number of engines on this machine, which share its memory."""
 
+    ranks: int = 1
+    """Number of processes that compute each pass together; a power of two."""
+    rendezvous: str = ""
+    """HOST:PORT where the engine waits for its other ranks; empty starts them on this machine."""
+    shard_base: bool = False
+    """Divide the layers of base models among the ranks, instead of a copy in each."""
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -63,6 +80,11 @@ class EngineConfig:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
+
+        if not is_power_of_two(self.ranks) or self.ranks > MAX_SHARDS:
+            raise ConfigError(f"ranks is {self.ranks}; expected a power of two up to {MAX_SHARDS}")
+        if self.rendezvous and not _ADDRESS.fullmatch(self.rendezvous):
+            raise ConfigError(f"rendezvous is {self.rendezvous!r}; expected HOST:PORT")
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from tinkex.errors import InvalidInput, RequestErrorCategory
+from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput, SampleRequest, SampleResponse
 from tinkex.types.optimizers import OptimParams
 
@@ -51,6 +51,9 @@ class AdapterSpec:
     train_attn: bool = True
     optimizer: Mapping[str, object] = field(default_factory=lambda: {"type": "adamw"})
     """The optimizer's type and settings, named as in `create_model`."""
+    gradient_shards: int = 1
+    """The number of parts of a batch whose gradients are added in a fixed tree, a power of two. It
+    determines the bits of gradients, on any number of ranks that divides it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,12 @@ class AdapterTooLarge(InvalidInput):
 
 class StepRefused(InvalidInput):
     """The gradient of a step is not finite; it was dropped, and nothing else changed."""
+
+
+class EngineLost(TinkexError):
+    """A process of the engine has died; the worker must restart."""
+
+    category = RequestErrorCategory.Server
 
 
 class FinishedSample(NamedTuple):

@@ -43,23 +43,32 @@ from tinkex.engine.protocol import (
 from tinkex.engine.sampler_cache import CacheKey, SamplerCache
 from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
 from tinkex.engine.sampling.request_state import SamplerAdapter
-from tinkex.engine.trainer import PassWork, Trainer, optimizer_step
+from tinkex.engine.shard_run import PassWork
+from tinkex.engine.trainer import Trainer, optimizer_step
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import OptimParams
 
 if TYPE_CHECKING:
+    from tinkex.engine.parallel.leader import FollowerGroup
     from tinkex.nn.hosted_model import HostedModel
 
 
 class TorchEngine:
     """Serves base models, trains adapters on them, and samples from both.
 
-    `sources` has the location of each base model, by name.
+    `sources` has the location of each base model, by name. `followers` are the other ranks, which
+    this engine closes.
     """
 
-    def __init__(self, sources: Mapping[str, str], config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        config: EngineConfig | None = None,
+        followers: FollowerGroup | None = None,
+    ) -> None:
         self._config = config or EngineConfig()
+        self._followers = followers
         if self._config.threads:
             torch.set_num_threads(self._config.threads)
         self._adapters: dict[str, TrainableAdapter] = {}
@@ -79,7 +88,10 @@ class TorchEngine:
     def replace_models(self, sources: Mapping[str, str]) -> None:
         """Serve these base models from now on; those in use by adapters or samples stay loaded."""
         in_use = {adapter.spec.base_model for adapter in self._adapters.values()}
-        self._registry.replace_sources(sources, in_use | set(filter(self._is_busy, self._batchers)))
+        in_use |= set(filter(self._is_busy, self._batchers))
+        self._registry.replace_sources(sources, in_use)
+        if self._followers is not None:
+            self._followers.replace_models(sources, in_use)
 
     # --- adapters ---------------------------------------------------------------------------
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
@@ -96,12 +108,15 @@ class TorchEngine:
     def drop(self, adapter_id: str) -> None:
         """Remove an adapter from memory; unknown ids are ignored."""
         self._adapters.pop(adapter_id, None)
+        if self._followers is not None:
+            self._followers.drop(adapter_id)
 
     # --- memory of adapters -----------------------------------------------------------------
     def training_bytes(self, spec: AdapterSpec) -> int:
         """The maximum memory for training such an adapter."""
         check_spec(spec)
-        return training_bytes(build_layout(self._registry.get(spec.base_model).hosted_model, spec))
+        hosted_model = self._registry.get(spec.base_model).hosted_model
+        return training_bytes(build_layout(hosted_model, spec), spec.gradient_shards)
 
     @property
     def max_adapter_bytes(self) -> int:
@@ -140,7 +155,12 @@ class TorchEngine:
             return [EngineFailure(error.message, error.category)] * len(passes)
         works = [work for work in parsed if isinstance(work, PassWork)]
         # Between two micro-batches the model may be evicted, so it is looked up every time.
-        trainer = Trainer(lambda: self._registry.get(base_model).hosted_model, self._config)
+        trainer = Trainer(
+            base_model,
+            lambda: self._registry.get(base_model).hosted_model,
+            self._config,
+            self._followers,
+        )
         outcomes = iter((yield from trainer.run(works)))
         return [next(outcomes) if isinstance(work, PassWork) else work for work in parsed]
 
@@ -154,7 +174,13 @@ class TorchEngine:
         except InvalidInput as error:
             return EngineFailure(error.message, error.category)
         adapter = self._adapters[request_pass.adapter_id]
-        return PassWork(adapter, request_pass.request, examples, request_pass.is_forward_only)
+        return PassWork(
+            request_pass.adapter_id,
+            adapter,
+            request_pass.request,
+            dict(enumerate(examples)),
+            request_pass.is_forward_only,
+        )
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
         """Apply the accumulated gradient, clear it, and return metrics."""
@@ -257,12 +283,19 @@ class TorchEngine:
         """The maximum number of sequences, because a request has at least one."""
         return self._config.max_sequences
 
+    def check_ranks(self) -> None:
+        """Raise EngineLost if another rank has died; may be called from another thread."""
+        if self._followers is not None:
+            self._followers.ping()
+
     def close(self) -> None:
         """Release all memory."""
         self._adapters.clear()
         self._batchers.clear()
         self._sampler_adapters.clear()
         self._registry.close()
+        if self._followers is not None:
+            self._followers.close()
 
     # --- helpers ----------------------------------------------------------------------------
     def _get_adapter(self, adapter_id: str) -> TrainableAdapter:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tinkex import clock, types
 from tinkex.checkpoint.blob_cache import Pin
 from tinkex.engine.protocol import FinishedSample, SamplerSource
-from tinkex.errors import InvalidInput, StoreError
+from tinkex.errors import InvalidInput
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs import job_types
 from tinkex.jobs.job_types import Completed, Failed, JobOutcome, to_failed
@@ -83,8 +83,7 @@ class ActiveSamples:
             origin = self._find_origin(job, request)
             pin = self._pin_files(origin)
             self._context.engine.start_sample(job.id, origin.source, request)
-        except StoreError:
-            # Not the sample's fault: it runs again after the worker restarts.
+        except job_types.WORKER_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
             if pin is not None:

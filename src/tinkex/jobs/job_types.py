@@ -10,8 +10,8 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from tinkex import types
-from tinkex.engine.protocol import StepRefused
-from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
+from tinkex.engine.protocol import EngineLost, StepRefused
+from tinkex.errors import InvalidInput, RequestErrorCategory, StoreError, TinkexError
 from tinkex.logs import get_logger
 from tinkex.store.database import Connection
 from tinkex.system.disk_errors import DISK_FULL_MESSAGE, is_disk_full
@@ -118,6 +118,8 @@ class Failed:
 
 
 JobOutcome: TypeAlias = Completed | Failed
+#: Not the fault of a job, which runs again after the worker restarts.
+WORKER_ERRORS = (StoreError, EngineLost)
 CANCELLED = Failed(message="the request was cancelled", category=RequestErrorCategory.User)
 
 

@@ -11,10 +11,11 @@ import msgspec
 
 from tinkex import types
 from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass, StepRefused
-from tinkex.errors import InvalidInput, RequestErrorCategory, StoreError
+from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.jobs import job_types, save_operations
 from tinkex.jobs.job_types import (
     TOTAL_WEIGHT_METRIC,
+    WORKER_ERRORS,
     Completed,
     Failed,
     JobKind,
@@ -151,8 +152,7 @@ def run_operation(context: WorkerContext, task: ModelTask) -> JobOutcome:
     """Run one operation that is not a pass."""
     try:
         return OPERATIONS[task.job.kind](context, task)
-    except StoreError:
-        # Not the job's fault: it runs again after the worker restarts.
+    except WORKER_ERRORS:
         raise
     except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
         failed = to_failed(error, task.job.kind)
@@ -181,6 +181,8 @@ class PassBatch:
         """Compute one micro-batch; returns the outcome of each task after the last one."""
         try:
             results = self._engine_run.step()
+        except WORKER_ERRORS:
+            raise
         except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
             failed = to_failed(error, "the pass")
             return [failed if isinstance(item, Pass) else item for item in self._parsed]

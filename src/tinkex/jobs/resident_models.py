@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from tinkex.engine.protocol import check_adapter_size
-from tinkex.errors import CheckpointError, RequestErrorCategory, StoreError, TinkexError
-from tinkex.jobs.job_types import JobKind
+from tinkex.errors import CheckpointError, RequestErrorCategory, TinkexError
+from tinkex.jobs.job_types import WORKER_ERRORS, JobKind
 from tinkex.jobs.operations import adapter_spec, replay
 from tinkex.jobs.worker_context import ModelTask, WorkerContext
 from tinkex.logs import get_logger
@@ -152,8 +152,7 @@ class ResidentModels:
         started = time.monotonic()
         try:
             last_kind = self._rebuild(run)
-        except StoreError:
-            # Not the model's fault: it is loaded again after the worker restarts.
+        except WORKER_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001 - one model must not stop the others
             self._context.engine.drop(run.id)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tinkex import clock
-from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
+from tinkex.errors import RequestErrorCategory, TinkexError
 from tinkex.jobs.fair_queue import AdaptiveBatchSize, FairQueue
-from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, Failed, JobOutcome
+from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, WORKER_ERRORS, Failed, JobOutcome
 from tinkex.jobs.operations import CUSTOM_LOSS_UNSUPPORTED, PassBatch, run_operation
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry
@@ -126,7 +126,7 @@ class TrainingBatches:
             )
         try:
             resident = self._resident_models.get(job.run_id)
-        except StoreError:
+        except WORKER_ERRORS:
             raise
         except TinkexError as error:
             return Failed(message=error.message, category=error.category)

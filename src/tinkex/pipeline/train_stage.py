@@ -18,10 +18,10 @@ from transformers.utils import logging as transformers_log
 from tinkex.display import format_count
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
+from tinkex.nn.ranks import DistributedContext, init_distributed
 from tinkex.pipeline import tokenizer as tokenizers
 from tinkex.pipeline.batches import find_trainable_rows
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
-from tinkex.pipeline.distributed import DistributedContext, init_distributed
 from tinkex.pipeline.model import (
     check_model_exists,
     check_sizes,

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinkex.engine.config import EngineConfig
+from tinkex.engine.config import (
+    DEFAULT_SHARDS,
+    MAX_SHARDS,
+    EngineConfig,
+    is_power_of_two,
+)
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.jobs.fair_queue import BatchLimits
@@ -105,6 +110,15 @@ class ServerConfig:
     workers: int = 1
     """Number of worker processes, each with an engine; models and samples are divided among them.
     0 serves HTTP only, for workers that `tinkex worker` starts."""
+    ranks: int = 1
+    """Number of processes that compute each training pass of a worker together: 1, 2, 4 and so on.
+    They share the cores; each has its own copy of the base models, or its own GPU."""
+    gradient_shards: int = 0
+    """Parts of a batch whose gradients are added in a fixed order, stored with each new model: it
+    trains with the same bits on any number of ranks that divides it. 0: 1 for one rank, else 8."""
+    rendezvous: str = ""
+    """HOST:PORT where the worker waits for its other ranks, which are started by hand or by a
+    cluster, perhaps on other machines; empty starts them here. Use a trusted network only."""
     move_after_seconds: float = 30.0
     """A worker that is gone for this time loses its models to the other workers, if there are."""
     log_level: str = "info"
@@ -223,6 +237,7 @@ class ServerConfig:
             raise ConfigError(f"workers is {self.workers}; expected 0 to {MAX_WORKERS}")
         if self.worker_on_demand and self.workers != 1:
             raise ConfigError(f"worker_on_demand needs one worker, but workers is {self.workers}")
+        self._check_ranks()
         if self.api_key and not self.api_key.startswith("tml-"):
             raise ConfigError("api_key must begin with 'tml-'")
         if not 1.0 <= self.long_poll_seconds <= 40.0:
@@ -235,6 +250,22 @@ class ServerConfig:
         self._check_numbers()
         # EngineConfig checks its fields, which have the same names, when it is built.
         _ = self.engine_config
+
+    def _check_ranks(self) -> None:
+        shards = self.shards_per_model
+        if not is_power_of_two(shards) or shards > MAX_SHARDS:
+            raise ConfigError(
+                f"gradient_shards is {shards}; expected a power of two up to {MAX_SHARDS}"
+            )
+        if not self.ranks >= 1 or shards % self.ranks:
+            raise ConfigError(
+                f"ranks is {self.ranks}, which does not divide the {shards} gradient_shards; use a "
+                "power of two up to that number"
+            )
+        if self.ranks > 1 and self.engine != "local":
+            raise ConfigError(f"ranks is {self.ranks}, but the engine {self.engine!r} has only one")
+        if self.rendezvous and (self.ranks == 1 or self.workers > 1):
+            raise ConfigError("rendezvous needs one worker with at least 2 ranks")
 
     def _check_numbers(self) -> None:
         for name in _NOT_NEGATIVE:
@@ -261,6 +292,11 @@ class ServerConfig:
             )
 
     @property
+    def shards_per_model(self) -> int:
+        """The number of gradient shards of new models."""
+        return self.gradient_shards or (1 if self.ranks == 1 else DEFAULT_SHARDS)
+
+    @property
     def store_url(self) -> str:
         """The database's URL."""
         return self.store or f"sqlite:///{Home(self.home).store_file}"
@@ -283,6 +319,8 @@ class ServerConfig:
             sampler_bytes=self.sampler_bytes,
             is_nonfinite_applied=self.apply_nonfinite,
             num_engines=max(1, self.workers),
+            ranks=self.ranks,
+            rendezvous=self.rendezvous,
         )
 
     @property
@@ -309,7 +347,8 @@ class ServerConfig:
         """The limits of one batch of jobs."""
         return BatchLimits(
             gap_seconds=self.gap_seconds,
-            max_pass_tokens=self.engine_config.micro_batch_tokens,
+            # Each rank computes a micro-batch at a time.
+            max_pass_tokens=self.engine_config.micro_batch_tokens * self.ranks,
         )
 
 

@@ -161,7 +161,12 @@ def _make_torch_engine(config: ServerConfig, model_list: BaseModelList) -> Torch
             "`tinkex model add smollm2-135m`, or serve with --model NAME=PATH"
         )
     _register_tokenizers(config)
-    return TorchEngine(sources, config.engine_config)
+    followers = None
+    if config.ranks > 1:
+        from tinkex.engine.parallel.leader import open_followers
+
+        followers = open_followers(sources, config.engine_config)
+    return TorchEngine(sources, config.engine_config, followers)
 
 
 def _register_tokenizers(config: ServerConfig) -> None:
@@ -217,9 +222,26 @@ def open_worker(config: ServerConfig, group_id: str = "", owner: str = "") -> It
             refresh_models=refresh_models,
             models_source=models_source,
         )
+        if config.ranks > 1:
+            stack.enter_context(
+                PeriodicTask("ranks", lambda: _check_ranks(engine, worker), HEARTBEAT_SECONDS)
+            )
         # On a separate thread: the worker must send heartbeats also during a long batch.
         stack.enter_context(PeriodicTask("heartbeat", worker.heartbeat, HEARTBEAT_SECONDS))
         yield worker
+
+
+def _check_ranks(engine: Engine, worker: Worker) -> None:
+    """Stop the worker, which is then restarted, if one of its ranks has died."""
+    from tinkex.engine.protocol import EngineLost
+    from tinkex.engine.torch_engine import TorchEngine
+
+    assert isinstance(engine, TorchEngine)
+    try:
+        engine.check_ranks()
+    except EngineLost as error:
+        LOG.error("%s", error.message)
+        worker.stop()
 
 
 def worker_config(config: ServerConfig, group_id: str = "", owner: str = "") -> WorkerConfig:

@@ -76,6 +76,12 @@ def engine_options(command: F) -> F:
             help="Object storage for checkpoints: s3://BUCKET/PREFIX, gs:// or az://.  "
             "[default: files in the home]",
         ),
+        click.option(
+            "--ranks",
+            type=int,
+            metavar="N",
+            help="Processes that compute each training pass together.  [default: 1]",
+        ),
     )
     for option in reversed(options):
         command = option(command)

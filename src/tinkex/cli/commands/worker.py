@@ -22,6 +22,11 @@ from tinkex.cli.output import PropertiesOutput
 )
 @engine_options
 @click.option("--threads", type=int, metavar="N", help="Compute threads.  [default: one per core]")
+@click.option(
+    "--rendezvous",
+    metavar="HOST:PORT",
+    help="Wait here for ranks started elsewhere.  [default: start them here]",
+)
 @click.option("--log-level", help="Log level: debug, info, warning or error.  [default: info]")
 @click.option(
     "--config",

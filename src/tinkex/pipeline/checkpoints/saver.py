@@ -16,6 +16,7 @@ from torch import Tensor
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
 from tinkex.logs import get_logger
+from tinkex.nn.ranks import DistributedContext
 from tinkex.pipeline.checkpoints.step_directory import (
     prune_steps,
     remove_interrupted_saves,
@@ -28,7 +29,6 @@ from tinkex.pipeline.checkpoints.step_files import (
     count_tensor_bytes,
     write_step,
 )
-from tinkex.pipeline.distributed import DistributedContext
 from tinkex.pipeline.optimizers import CombinedOptimizer
 from tinkex.pipeline.output_locks import lock_directory
 from tinkex.pipeline.settings_sources import plain_values

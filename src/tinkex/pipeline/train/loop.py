@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.adamw import NonFiniteGradient
+from tinkex.nn.ranks import DistributedContext, RankFailed, init_distributed
 from tinkex.pipeline.checkpoints.resume import (
     RestoreTarget,
     choose_checkpoint,
@@ -16,7 +17,6 @@ from tinkex.pipeline.checkpoints.resume import (
     restore,
 )
 from tinkex.pipeline.checkpoints.saver import Saver
-from tinkex.pipeline.distributed import DistributedContext, RankFailed, init_distributed
 from tinkex.pipeline.optimizers import make_optimizer
 from tinkex.pipeline.stage_interface import (
     Stage,

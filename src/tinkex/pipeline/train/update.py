@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tinkex.nn.adamw import NonFiniteGradient
-from tinkex.pipeline.distributed import DistributedContext
+from tinkex.nn.ranks import DistributedContext
 from tinkex.pipeline.stage_interface import Stage, StageLoss, UpdateWindow
 
 _CLIP_EPS = 1e-6

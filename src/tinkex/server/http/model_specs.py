@@ -89,7 +89,7 @@ OPTIMIZERS = ("adamw", "dimuon")
 _MAX_SEED = 2**31
 
 
-def spec_for_create(request: types.CreateModelRequest) -> AdapterSpec:
+def spec_for_create(request: types.CreateModelRequest, gradient_shards: int) -> AdapterSpec:
     """The adapter spec of a create request; defaults and a random seed are fixed now."""
     lora = request.lora_config or types.LoraConfig(rank=DEFAULT_RANK)
     check_number("lora_config.rank", lora.rank, minimum=1, maximum=MAX_RANK)
@@ -103,16 +103,24 @@ def spec_for_create(request: types.CreateModelRequest) -> AdapterSpec:
         train_mlp=lora.train_mlp,
         train_attn=lora.train_attn,
         optimizer=optimizer_settings(request.optimizer_config or types.AdamOptimizerConfig()),
+        gradient_shards=gradient_shards,
     )
 
 
-def spec_for_load(request: types.LoadWeightsRequest, source: CheckpointRecord) -> AdapterSpec:
+def spec_for_load(
+    request: types.LoadWeightsRequest, source: CheckpointRecord, gradient_shards: int
+) -> AdapterSpec:
     """The adapter spec of a checkpoint; its optimizer is used only if its state is loaded."""
     saved = stored_spec(source)
     optimizer = saved.optimizer
     if not request.optimizer:
         optimizer = optimizer_settings(request.optimizer_config or types.AdamOptimizerConfig())
-    return replace(saved, base_model=request.base_model or saved.base_model, optimizer=optimizer)
+    return replace(
+        saved,
+        base_model=request.base_model or saved.base_model,
+        optimizer=optimizer,
+        gradient_shards=gradient_shards,
+    )
 
 
 def stored_spec(source: CheckpointRecord | RunRecord) -> AdapterSpec:

@@ -264,7 +264,7 @@ def make_api_spec(config: ServerConfig, lock: HomeLock, listener: socket.socket)
 
 def worker_specs(config: ServerConfig, lock: HomeLock) -> list[ProcessSpec]:
     """The specs of the workers; they share the cores and the memory for models in training."""
-    num_cores = max(1, count_cores() // max(1, config.workers))
+    num_cores = max(1, count_cores() // (max(1, config.workers) * config.ranks))
     return [
         ProcessSpec(
             name="worker" if config.workers == 1 else f"worker {number}",

@@ -82,7 +82,7 @@ class WorkerSupervisor:
             name="worker",
             module="tinkex.server.process.worker_process",
             setup=setup,
-            environment=worker_environment(config.threads, count_cores()),
+            environment=worker_environment(config.threads, max(1, count_cores() // config.ranks)),
             final_exit_code=DRAINED_EXIT_CODE,
         )
         self._child = ChildProcess(spec, RestartPolicy())

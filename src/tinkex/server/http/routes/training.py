@@ -35,7 +35,7 @@ async def create_model(
     """Submit the creation of a model; idempotent for the same session and number."""
     request, tenant_id = context.request, context.tenant_id
     check_number("model_seq_id", request.model_seq_id)
-    spec = spec_for_create(request)
+    spec = spec_for_create(request, services.config.shards_per_model)
     run_id = build_model_id(request.session_id, request.model_seq_id)
 
     def prepare(db: Connection) -> None:

@@ -151,7 +151,7 @@ async def _submit_create_from_checkpoint(
     def prepare(db: Connection) -> None:
         session = require_open_session(db, tenant_id, session_id)
         assert source is not None  # None only for a repeated request, which is not prepared
-        spec = spec_for_load(request, source)
+        spec = spec_for_load(request, source, services.config.shards_per_model)
         require_trainable_model(db, spec.base_model)
         group_id = services.queue.place_run(db, run_id, spec.base_model)
         insert_run(db, session, run_id, spec, request.user_metadata, group_id=group_id)

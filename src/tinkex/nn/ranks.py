@@ -1,7 +1,8 @@
-"""Data-parallel training: ranks and their collective operations."""
+"""Ranks of torch.distributed and their collective operations, for pipeline and engine."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,48 @@ class DistributedContext:
             raise
         self.broadcast((result,))
         return result
+
+    # --- between two ranks ---------------------------------------------------------------------
+    def send_bytes(self, data: bytes, rank: int) -> None:
+        """Send bytes to another rank."""
+        dist.send(torch.tensor([len(data)]), rank)
+        if data:
+            # Only read from, so the buffer need not be writable.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                dist.send(torch.frombuffer(data, dtype=torch.uint8), rank)
+
+    def receive_bytes(self, rank: int) -> bytes:
+        """Receive the next bytes from another rank."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, rank)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if len(data):
+            dist.recv(data, rank)
+        return data.numpy().tobytes()
+
+    def tree_sum(
+        self, value: Tensor | None, is_present: Sequence[bool], like: Tensor
+    ) -> Tensor | None:
+        """Add tensors of all ranks in a fixed binary tree; rank 0 gets the sum, others None.
+
+        `is_present` tells which ranks have a value; a missing one counts as nothing. The number of
+        ranks must be a power of two.
+        """
+        present, distance = list(is_present), 1
+        while distance < self.world_size:
+            if self.rank % (2 * distance) == distance:
+                if value is not None:
+                    dist.send(value, self.rank - distance)
+                return None
+            if present[self.rank + distance]:
+                other = torch.empty_like(like)
+                dist.recv(other, self.rank + distance)
+                value = other if value is None else value.add_(other)
+            for rank in range(0, self.world_size, 2 * distance):
+                present[rank] = present[rank] or present[rank + distance]
+            distance *= 2
+        return value
 
 
 def _buckets(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:

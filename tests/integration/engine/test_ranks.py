@@ -1,0 +1,203 @@
+"""Several ranks train with the same bits as one, and lose nothing when one of them fails."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.engine_calls import datum, forward_backward, spec, step, weights, work
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.parallel.leader import open_followers
+from tinkex.engine.parallel.messages import RunReply
+from tinkex.engine.protocol import EngineLost, Pass, SamplerSource
+from tinkex.engine.torch_engine import TorchEngine
+from tinkex.types import ForwardBackwardOutput, ModelInput, SampleRequest, SamplingParams
+
+NAME = "tiny"
+LENGTHS = (5, 12, 12, 30, 7, 40, 21, 9, 33, 16, 28)
+
+
+@contextmanager
+def open_engine(folder: Path, ranks: int, **settings: Any) -> Iterator[TorchEngine]:
+    sources = {NAME: str(folder)}
+    config = EngineConfig(ranks=ranks, threads=1, step_tokens=64, **settings)
+    followers = open_followers(sources, config) if ranks > 1 else None
+    engine = TorchEngine(sources, config, followers)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def batch(number: int, **inputs: Any) -> list:
+    return [datum(100 * number + index, length, **inputs) for index, length in enumerate(LENGTHS)]
+
+
+def rl_batch(number: int) -> list:
+    rng = np.random.default_rng(number)
+    return [
+        datum(
+            number * 100 + index,
+            length,
+            logprobs=rng.normal(-6, 0.2, length).astype(np.float32),
+            advantages=rng.normal(0, 1, length).astype(np.float32),
+        )
+        for index, length in enumerate(LENGTHS)
+    ]
+
+
+class Record:
+    """Everything that clients see, bit by bit."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+
+    def add(self, name: str, outcome: object) -> None:
+        assert isinstance(outcome, ForwardBackwardOutput), outcome
+        logprobs = [one["logprobs"].to_numpy().tobytes() for one in outcome.loss_fn_outputs]
+        self.values[name] = (logprobs, outcome.metrics)
+
+
+def run_passes(engine: TorchEngine, *passes: Pass) -> list:
+    return list(engine.run_passes(passes))
+
+
+def train(engine: TorchEngine, record: Record, directory: Path) -> None:
+    """Several steps with every kind of loss; two batches are accumulated in each step."""
+    engine.create("a", spec(gradient_shards=8))
+    engine.create("b", spec(seed=2, gradient_shards=8))
+    losses = ("cross_entropy", "importance_sampling", "ppo")
+    for number, loss in enumerate(losses):
+        data = batch(number) if loss == "cross_entropy" else rl_batch(number)
+        for one in data if loss != "cross_entropy" else ():
+            one.loss_fn_inputs.pop("weights")
+        both = [Pass(adapter_id=name, request=work(*data, loss=loss)) for name in ("a", "b")]
+        # Passes of two adapters share micro-batches.
+        for name, outcome in zip(("a", "b"), run_passes(engine, *both), strict=True):
+            record.add(f"{loss} {name}", outcome)
+        record.add(f"more {number}", forward_backward(engine, "a", *batch(10 + number)[:3]))
+        record.add(
+            f"forward {number}", forward_backward(engine, "a", *batch(20), forward_only=True)
+        )
+        record.values[f"step {number}"] = step(engine, "a"), step(engine, "b", 1e-3)
+    record.values["one example"] = forward_backward(engine, "a", datum(1, 200)).metrics
+    for name in ("snapshot", "checkpoint"):
+        (directory / name).mkdir()
+    engine.snapshot("a")(directory / "snapshot")
+    engine.save("a", directory / "checkpoint", with_optimizer=True)
+    engine.load("b", directory / "checkpoint", with_optimizer=True)
+    engine.restore("c", spec(gradient_shards=8), directory / "snapshot")
+    record.add("after load", forward_backward(engine, "b", *batch(30)))
+    record.add("after restore", forward_backward(engine, "c", *batch(30)))
+    for name in ("a", "b", "c"):
+        record.values[f"last step {name}"] = step(engine, name)
+        record.values[f"weights {name}"] = weights(engine, name).numpy().tobytes()
+    files = sorted((directory / "checkpoint").iterdir())
+    record.values["files"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+
+
+def interleave(engine: TorchEngine, record: Record) -> None:
+    """A long pass is suspended while a sample and passes of other adapters run."""
+    long = engine.start_passes([Pass(adapter_id="a", request=work(*batch(40), *batch(41)))])
+    dropped = engine.start_passes([Pass(adapter_id="b", request=work(*batch(42)))])
+    assert long.step() is None
+    assert dropped.step() is None
+    request = SampleRequest(
+        prompt=ModelInput.from_ints([5, 6, 7]),
+        num_samples=1,
+        sampling_params=SamplingParams(max_tokens=5, seed=1),
+    )
+    engine.start_sample("s", SamplerSource(base_model=NAME), request)
+    dropped.cancel()
+    record.add("between", forward_backward(engine, "c", *batch(43)))
+    while (outcomes := long.step()) is None:
+        engine.step_samples()
+    record.add("long", outcomes[0])
+    # The cancelled pass has no effect.
+    record.values["unchanged"] = step(engine, "b")
+    record.values["last"] = step(engine, "a")
+    record.values["after"] = weights(engine, "a").numpy().tobytes()
+
+
+def run_all(folder: Path, ranks: int, directory: Path, **settings: Any) -> dict[str, object]:
+    directory.mkdir()
+    record = Record()
+    with open_engine(folder, ranks, **settings) as engine:
+        train(engine, record, directory)
+        interleave(engine, record)
+    return record.values
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    return run_all(folder, 1, tmp_path_factory.mktemp("ranks") / "one")
+
+
+def assert_same(values: dict[str, object], expected: dict[str, object]) -> None:
+    different = [name for name in expected if values[name] != expected[name]]
+    assert not different
+
+
+def test_two_ranks_train_with_the_bits_of_one(
+    folder: Path,
+    tmp_path: Path,
+    one_rank: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = Record()
+    with open_engine(folder, 2) as engine:
+        train(engine, record, tmp_path)
+        interleave(engine, record)
+        assert_same(record.values, one_rank)
+        _check_failed_pass(engine, monkeypatch)
+        _check_killed_follower(engine)
+
+
+def _check_failed_pass(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a follower has too little memory, all ranks retry with smaller micro-batches."""
+    assert engine._followers is not None
+    replies = [RunReply(error="MemoryError: ", is_out_of_memory=True)]
+    receive = engine._followers.receive
+
+    def receive_failure(rank: int) -> RunReply:
+        reply = receive(rank)
+        return replies.pop() if replies else reply
+
+    monkeypatch.setattr(engine._followers, "receive", receive_failure)
+    forward_backward(engine, "a", *batch(1))
+    assert not replies
+    metrics = step(engine, "a", 0.0)
+    monkeypatch.undo()
+    forward_backward(engine, "a", *batch(1))
+    assert step(engine, "a", 0.0)["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
+
+
+def _check_killed_follower(engine: TorchEngine) -> None:
+    """A pass ends with one sentence, and the engine refuses further passes."""
+    assert engine._followers is not None
+    (process,) = engine._followers._processes._processes
+    run = engine.start_passes([Pass(adapter_id="a", request=work(*batch(1), *batch(2)))])
+    assert run.step() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    with pytest.raises(EngineLost, match=r"rank 1 \(pid \d+\) was killed by SIGKILL"):
+        while run.step() is None:
+            pass
+    with pytest.raises(EngineLost):
+        engine._followers.ping()
+    # What the leader has is complete.
+    assert engine.snapshot("a") is not None
+
+
+@pytest.mark.slow
+def test_four_ranks_train_with_the_bits_of_one(
+    folder: Path, tmp_path: Path, one_rank: dict[str, object]
+) -> None:
+    assert_same(run_all(folder, 4, tmp_path / "four"), one_rank)
