@@ -40,10 +40,13 @@ def python_of(name: str, requirements: Sequence[str], folder: Path = FOLDER) -> 
 
 
 def install(python: Path, requirements: Sequence[str]) -> None:
-    """Install with pip, which considers what is inherited as installed."""
+    """Install with pip, which considers what is inherited as installed.
+
+    Without bytecode: compiling thousands of modules takes longer than the few that are imported.
+    """
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     done = subprocess.run(
-        [*command, "--disable-pip-version-check", *requirements],
+        [*command, "--disable-pip-version-check", "--no-compile", *requirements],
         capture_output=True,
         text=True,
         check=False,
