@@ -7,11 +7,9 @@ import html
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,41 +17,28 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 import tinkex
+from tests.support.real_server import RealServer, start_server
 
-READY = "tinkex server ready at "
 HOSTILE = '<script>document.title="owned"</script><b>bold</b>'
 Train: TypeAlias = "Callable[..., tinkex.TrainingClient]"
 #: Pages refresh every few seconds; machines that run tests are slow.
 PATIENCE_MS = 60_000
 
 
-@dataclass(frozen=True)
-class Server:
-    """A separate server for this test."""
-
-    url: str
-    key: str
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """A server for all tests; pages list the newest run first."""
+    server = start_server(tmp_path_factory.mktemp("dashboard"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    home = tmp_path / "home"
-    log = tmp_path / "server.log"
-    command = [sys.executable, "-m", "tinkex", "serve", "--home", str(home), "--port", "0"]
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [*command, "--engine", "fake"], stdout=subprocess.PIPE, stderr=stderr, text=True
-        )
-    assert process.stdout is not None
-    with process, process.stdout:
-        try:
-            line = process.stdout.readline()
-            assert line.startswith(READY), log.read_text()
-            key = (home / "key").read_text().strip()
-            yield Server(line.removeprefix(READY).strip(), key)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+def empty_server(tmp_path: Path) -> Iterator[RealServer]:
+    """A server without runs."""
+    server = start_server(tmp_path / "home")
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +75,7 @@ def complaints(context: BrowserContext) -> list[str]:
 
 
 @pytest.fixture
-def train(server: Server) -> Iterator[Train]:
+def train(server: RealServer) -> Iterator[Train]:
     """Create a run with some steps; its client stays connected until the test ends."""
     with contextlib.ExitStack() as stack:
 
@@ -126,14 +111,14 @@ def is_marked(page: Page) -> bool:
 
 
 def test_first_steps_snippet_creates_run(
-    server: Server, context: BrowserContext, complaints: list[str], tmp_path: Path
+    empty_server: RealServer, context: BrowserContext, complaints: list[str], tmp_path: Path
 ) -> None:
     page = context.new_page()
-    page.goto(server.url)
+    page.goto(empty_server.url)
     mark(page)
     script = tmp_path / "snippet.py"
     snippet = html.unescape(page.locator("#snippet").inner_html())
-    script.write_text(snippet.replace("tml-...", server.key))
+    script.write_text(snippet.replace("tml-...", empty_server.key))
 
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
 
@@ -147,12 +132,12 @@ def test_first_steps_snippet_creates_run(
 
 
 def test_curve_updates_live(
-    server: Server, train: Train, context: BrowserContext, complaints: list[str]
+    server: RealServer, train: Train, context: BrowserContext, complaints: list[str]
 ) -> None:
     training = train(3)
     page = context.new_page()
     page.goto(server.url)
-    page.locator("a[href^='/runs/']").click()
+    page.locator("a[href^='/runs/']").first.click()
     curve = page.locator(".curve svg[role=img]")
     expect(curve).to_have_attribute("aria-label", _ends_at(3))
     before = page.locator("polyline").get_attribute("points")
@@ -173,21 +158,21 @@ def _ends_at(step: int) -> re.Pattern[str]:
 
 
 def test_hostile_name_is_escaped(
-    server: Server, train: Train, context: BrowserContext, complaints: list[str]
+    server: RealServer, train: Train, context: BrowserContext, complaints: list[str]
 ) -> None:
     train(1, HOSTILE)
     page = context.new_page()
     page.goto(server.url)
 
     expect(page.locator("td.main bdi.name").first).to_have_text(HOSTILE)
-    page.locator("a[href^='/runs/']").click()
+    page.locator("a[href^='/runs/']").first.click()
     expect(page.locator("h1 bdi")).to_have_text(HOSTILE)
     assert page.locator("b").count() == 0
     assert page.title() == f"tinkex: {HOSTILE}"
     assert complaints == []
 
 
-def test_remote_visitor_logs_in(server: Server, chromium: Browser) -> None:
+def test_remote_visitor_logs_in(server: RealServer, chromium: Browser) -> None:
     # The header that a proxy would add.
     with chromium.new_context(extra_http_headers={"X-Forwarded-For": "203.0.113.5"}) as context:
         context.set_default_timeout(PATIENCE_MS)
@@ -197,7 +182,7 @@ def test_remote_visitor_logs_in(server: Server, chromium: Browser) -> None:
         page.get_by_role("button", name="Show my runs").click()
         expect(page.get_by_role("alert")).to_have_text("This key is wrong or was revoked.")
 
-        page.get_by_label("API key").fill(server.key)
+        page.get_by_label("API key").fill(server.new_key("visitor"))
         page.get_by_role("button", name="Show my runs").click()
         expect(page.get_by_text("No model has been trained yet.")).to_be_visible()
         assert page.evaluate("document.cookie") == ""
@@ -207,7 +192,7 @@ def test_remote_visitor_logs_in(server: Server, chromium: Browser) -> None:
 
 
 def test_page_without_javascript_and_on_small_screen(
-    server: Server, train: Train, chromium: Browser
+    server: RealServer, train: Train, chromium: Browser
 ) -> None:
     train(2, "a name that is long enough to need more than one line on a small screen")
     phone = {"width": 360, "height": 740}
@@ -215,7 +200,7 @@ def test_page_without_javascript_and_on_small_screen(
         page = context.new_page()
         page.goto(server.url)
         assert page.locator("noscript meta[http-equiv=refresh]").count() == 1
-        page.locator("a[href^='/runs/']").click()
+        page.locator("a[href^='/runs/']").first.click()
         expect(page.locator(".curve svg[role=img]")).to_be_visible()
     with chromium.new_context(viewport=phone) as context:
         page = context.new_page()
@@ -224,14 +209,14 @@ def test_page_without_javascript_and_on_small_screen(
             assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
 
 
-def page_of_run(server: Server, page: Page) -> str:
+def page_of_run(server: RealServer, page: Page) -> str:
     page.goto(server.url)
-    href = page.locator("a[href^='/runs/']").get_attribute("href")
+    href = page.locator("a[href^='/runs/']").first.get_attribute("href")
     assert href is not None
     return href
 
 
-def test_page_shows_lost_connection(server: Server, context: BrowserContext) -> None:
+def test_page_shows_lost_connection(server: RealServer, context: BrowserContext) -> None:
     page = context.new_page()
     page.goto(server.url)
     state = page.get_by_role("status")

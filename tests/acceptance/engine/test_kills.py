@@ -33,7 +33,7 @@ def undisturbed(official: Official, exact_server: LocalServer) -> dict[str, Any]
 def test_training_is_bit_identical_across_kills(
     official: Official, exact_server: LocalServer, undisturbed: dict[str, Any]
 ) -> None:
-    seen = train_with_kills(official, exact_server, [3, 12, 23], random.Random(1))
+    seen = train_with_kills(official, exact_server, [3, 17], random.Random(1))
     assert seen == undisturbed
 
 

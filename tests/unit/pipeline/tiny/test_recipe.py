@@ -18,8 +18,11 @@ from tinkex.pipeline.tiny.tasks import FAMILIES, TinyTask
 
 SIZES = {"pretrain": 40, "sft": 40, "dpo": 40}
 SEEDS = st.integers(0, 2**32)
-HELD_OUT = recipe.held_out_tasks(7, 12)
-MEASURED = {task.question for some in HELD_OUT.values() for task in some}
+
+
+@pytest.fixture(scope="module")
+def held_out() -> dict[str, list[TinyTask]]:
+    return recipe.held_out_tasks(7, 12)
 
 
 def test_output_depends_only_on_the_seed(tmp_path: Path) -> None:
@@ -67,23 +70,26 @@ def test_repeated_words_occur_in_the_question(seed: int) -> None:
         assert task.answer in task.question
 
 
-@given(SEEDS)
-def test_training_tasks_are_never_held_out(seed: int) -> None:
-    rng = Random(seed)
-    assert not tasks.draw_task(rng)[1].is_held_out
-    for message in recipe.sft_row(rng)["conversations"][::2]:
-        assert message["content"] not in {
-            task.question for some in HELD_OUT.values() for task in some
-        }
+def test_training_tasks_are_never_held_out(held_out: dict[str, list[TinyTask]]) -> None:
+    measured = {task.question for some in held_out.values() for task in some}
+
+    @given(SEEDS)
+    def check(seed: int) -> None:
+        rng = Random(seed)
+        assert not tasks.draw_task(rng)[1].is_held_out
+        for message in recipe.sft_row(rng)["conversations"][::2]:
+            assert message["content"] not in measured
+
+    check()
 
 
-def test_every_family_has_held_out_tasks() -> None:
-    assert list(HELD_OUT) == list(FAMILIES)
-    for family, found in HELD_OUT.items():
+def test_every_family_has_held_out_tasks(held_out: dict[str, list[TinyTask]]) -> None:
+    assert list(held_out) == list(FAMILIES)
+    for family, found in held_out.items():
         assert found, family
         assert all(task.is_held_out for task in found)
         assert len({task.question for task in found}) == len(found)
-    assert recipe.held_out_tasks(7, 12) == HELD_OUT
+    assert recipe.held_out_tasks(7, 12) == held_out
 
 
 def test_open_families_hold_out_a_task_in_every_wording() -> None:
