@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import sqlalchemy as sa
@@ -14,6 +16,9 @@ from tinkex.store.schema import audit, usage
 
 #: The unit of `UsageRecord.hour`, which counts from 1970.
 HOUR_SECONDS = 3600
+_USAGE_KEY = [column.name for column in usage.primary_key]
+#: Where a connection collects the usage of its transaction.
+_COLLECTED = "tinkex_usage"
 _AUDIT_COLUMNS = [column for column in audit.c if column.name != "no"]
 
 
@@ -52,16 +57,37 @@ def add_usage(  # noqa: PLR0913 - the columns of the sum, by name
     amount: int,
     now: float,
 ) -> None:
-    """Add to the usage of the current hour; `run_id` is None for samples of base models."""
-    key = {
-        "tenant_id": tenant_id,
-        "session_id": session_id,
-        "run_id": run_id or "",
-        "base_model": base_model,
-        "kind": kind,
-        "hour": math.floor(now / HOUR_SECONDS),
-    }
-    db.execute(_upsert_usage(db.dialect.name), key | {"amount": amount})
+    """Add to the usage of the current hour; `run_id` is None for samples of base models.
+
+    It is stored at the end of the transaction.
+    """
+    hour = math.floor(now / HOUR_SECONDS)
+    key = (tenant_id, session_id, run_id or "", base_model, kind, hour)
+    collected_usage(db).append((key, amount))
+
+
+@contextlib.contextmanager
+def collect_usage(db: sa.Connection) -> Iterator[None]:
+    """Collect the usage that a transaction adds, and store the sums at its end.
+
+    Rows are updated in the order of their keys: several workers add to the same ones, and another
+    order could deadlock.
+    """
+    collected: list[tuple[tuple[object, ...], int]] = []
+    db.info[_COLLECTED] = collected
+    yield
+    sums: Counter[tuple[object, ...]] = Counter()
+    for key, amount in collected:
+        sums[key] += amount
+    for key in sorted(sums):
+        values = dict(zip(_USAGE_KEY, key, strict=True)) | {"amount": sums[key]}
+        db.execute(_upsert_usage(db.dialect.name), values)
+
+
+def collected_usage(db: sa.Connection) -> list[tuple[tuple[object, ...], int]]:
+    """Return what the transaction has collected; a write that is rolled back removes its part."""
+    collected: list[tuple[tuple[object, ...], int]] = db.info[_COLLECTED]
+    return collected
 
 
 @cache

@@ -1,7 +1,8 @@
 """Database access: reads on any thread, writes on one thread that commits them in groups.
 
 A write is done when its transaction is on disk. Writes that arrive during a commit form the next
-group, so that many clients share the cost of one commit.
+group, so that many clients share the cost of one commit. `write_locks` describes which writes of
+several processes exclude each other.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
+from sqlalchemy.engine.interfaces import DBAPICursor
 
 from tinkex.errors import ConfigError, StoreUnavailable
-from tinkex.store.dialects import as_store_error
+from tinkex.store import accounting
+from tinkex.store.dialects import as_store_error, is_conflict
+from tinkex.store.write_locks import EXCLUSIVE, WriteLocks
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -35,8 +40,19 @@ MAX_WRITES_PER_COMMIT = 64
 LOCK_TIMEOUT_SECONDS = 5.0
 #: Interval of SQLite's lock retries.
 _LOCK_RETRY_SECONDS = 0.0005
-#: Key of the advisory lock that serializes PostgreSQL writers.
-WRITER_LOCK = 0x74696E6B6578
+#: PostgreSQL ends a transaction whose client sends nothing for this long.
+IDLE_TRANSACTION_SECONDS = 15.0
+#: How often a transaction is tried that deadlocks with another, and the longest pause between.
+MAX_TRIES = 4
+_CONFLICT_PAUSE_SECONDS = 0.05
+#: A dead connection to PostgreSQL is noticed after about 10 + 2 * 5 seconds.
+_KEEPALIVE_OPTIONS = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
 #: Settings of a new SQLite file; the first must precede the first table.
 _FILE_PRAGMAS = ("auto_vacuum = INCREMENTAL", "journal_mode = WAL")
 #: Settings of every connection; the last one truncates a large log.
@@ -46,24 +62,36 @@ _CONNECTION_PRAGMAS = (
     "temp_store = MEMORY",
     f"journal_size_limit = {16 * 2**20}",
 )
-#: Pool size; opening a connection costs more than most queries.
-_MAX_CONNECTIONS = 24
+#: Pool size; opening a connection costs more than most queries. PostgreSQL servers allow few
+#: connections, which all processes of a store share.
+_MAX_SQLITE_CONNECTIONS = 24
+MAX_POSTGRESQL_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuedWrite(Generic[T_co]):
     work: TransactionWork[T_co]
     future: Future[T_co]
+    locks: WriteLocks
 
 
 class Database:
     """A database by URL, e.g. `sqlite:////home/me/.tinkex/store.db` or `postgresql://...`."""
 
-    def __init__(self, url: str, *, busy_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
-        self.engine = _create_engine(url, busy_seconds)
+    def __init__(
+        self,
+        url: str,
+        *,
+        busy_seconds: float = LOCK_TIMEOUT_SECONDS,
+        max_connections: int = MAX_POSTGRESQL_CONNECTIONS,
+    ) -> None:
+        """`max_connections` limits the connections to PostgreSQL; more queries wait."""
+        self.engine = _create_engine(url, busy_seconds, max_connections)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self._busy_seconds = busy_seconds
         self._queue: queue.SimpleQueue[_QueuedWrite[object] | None] = queue.SimpleQueue()
+        self._put_back: deque[_QueuedWrite[object] | None] = deque(maxlen=1)
+        """Taken from the queue, but does not fit into the current group."""
         self._writer: threading.Thread | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -76,14 +104,15 @@ class Database:
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise as_store_error(error) from error
 
-    def write(self, work: TransactionWork[T]) -> T:
+    def write(self, work: TransactionWork[T], locks: WriteLocks = EXCLUSIVE) -> T:
         """Run a function in a write transaction and wait for the commit."""
-        return self.write_soon(work).result()
+        return self.write_soon(work, locks).result()
 
-    def write_soon(self, work: TransactionWork[T]) -> Future[T]:
+    def write_soon(self, work: TransactionWork[T], locks: WriteLocks = EXCLUSIVE) -> Future[T]:
         """Queue a function for a write transaction; the future is done after the commit.
 
-        Writes take effect in call order. A write can be cancelled until it starts.
+        Writes take effect in call order. A write can be cancelled until it starts. It may run more
+        than once: a transaction that conflicts with another is rolled back and repeated.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -95,7 +124,7 @@ class Database:
                     target=self._writer_loop, name="store-writer", daemon=True
                 )
                 self._writer.start()
-            queued: _QueuedWrite[T] = _QueuedWrite(work, future)
+            queued: _QueuedWrite[T] = _QueuedWrite(work, future, locks)
             self._queue.put(queued)
         return future
 
@@ -109,30 +138,42 @@ class Database:
         self.engine.dispose()
 
     def _writer_loop(self) -> None:
-        while (first := self._queue.get()) is not None:
-            group = [first]
-            is_last = False
-            while len(group) < MAX_WRITES_PER_COMMIT and not is_last:
-                try:
-                    item = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if item is None:
-                    is_last = True
-                else:
-                    group.append(item)
-            self._commit_group(
-                [item for item in group if item.future.set_running_or_notify_cancel()]
-            )
-            if is_last:
+        while True:
+            first = self._put_back.pop() if self._put_back else self._queue.get()
+            if first is None:
                 return
+            group, locks = self._collect_group(first)
+            started = [item for item in group if item.future.set_running_or_notify_cancel()]
+            if started:
+                self._commit_group(started, locks)
 
-    def _commit_group(self, group: list[_QueuedWrite[object]]) -> None:
+    def _collect_group(
+        self, first: _QueuedWrite[object]
+    ) -> tuple[list[_QueuedWrite[object]], WriteLocks]:
+        """Return the next writes that can share a commit, and their locks."""
+        group, locks = [first], first.locks
+        while len(group) < MAX_WRITES_PER_COMMIT:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None or not (self.is_sqlite or locks.can_share_commit(item.locks)):
+                self._put_back.append(item)
+                break
+            group.append(item)
+            locks |= item.locks
+        return group, locks
+
+    def _commit_group(self, group: list[_QueuedWrite[object]], locks: WriteLocks) -> None:
         """Run a group in one transaction; a failed write is rolled back alone."""
         try:
-            with self.begin() as db:
-                outcomes = [_run_in_savepoint(db, item.work) for item in group]
+            outcomes = self._run_group(group, locks)
         except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
+            if is_conflict(error) and len(group) > 1:
+                # One of them may conflict again and again; it must not stop the others.
+                for item in group:
+                    self._commit_group([item], item.locks)
+                return
             # Driver errors too: without the writer thread later writes would wait for ever.
             for item in group:
                 item.future.set_exception(as_store_error(error))
@@ -143,15 +184,32 @@ class Database:
             else:
                 item.future.set_result(result)
 
+    def _run_group(
+        self, group: list[_QueuedWrite[object]], locks: WriteLocks
+    ) -> list[tuple[object, Exception | None]]:
+        """Run a group in one transaction, again if it conflicts with another transaction."""
+        for number in range(MAX_TRIES):
+            try:
+                with self.begin(locks) as db:
+                    return [_run_in_savepoint(db, item.work) for item in group]
+            except sa.exc.DBAPIError as error:
+                if not is_conflict(error) or number == MAX_TRIES - 1:
+                    raise
+            time.sleep(random.uniform(0.0, _CONFLICT_PAUSE_SECONDS))
+        raise AssertionError("the last try returns or raises")
+
     @contextlib.contextmanager
-    def begin(self) -> Iterator[sa.Connection]:
-        """Open a write transaction; writers are serialized, so numbers grow in commit order."""
+    def begin(self, locks: WriteLocks = EXCLUSIVE) -> Iterator[sa.Connection]:
+        """Open a write transaction; exclusive ones see all others' commits in order."""
         with self.engine.connect() as db:
             if self.is_sqlite:
                 _begin_immediate(db, self._busy_seconds)
             else:
-                db.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITER_LOCK)))
-            yield db
+                locks.acquire(
+                    db, lock_seconds=self._busy_seconds, idle_seconds=IDLE_TRANSACTION_SECONDS
+                )
+            with accounting.collect_usage(db):
+                yield db
             db.commit()
 
 
@@ -188,10 +246,16 @@ def _run_in_savepoint(
     db: sa.Connection, work: TransactionWork[object]
 ) -> tuple[object, Exception | None]:
     savepoint = db.begin_nested()
+    usage = accounting.collected_usage(db)
+    num_before = len(usage)
     try:
         result = work(db)
     except Exception as error:  # noqa: BLE001 - the caller gets it through the future
+        if is_conflict(error):
+            # The whole transaction is repeated: other writes of it hold locks, too.
+            raise
         _rollback(savepoint, error)
+        del usage[num_before:]
         return None, as_store_error(error) if isinstance(error, sa.exc.DBAPIError) else error
     savepoint.commit()
     return result, None
@@ -210,7 +274,7 @@ def redact_url(url: str) -> str:
     return sa.make_url(url).render_as_string(hide_password=True)
 
 
-def _create_engine(url: str, busy_seconds: float) -> sa.Engine:
+def _create_engine(url: str, busy_seconds: float, max_connections: int) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
@@ -225,26 +289,20 @@ def _create_engine(url: str, busy_seconds: float) -> sa.Engine:
         raise ConfigError(
             f"store is {parsed!r}; expected a URL that begins with sqlite:/// or postgresql://"
         )
-    return _create_postgresql(parsed, busy_seconds)
+    return _create_postgresql(parsed, max_connections)
 
 
-def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
-    # Psycopg 3 is installed; SQLAlchemy's default driver is an older one.
-    engine = sa.create_engine(
+def _create_postgresql(url: sa.URL, max_connections: int) -> sa.Engine:
+    # Psycopg 3 is installed; SQLAlchemy's default driver is an older one. The isolation level is
+    # that of the locks: a statement must see what was committed while it waited.
+    return sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
-        pool_size=_MAX_CONNECTIONS,
+        pool_size=max_connections,
         max_overflow=0,
         pool_pre_ping=True,
+        isolation_level="READ COMMITTED",
+        connect_args=_KEEPALIVE_OPTIONS,
     )
-
-    @sa.event.listens_for(engine, "connect")
-    def prepare(connection: DBAPIConnection, _record: object) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"SET lock_timeout = {max(1, round(busy_seconds * 1000))}")
-        cursor.close()
-        connection.commit()
-
-    return engine
 
 
 def _initialize_file(cursor: sqlite3.Cursor, busy_seconds: float) -> None:
@@ -266,7 +324,7 @@ def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
         os.close(os.open(str(url.database), os.O_CREAT | os.O_RDWR, 0o600))
     engine = sa.create_engine(
         url,
-        pool_size=_MAX_CONNECTIONS,
+        pool_size=_MAX_SQLITE_CONNECTIONS,
         max_overflow=0,
         connect_args={"check_same_thread": False, "timeout": busy_seconds},
     )

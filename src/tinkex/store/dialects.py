@@ -38,6 +38,25 @@ def dialect_insert(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.
     return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
+def lock_rows(db: sa.Connection, query: sa.Select[object]) -> None:
+    """Lock the selected rows in the order of the query. SQLite has no other writer.
+
+    Transactions that lock the same rows in the same order do not deadlock.
+    """
+    if db.dialect.name != "sqlite":
+        db.execute(query.with_for_update()).all()
+
+
+#: SQLSTATEs of transactions that succeed when they are repeated: serialization failure, deadlock.
+_CONFLICT_STATES = frozenset({"40001", "40P01"})
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether a transaction failed only because of another one, so that it is repeated."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    return getattr(cause, "sqlstate", None) in _CONFLICT_STATES
+
+
 _DISK_FULL_TEXTS = (
     "database or disk is full",
     "no space left",

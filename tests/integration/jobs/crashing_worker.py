@@ -17,6 +17,7 @@ from tinkex.home import Home
 from tinkex.jobs.snapshots import SnapshotPolicy
 from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.store.database import Connection, Database
+from tinkex.store.write_locks import EXCLUSIVE, WriteLocks
 
 
 class CrashingDatabase(Database):
@@ -26,8 +27,8 @@ class CrashingDatabase(Database):
     where = ""
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
-        with super().begin() as db:
+    def begin(self, locks: WriteLocks = EXCLUSIVE) -> Iterator[Connection]:
+        with super().begin(locks) as db:
             yield db
             self.commits_before_crash -= 1
             if self.where == "before" and self.commits_before_crash <= 0:
