@@ -20,6 +20,7 @@ from tinkex.jobs.groups import (
     choose_victims,
     ready_views,
 )
+from tinkex.jobs.lease import group_lease
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultLog
 from tinkex.jobs.snapshots import AdapterMemory
@@ -28,6 +29,7 @@ from tinkex.logs import get_logger
 from tinkex.store import groups
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import GroupRecord, GroupState
+from tinkex.store.write_locks import SHARED, lease_locks
 
 LOG = get_logger(__name__)
 #: Interval of load reports while there are other groups, and of looking for others.
@@ -112,7 +114,7 @@ class GroupMember:
         models = self._describe_models()
         try:
             self._database.write(
-                lambda db: groups.set_base_models(db, self.id, models, self._source)
+                lambda db: groups.set_base_models(db, self.id, models, self._source), SHARED
             )
         except StoreError as error:
             LOG.warning("cannot publish the base models now: %s", error)
@@ -125,7 +127,7 @@ class GroupMember:
     def touch(self) -> None:
         """Record that the group is alive; called from another thread."""
         now = clock.now()
-        self._database.write_soon(lambda db: groups.touch(db, self.id, now))
+        self._database.write_soon(lambda db: groups.touch(db, self.id, now), SHARED)
 
     # --- load ------------------------------------------------------------------------------------
     def report(self, queued_seconds: float) -> GroupNews:
@@ -141,8 +143,10 @@ class GroupMember:
                 groups.report_load(db, self.id, load, clock.now())
             return groups.list_current(db)
 
-        access = self._database.write if self.has_peers else self._database.read
-        current = access(work)
+        # Only this worker writes the row of its group, except in exclusive transactions.
+        current = (
+            self._database.write(work, SHARED) if self.has_peers else self._database.read(work)
+        )
         self._see(current)
         own = next((group for group in current if group.id == self.id), None)
         if own is None:
@@ -168,6 +172,7 @@ class GroupMember:
             self._check_fence(db)
             groups.move_runs(db, [run_id], target)
 
+        # Exclusive: a job that is being submitted would be stored in the previous group.
         self._database.write(work)
         self._wakeup.notify([MOVED_MESSAGE])
         LOG.info("gave %s to group %r, which has less to do", run_id, target)
@@ -185,7 +190,9 @@ class GroupMember:
             groups.move_samples(db, stolen, self.id)
             return len(stolen)
 
-        return self._database.write(work) > 0
+        # Samples that their group is starting at the same moment must not be taken.
+        locks = lease_locks(group_lease(self.id), group_lease(victims[0]))
+        return self._database.write(work, locks) > 0
 
     def hand_over(self) -> None:
         """Give all models, whose states are on disk, and all samples away, and retire the group.

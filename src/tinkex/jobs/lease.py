@@ -7,15 +7,17 @@ import time
 from functools import partial
 
 from tinkex import clock
-from tinkex.errors import StoreError
+from tinkex.errors import StoreBusy, StoreError
 from tinkex.jobs.result_log import LeaseLost
 from tinkex.logs import get_logger
 from tinkex.store import coordination
 from tinkex.store.coordination import LeaseState
 from tinkex.store.database import Connection, Database
+from tinkex.store.write_locks import lease_locks
 
 LOG = get_logger(__name__)
 COORDINATOR_LEASE = "coordinator"
+_COORDINATOR_LOCKS = lease_locks(COORDINATOR_LEASE)
 #: An owner that does not renew for this long loses its lease.
 LEASE_SECONDS = 20.0
 RENEW_SECONDS = 5.0
@@ -50,6 +52,7 @@ class WorkerLease:
     def __init__(self, database: Database, name: str, owner: str) -> None:
         self._database = database
         self.name = name
+        self._locks = lease_locks(name)
         self._is_lost = False
         self._stop_event = threading.Event()
         self.epoch = self._acquire(owner)
@@ -60,9 +63,15 @@ class WorkerLease:
         watch = LeaseWatch()
         while True:
             expired = watch.expired_state(time.monotonic())
-            acquired = self._database.write(
-                partial(_try_acquire, name=self.name, owner=owner, expired=expired)
-            )
+            try:
+                acquired = self._database.write(
+                    partial(_try_acquire, name=self.name, owner=owner, expired=expired),
+                    self._locks,
+                )
+            except StoreBusy as error:
+                # A worker that was cut off in a transaction holds the lock until that times out.
+                LOG.warning("cannot take the lease %r yet: %s", self.name, error)
+                continue
             if isinstance(acquired, int):
                 return acquired
             if watch.last_state is None:
@@ -81,7 +90,8 @@ class WorkerLease:
                 is_renewed = self._database.write(
                     lambda db: coordination.renew_lease(
                         db, self.name, self.epoch, until=_expires_at()
-                    )
+                    ),
+                    self._locks,
                 )
             except StoreError as error:
                 LOG.warning("cannot renew the worker's lease: %s", error)
@@ -95,7 +105,9 @@ class WorkerLease:
         self._stop_event.set()
         self._thread.join()
         if not self._is_lost:
-            self._database.write(lambda db: coordination.release_lease(db, self.name, self.epoch))
+            self._database.write(
+                lambda db: coordination.release_lease(db, self.name, self.epoch), self._locks
+            )
 
 
 class CoordinatorLease:
@@ -122,13 +134,15 @@ class CoordinatorLease:
 
     def _renew(self, epoch: int) -> bool:
         return self._database.write(
-            lambda db: coordination.renew_lease(db, COORDINATOR_LEASE, epoch, until=_expires_at())
+            lambda db: coordination.renew_lease(db, COORDINATOR_LEASE, epoch, until=_expires_at()),
+            _COORDINATOR_LOCKS,
         )
 
     def _acquire(self, now: float) -> int | None:
         expired = self._watch.expired_state(now)
         acquired = self._database.write(
-            partial(_try_acquire, name=COORDINATOR_LEASE, owner=self._owner, expired=expired)
+            partial(_try_acquire, name=COORDINATOR_LEASE, owner=self._owner, expired=expired),
+            _COORDINATOR_LOCKS,
         )
         if isinstance(acquired, int):
             return acquired
@@ -140,7 +154,8 @@ class CoordinatorLease:
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             self._database.write(
-                lambda db: coordination.release_lease(db, COORDINATOR_LEASE, epoch)
+                lambda db: coordination.release_lease(db, COORDINATOR_LEASE, epoch),
+                _COORDINATOR_LOCKS,
             )
 
 

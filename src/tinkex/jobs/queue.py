@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from tinkex import clock
@@ -21,19 +22,24 @@ from tinkex.errors import (
     NotFoundError,
     PromiseExpiredError,
     RateLimitError,
+    StoreBusy,
 )
 from tinkex.jobs.groups import Placement, ready_views
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, JobKind
+from tinkex.jobs.lease import group_lease
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.wakeup import ALIVE_SECONDS, WakeupSender
 from tinkex.store import groups, jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord, NewJob
+from tinkex.store.write_locks import EXCLUSIVE, SHARED, WriteLocks, lease_locks, sampler_locks
 
 PrepareJob: TypeAlias = Callable[[Connection], None]
 _TAG_LENGTH = 12
 #: Prefix of a job id in a wake-up message that asks the worker to stop the job.
 CANCEL_PREFIX = "-"
+#: Prefix of the number of a new job in a wake-up message.
+NUMBER_PREFIX = "+"
 #: How long the list of groups is cached.
 GROUPS_CACHE_SECONDS = 1.0
 #: Number of placed models that are counted until their groups report them.
@@ -123,11 +129,10 @@ class JobQueue:
                 prepare(db)
             group_id = self._place_sample(db, job_to_store)
             job = jobs.insert(db, replace(job_to_store, group_id=group_id), clock.now())
-            assert job is not None  # writers are serialized
-            return job, True
+            return (job, True) if job is not None else (_find_repeated(db, job_to_store), False)
 
         done: Future[JobRecord] = Future()
-        self._database.write_soon(work).add_done_callback(
+        self._database.write_soon(work, _submit_locks(job_to_store)).add_done_callback(
             lambda future: self._resolve_submit(future, done)
         )
         return done
@@ -142,7 +147,7 @@ class JobQueue:
         job, is_new = written.result()
         done.set_result(job)
         if is_new:
-            self._worker_wakeup.notify()
+            self._worker_wakeup.notify([f"{NUMBER_PREFIX}{job.no}"])
 
     def _check_limits(self, db: Connection, new_job: NewJob) -> None:
         limits = self._limits
@@ -176,7 +181,7 @@ class JobQueue:
     def mark_fetched(self, job_ids: Sequence[str]) -> None:
         """Record that clients have received results, so that these expire sooner."""
         ids, now = list(job_ids), clock.now()
-        self._database.write_soon(lambda db: jobs.mark_fetched(db, ids, now))
+        self._database.write_soon(lambda db: jobs.mark_fetched(db, ids, now), SHARED)
 
     def list_finished(self, job_ids: Sequence[str]) -> list[str]:
         """Return which of these jobs are finished."""
@@ -189,29 +194,23 @@ class JobQueue:
         only the worker knows whether the pass has changed the model.
         """
 
-        def work(db: Connection) -> bool:
-            job = self._check_owner(jobs.find(db, request_id), tenant_id, request_id)
-            if job.is_finished:
-                return False
-            now = clock.now()
-            if job.kind in PASS_KINDS:
-                return jobs.request_cancel(db, job.id, now)
-            if job.kind != JobKind.SAMPLE:
-                return False
-            return jobs.finish(
-                db,
-                jobs.JobEnding(
-                    job=job,
-                    error=CANCELLED.message,
-                    category=CANCELLED.category,
-                    started_at=job.started_at or now,
-                    finished_at=now,
-                ),
-            )
+        cancelled: Future[bool] = Future()
+        cancelled.add_done_callback(lambda done: self._notify_cancelled(done, request_id))
 
-        future = self._database.write_soon(work)
-        future.add_done_callback(lambda done: self._notify_cancelled(done, request_id))
-        return future
+        def find(db: Connection) -> JobRecord:
+            return self._check_owner(jobs.find(db, request_id), tenant_id, request_id)
+
+        def cancel_found(found: Future[JobRecord]) -> None:
+            if found.exception() is not None:
+                cancelled.set_exception(found.exception())
+                return
+            job = found.result()
+            written = self._database.write_soon(partial(_cancel, job_id=job.id), _cancel_locks(job))
+            written.add_done_callback(partial(_copy_result, target=cancelled))
+
+        # First its sampling session and group must be known, which determine the locks.
+        self._database.write_soon(find, SHARED).add_done_callback(cancel_found)
+        return cancelled
 
     def _notify_cancelled(self, done: Future[bool], request_id: str) -> None:
         if done.exception() is None and done.result():
@@ -248,6 +247,55 @@ class JobQueue:
                 f"future {request_id!r} has expired; submit the request again"
             )
         raise NotFoundError(f"future {request_id!r} does not exist")
+
+
+def _cancel_locks(job: JobRecord) -> WriteLocks:
+    """Return the locks of a cancellation: those with which a worker finishes the job."""
+    if job.kind in PASS_KINDS:
+        return lease_locks(group_lease(job.group_id))
+    return sampler_locks([job.sampler_id])
+
+
+def _cancel(db: Connection, job_id: str) -> bool:
+    """Cancel a job; returns False for other kinds than samples and passes, and finished jobs."""
+    job, now = jobs.find(db, job_id), clock.now()
+    if job is None or job.is_finished:
+        return False
+    if job.kind in PASS_KINDS:
+        return jobs.request_cancel(db, job.id, now)
+    if job.kind != JobKind.SAMPLE:
+        return False
+    ending = jobs.JobEnding(
+        job=job,
+        error=CANCELLED.message,
+        category=CANCELLED.category,
+        started_at=job.started_at or now,
+        finished_at=now,
+    )
+    return jobs.finish(db, ending)
+
+
+def _copy_result(source: Future[bool], target: Future[bool]) -> None:
+    error = source.exception()
+    if error is not None:
+        target.set_exception(error)
+    else:
+        target.set_result(source.result())
+
+
+def _submit_locks(new_job: NewJob) -> WriteLocks:
+    """Return the locks of a submit: exclusive if it counts models or positions before it writes."""
+    is_numbered = new_job.run_id is None or new_job.position is not None
+    is_creation = new_job.kind in {JobKind.CREATE_MODEL, JobKind.LOAD_WEIGHTS}
+    return SHARED if is_numbered and not is_creation else EXCLUSIVE
+
+
+def _find_repeated(db: Connection, new_job: NewJob) -> JobRecord:
+    """Return the job with the same key that another process has stored at the same moment."""
+    stored = jobs.find_by_key(db, new_job.key) if new_job.key is not None else None
+    if stored is None:
+        raise StoreBusy("the same request is being deleted; try again")
+    return _check_same_request(stored, new_job)
 
 
 def _check_same_request(existing: JobRecord, new_job: NewJob) -> JobRecord:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from functools import partial
 
 from tinkex.errors import StoreError
 from tinkex.jobs.fair_queue import FairQueue
@@ -16,6 +18,33 @@ LOG = get_logger(__name__)
 POLL_SECONDS = 0.5
 #: Jobs fetched per query.
 MAX_FETCHED_JOBS = 1000
+#: Interval of the search for jobs that were committed after jobs with higher numbers.
+LATE_SECONDS = 1.0
+#: Interval of the search for those that are later by many numbers.
+ALL_SECONDS = 60.0
+#: Numbers of fetched jobs that are remembered. A job that is later by more is found with all jobs.
+MAX_REMEMBERED = 16_384
+
+
+class FetchedNumbers:
+    """The numbers of the newest fetched jobs; older ones count as fetched."""
+
+    def __init__(self, max_numbers: int = MAX_REMEMBERED) -> None:
+        self.floor = 0
+        """Numbers up to this one are not remembered."""
+        self._max_numbers = max_numbers
+        self._numbers: set[int] = set()
+
+    def add(self, number: int) -> None:
+        """Remember a number."""
+        self._numbers.add(number)
+        if len(self._numbers) > self._max_numbers:
+            self.floor = sorted(self._numbers)[self._max_numbers // 2]
+            self._numbers = {number for number in self._numbers if number > self.floor}
+
+    def select_new(self, numbers: Iterable[int]) -> list[int]:
+        """Return the numbers that were certainly not fetched, in order."""
+        return sorted({one for one in numbers if one > self.floor} - self._numbers)
 
 
 class QueuePoller:
@@ -27,12 +56,22 @@ class QueuePoller:
         self._fair_queue = fair_queue
         self._next_seq: dict[str, int] = {}
         self._last_job_no = 0
+        self._fetched = FetchedNumbers()
+        self._announced: set[int] = set()
+        self._next_late_at = 0.0
+        self._next_all_at = time.monotonic() + ALL_SECONDS
+
+    def announce(self, number: int) -> None:
+        """Record the number of a job that was committed, maybe after jobs with higher numbers."""
+        if not self._database.is_sqlite and number <= self._last_job_no:
+            self._announced.add(number)
 
     def fetch(self) -> None:
         """Add the jobs that have arrived since the last call to the queue."""
         while True:
             try:
                 if self._fetch_some() < MAX_FETCHED_JOBS:
+                    self._fetch_late()
                     return
             except StoreError as error:
                 LOG.warning("cannot poll the queue: %s", error)
@@ -46,6 +85,12 @@ class QueuePoller:
         """
         self._last_job_no = 0
         self.fetch()
+
+    def fetch_all_if_due(self) -> None:
+        """Search all queued jobs for very late ones, now and then; see `fetch_all`."""
+        if not self._database.is_sqlite and time.monotonic() >= self._next_all_at:
+            self._next_all_at = time.monotonic() + ALL_SECONDS
+            self.fetch_all()
 
     def advance_seq(self, job: JobRecord) -> None:
         """Record that a job of a model is finished."""
@@ -63,11 +108,39 @@ class QueuePoller:
                 db, self._last_job_no, MAX_FETCHED_JOBS, group_id=self._group_id
             )
         )
-        now = time.monotonic()
         for job in arrived:
-            self._fair_queue.add(job, self._expected_seq(job), now)
+            self._add(job)
             self._last_job_no = job.no
         return len(arrived)
+
+    def _add(self, job: JobRecord) -> None:
+        self._fair_queue.add(job, self._expected_seq(job), time.monotonic())
+        if not self._database.is_sqlite:
+            self._fetched.add(job.no)
+
+    def _fetch_late(self) -> None:
+        """Add jobs that were committed after jobs with higher numbers had been fetched.
+
+        Processes write to PostgreSQL at the same time. In SQLite, numbers grow in commit order.
+        """
+        if self._database.is_sqlite:
+            return
+        numbers: Iterable[int] = self._announced
+        if time.monotonic() >= self._next_late_at:
+            floor, last = self._fetched.floor, self._last_job_no
+            numbers = self._database.read(
+                lambda db: jobs.list_queued_numbers(db, floor, last, group_id=self._group_id)
+            )
+            self._next_late_at = time.monotonic() + LATE_SECONDS
+        new = self._fetched.select_new(numbers)
+        self._announced.clear()
+        for start in range(0, len(new), MAX_FETCHED_JOBS):
+            some = new[start : start + MAX_FETCHED_JOBS]
+            late = self._database.read(
+                partial(jobs.list_queued_by_number, numbers=some, group_id=self._group_id)
+            )
+            for job in late:
+                self._add(job)
 
     def _expected_seq(self, job: JobRecord) -> int:
         """Return the next sequence number of a job's model."""

@@ -17,6 +17,7 @@ from tinkex.jobs.worker_context import ModelTask, WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import jobs, runs
 from tinkex.store.records import JobRecord, RunRecord, RunState
+from tinkex.store.write_locks import SHARED
 
 LOG = get_logger(__name__)
 #: Payloads in memory at once during a replay.
@@ -123,7 +124,7 @@ class ResidentModels:
 
     def _find_usable_run(self, run_id: str) -> RunRecord:
         # Queued behind pending writes, so that the record is current.
-        run = self._context.database.write(lambda db: runs.find(db, run_id))
+        run = self._context.database.write(lambda db: runs.find(db, run_id), SHARED)
         if run is None:
             raise ModelDeleted(f"model {run_id} does not exist")
         if run.state in _UNUSABLE_STATES:

@@ -7,9 +7,10 @@ fails, the engine is ahead of the store, so the worker must restart from the sto
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from tinkex import clock
@@ -27,6 +28,7 @@ from tinkex.store import (
     steps,
 )
 from tinkex.store.database import Connection, Database
+from tinkex.store.dialects import is_conflict
 from tinkex.store.records import (
     AuditRecord,
     CheckpointRecord,
@@ -34,6 +36,12 @@ from tinkex.store.records import (
     RunState,
     SamplerRecord,
     StepRecord,
+)
+from tinkex.store.write_locks import (
+    MAX_SAMPLER_LOCKS,
+    WriteLocks,
+    lease_locks,
+    sampler_locks,
 )
 
 #: Pending commits before the engine waits for one.
@@ -63,6 +71,8 @@ class ResultLog:
         self._epoch = epoch
         self._lease = lease
         self._group_id = group_id
+        self.locks = lease_locks(lease)
+        """The locks of writes that call `check_fence`."""
         self._wakeup_sender = WakeupSender(database, "api")
         self._pending: deque[Future[list[str]]] = deque()
         self._has_failed = False
@@ -75,14 +85,17 @@ class ResultLog:
             jobs.mark_started(db, ids, now, group_id=group_id)
             return []
 
-        self._track(self._write(mark_started))
+        self._track(self._write(mark_started, self.locks))
 
     def finish(self, entries: Sequence[ResultEntry]) -> None:
         """Store outcomes, and notify waiters once they are on disk."""
-        stored, now = list(entries), clock.now()
-        future = self._write(lambda db: _store_results(db, stored, now))
-        future.add_done_callback(self._notify_waiters)
-        self._track(future)
+        now = clock.now()
+        max_samplers = len(entries) if self._database.is_sqlite else MAX_SAMPLER_LOCKS
+        for stored in split_by_samplers(entries, max_samplers):
+            locks = self.locks | sampler_locks(entry.job.sampler_id for entry in stored)
+            future = self._write(partial(_store_results, entries=stored, now=now), locks)
+            future.add_done_callback(self._notify_waiters)
+            self._track(future)
 
     def check_fence(self, db: Connection) -> None:
         """Raise if this worker must not write: an earlier write failed, or it lost its lease.
@@ -95,19 +108,20 @@ class ResultLog:
         if not coordination.has_lease(db, self._lease, self._epoch):
             raise LeaseLost(f"another worker holds the lease {self._lease!r} now; this one ends")
 
-    def _write(self, work: Callable[[Connection], list[str]]) -> Future[list[str]]:
+    def _write(
+        self, work: Callable[[Connection], list[str]], locks: WriteLocks
+    ) -> Future[list[str]]:
         def guarded(db: Connection) -> list[str]:
-            is_written = False
             try:
                 self.check_fence(db)
-                finished_ids = work(db)
-                is_written = True
-            finally:
-                # Set here too, because the next write may share this transaction.
-                self._has_failed = self._has_failed or not is_written
-            return finished_ids
+                return work(db)
+            except BaseException as error:
+                # Set here too, because the next write may share this transaction. A transaction
+                # that conflicts with another one is repeated.
+                self._has_failed = self._has_failed or not is_conflict(error)
+                raise
 
-        future = self._database.write_soon(guarded)
+        future = self._database.write_soon(guarded, locks)
         future.add_done_callback(self._record_failure)
         return future
 
@@ -138,6 +152,23 @@ class ResultLog:
     def _notify_waiters(self, future: Future[list[str]]) -> None:
         if future.exception() is None:
             self._wakeup_sender.notify(future.result())
+
+
+def split_by_samplers(
+    entries: Sequence[ResultEntry], max_samplers: int
+) -> Iterator[list[ResultEntry]]:
+    """Split entries, in order, into parts of at most this many sampling sessions."""
+    part: list[ResultEntry] = []
+    sampler_ids: set[str] = set()
+    for entry in entries:
+        added = {entry.job.sampler_id} if entry.job.sampler_id is not None else set()
+        if part and len(sampler_ids | added) > max_samplers:
+            yield part
+            part, sampler_ids = [], set()
+        part.append(entry)
+        sampler_ids |= added
+    if part:
+        yield part
 
 
 def _store_results(db: Connection, entries: list[ResultEntry], now: float) -> list[str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.engine.memory_limits import choose_evictions
@@ -24,6 +25,7 @@ from tinkex.logs import get_logger
 from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import JobRecord, RunRecord
+from tinkex.store.write_locks import SHARED
 from tinkex.system.atomic import remove_directory, remove_scratch
 
 LOG = get_logger(__name__)
@@ -160,7 +162,7 @@ class SnapshotWriter:
             self._check_fence(db)
             return runs.set_snapshot(db, run_id, files.place, applied)
 
-        surplus = self._context.database.write(enter)
+        surplus = self._context.database.write(enter, self._context.locks)
         if surplus is not None:
             storage.remove_snapshot(surplus)
 
@@ -254,7 +256,9 @@ class AdapterMemory:
         """Evict models whose sessions are over; they are loaded again when needed."""
         loaded = [one.run.id for one in self._resident_models if not self._is_busy(one.run)]
         if loaded:
-            for run_id in self._context.database.write(lambda db: runs.list_idle(db, loaded)):
+            # Queued behind pending writes.
+            find_idle = partial(runs.list_idle, run_ids=loaded)
+            for run_id in self._context.database.write(find_idle, SHARED):
                 self.evict(run_id)
 
     def _free_memory(self, num_bytes: int) -> None:

@@ -19,6 +19,7 @@ from tinkex.store import coordination
 from tinkex.store.database import Database
 from tinkex.store.notifications import NotificationListener, NotificationSender
 from tinkex.store.records import ProcessRecord
+from tinkex.store.write_locks import SHARED
 from tinkex.system.processes import network_id
 
 #: How long the addresses of other processes are cached.
@@ -50,7 +51,7 @@ class WakeupListener:
         self._database = database
         self._is_closed = False
         self._lock = threading.Lock()
-        database.write(lambda db: coordination.register_process(db, self.process))
+        database.write(lambda db: coordination.register_process(db, self.process), SHARED)
         self._remote: NotificationListener | None = None
         if not database.is_sqlite:
             self._remote = NotificationListener(database.engine, role, self._forward)
@@ -94,13 +95,15 @@ class WakeupListener:
         process = replace(self.process, seen_at=clock.now())
         with self._lock:
             if not self._is_closed:
-                self._database.write(lambda db: coordination.register_process(db, process))
+                self._database.write(lambda db: coordination.register_process(db, process), SHARED)
 
     def close(self) -> None:
         """Unregister the address and close the socket."""
         with self._lock:
             self._is_closed = True
-            self._database.write(lambda db: coordination.unregister_process(db, self.process.id))
+            self._database.write(
+                lambda db: coordination.unregister_process(db, self.process.id), SHARED
+            )
         if self._remote is not None:
             self._remote.close()
         self.socket.close()

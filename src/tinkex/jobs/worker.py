@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from tinkex import clock
 from tinkex.checkpoint.blob_cache import BlobCache
@@ -24,7 +25,7 @@ from tinkex.jobs.fair_queue import BatchLimits, FairQueue
 from tinkex.jobs.group_member import GroupMember, WorkExchange
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
 from tinkex.jobs.lease import CoordinatorLease, WorkerLease, group_lease
-from tinkex.jobs.queue import CANCEL_PREFIX
+from tinkex.jobs.queue import CANCEL_PREFIX, NUMBER_PREFIX
 from tinkex.jobs.queue_poller import POLL_SECONDS, QueuePoller
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.resident_models import ResidentModels
@@ -37,6 +38,7 @@ from tinkex.logs import get_logger
 from tinkex.store import jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord
+from tinkex.store.write_locks import SHARED, lease_locks
 
 LOG = get_logger(__name__)
 #: Interval of the maintenance.
@@ -86,6 +88,7 @@ class Worker:
             FileStorage(home, blobs),
             quotas=config.quotas,
             max_unnamed_weights=config.max_unnamed_weights,
+            locks=lease_locks(group_lease(config.group_id)),
         )
         self._lease = WorkerLease(database, group_lease(config.group_id), config.owner)
         self._result_log = ResultLog(
@@ -187,6 +190,7 @@ class Worker:
     # --- start and stop ------------------------------------------------------------------------
     def _start_up(self) -> None:
         def work(db: Connection) -> tuple[int, int]:
+            self._result_log.check_fence(db)
             self._member.register(db)
             num_lost = jobs.fail_exhausted(
                 db, self._group_id, max_attempts=self._config.max_attempts, now=clock.now()
@@ -207,11 +211,15 @@ class Worker:
         for job_id in self._active_samples.job_ids:
             self._active_samples.cancel(job_id)
         self._result_log.flush()
-        self._database.write(lambda db: jobs.requeue_running(db, waiting, group_id=self._group_id))
+        self._database.write(partial(self._requeue, job_ids=waiting), self._context.locks)
         for resident in self._resident_models:
             self._snapshots.snapshot_and_wait(resident)
         if self.is_draining:
             self._member.hand_over()
+
+    def _requeue(self, db: Connection, job_ids: Sequence[str]) -> None:
+        self._result_log.check_fence(db)
+        jobs.requeue_running(db, job_ids, group_id=self._group_id)
 
     # --- polling ---------------------------------------------------------------------------------
     def _poll_queue(self) -> None:
@@ -236,6 +244,9 @@ class Worker:
     def _handle_messages(self, messages: Sequence[str]) -> None:
         if MOVED_MESSAGE in messages:
             self._exchange.expedite()
+        for word in messages:
+            if word.startswith(NUMBER_PREFIX) and word[1:].isdecimal():
+                self._poller.announce(int(word[1:]))
         cancelled = [word[1:] for word in messages if word.startswith(CANCEL_PREFIX)]
         if not cancelled:
             return
@@ -366,8 +377,9 @@ class Worker:
         # After the flush the store has the sequence numbers, so the cache can be dropped.
         self._result_log.flush()
         self._poller.forget_seqs()
+        self._poller.fetch_all_if_due()
 
     def _stop_cancelled(self) -> None:
         """Stop cancelled samples whose wake-up message was lost."""
         job_ids = self._active_samples.job_ids
-        self._stop_jobs(self._database.write(lambda db: jobs.list_to_stop(db, job_ids)))
+        self._stop_jobs(self._database.write(lambda db: jobs.list_to_stop(db, job_ids), SHARED))

@@ -13,6 +13,7 @@ from tinkex.jobs.quotas import QuotaChecks
 from tinkex.store import checkpoints
 from tinkex.store.database import Database
 from tinkex.store.records import JobRecord, RunRecord
+from tinkex.store.write_locks import EXCLUSIVE, SHARED, WriteLocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class WorkerContext:
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     max_unnamed_weights: int = 3
     """Number of unnamed sampler weights kept per model."""
+    locks: WriteLocks = EXCLUSIVE
+    """The locks of writes that depend on the worker's lease."""
 
     def check_checkpoint_quota(
         self, run: RunRecord, path: TinkerPath | None, num_bytes: int = 0
@@ -41,14 +44,14 @@ class WorkerContext:
         """Refuse a checkpoint that exceeds the quotas of the model's tenant."""
         # Queued behind pending writes, so that the previous save counts.
         self.database.write(
-            lambda db: self.quotas.check_checkpoint(db, run.tenant_id, path, num_bytes)
+            lambda db: self.quotas.check_checkpoint(db, run.tenant_id, path, num_bytes), SHARED
         )
 
     def check_path_unused(self, path: TinkerPath) -> None:
         """Refuse a checkpoint path that is in use."""
         # Queued behind pending writes, so that the previous save counts.
         now = clock.now()
-        if self.database.write(lambda db: checkpoints.find(db, path, now)) is not None:
+        if self.database.write(lambda db: checkpoints.find(db, path, now), SHARED) is not None:
             raise InvalidInput(
                 f"{path} exists; choose another name, delete it first, or save with overwrite=True "
                 "where that is possible"

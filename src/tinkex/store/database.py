@@ -250,7 +250,7 @@ def _run_in_savepoint(
     num_before = len(usage)
     try:
         result = work(db)
-    except Exception as error:  # noqa: BLE001 - the caller gets it through the future
+    except Exception as error:
         if is_conflict(error):
             # The whole transaction is repeated: other writes of it hold locks, too.
             raise

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tinkex.store import blobs
-from tinkex.store.dialects import insert_or_ignore
+from tinkex.store.dialects import insert_or_ignore, lock_rows
 from tinkex.store.records import JobRecord, JobState, NewJob
 from tinkex.store.schema import completions, jobs, runs
 
@@ -196,11 +196,12 @@ def list_to_stop(db: sa.Connection, job_ids: Sequence[str]) -> list[str]:
 
 def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
     """Record when results were first fetched by their client."""
-    db.execute(
-        sa.update(jobs)
-        .where(jobs.c.id.in_(job_ids), jobs.c.finished_at.is_not(None), jobs.c.fetched_at.is_(None))
-        .values(fetched_at=now)
+    is_new = sa.and_(
+        jobs.c.id.in_(job_ids), jobs.c.finished_at.is_not(None), jobs.c.fetched_at.is_(None)
     )
+    # In the same order as a snapshot, which drops the payloads of finished jobs.
+    lock_rows(db, sa.select(jobs.c.no).where(is_new).order_by(jobs.c.no))
+    db.execute(sa.update(jobs).where(is_new).values(fetched_at=now))
 
 
 def get_load(db: sa.Connection, tenant_id: str | None = None) -> QueueLoad:
@@ -228,6 +229,36 @@ def list_queued_after(
 ) -> list[JobRecord]:
     """Return a group's queued jobs with a higher number, in order of arrival."""
     rows = db.execute(_QUEUED_AFTER, {"no": no, "limit": limit, "group": group_id})
+    return [JobRecord.from_row(row) for row in rows]
+
+
+_QUEUED_NUMBERS = sa.select(jobs.c.no).where(
+    jobs.c.state == JobState.QUEUED,
+    jobs.c.group_id == _GROUP_PARAM,
+    jobs.c.no > sa.bindparam("after"),
+    jobs.c.no <= sa.bindparam("last"),
+)
+_QUEUED_BY_NUMBER = (
+    sa.select(*_HEADER_COLUMNS)
+    .where(
+        jobs.c.state == JobState.QUEUED,
+        jobs.c.group_id == _GROUP_PARAM,
+        jobs.c.no.in_(sa.bindparam("numbers", expanding=True)),
+    )
+    .order_by(jobs.c.no)
+)
+
+
+def list_queued_numbers(db: sa.Connection, after: int, last: int, *, group_id: str) -> list[int]:
+    """Return the numbers of a group's queued jobs in (after, last]."""
+    return list(db.scalars(_QUEUED_NUMBERS, {"after": after, "last": last, "group": group_id}))
+
+
+def list_queued_by_number(
+    db: sa.Connection, numbers: Sequence[int], *, group_id: str
+) -> list[JobRecord]:
+    """Return a group's queued jobs with these numbers, in order."""
+    rows = db.execute(_QUEUED_BY_NUMBER, {"numbers": list(numbers), "group": group_id})
     return [JobRecord.from_row(row) for row in rows]
 
 
@@ -309,16 +340,20 @@ def finish(db: sa.Connection, ending: JobEnding) -> bool:
     if changed and ending.applied is None and job.payload_ref is not None:
         blobs.mark_place_unused(db, job.payload_ref)
     if changed and job.run_id is not None:
-        _advance_run(db, job, ending.applied)
+        _advance_run(db, ending)
     if changed and job.sampler_id is not None:
         _insert_completion(db, job, None if is_failure else size, ending.finished_at)
     return bool(changed)
 
 
-def _advance_run(db: sa.Connection, job: JobRecord, applied: int | None) -> None:
-    values = {"advanced": job.run_id, "new_next_seq": job.position + 1}
-    if applied is not None:
-        values["applied"] = applied
+def _advance_run(db: sa.Connection, ending: JobEnding) -> None:
+    values = {
+        "advanced": ending.job.run_id,
+        "new_next_seq": ending.job.position + 1,
+        "used_at": ending.finished_at,
+    }
+    if ending.applied is not None:
+        values["applied"] = ending.applied
     db.execute(_ADVANCE, values)
 
 

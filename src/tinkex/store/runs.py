@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from tinkex.store import blobs
+from tinkex.store.dialects import lock_rows
 from tinkex.store.records import JobState, RunRecord, RunState
 from tinkex.store.schema import checkpoints, jobs, runs, sessions
 
 # Frequent statements are built once, because building takes longer than running.
 _FIND = sa.select(runs).where(runs.c.id == sa.bindparam("run_id"))
-_TOUCH = sa.update(runs).where(runs.c.id == sa.bindparam("run_id"))
 
 
 def insert(db: sa.Connection, run: RunRecord) -> None:
@@ -24,11 +24,6 @@ def find(db: sa.Connection, run_id: str) -> RunRecord | None:
     """Return a model by id."""
     row = db.execute(_FIND, {"run_id": run_id}).one_or_none()
     return None if row is None else RunRecord.from_row(row)
-
-
-def touch(db: sa.Connection, run_id: str, now: float) -> None:
-    """Record that a model was used."""
-    db.execute(_TOUCH, {"run_id": run_id, "used_at": now})
 
 
 def set_state(db: sa.Connection, run_id: str, state: RunState) -> None:
@@ -67,6 +62,8 @@ def _is_place(snapshot: str) -> bool:
 def _drop_payloads(db: sa.Connection, is_included: sa.ColumnElement[bool]) -> None:
     """Drop the payloads of changes that a snapshot includes."""
     has_payload = sa.and_(is_included, jobs.c.payload.is_not(None))
+    # In the same order as API processes, which mark finished jobs as fetched.
+    lock_rows(db, sa.select(jobs.c.no).where(has_payload).order_by(jobs.c.no))
     blobs.mark_unused(db, blobs.select_payloads(has_payload))
     db.execute(sa.update(jobs).where(has_payload).values(payload=None, payload_ref=None))
 

@@ -11,8 +11,15 @@ from tinkex.store.dialects import insert_or_ignore
 from tinkex.store.records import SamplerRecord
 from tinkex.store.schema import completions, samplers
 
-_TOUCH = sa.update(samplers).where(
+_IS_UNTOUCHED = sa.and_(
     samplers.c.id == sa.bindparam("touched"), samplers.c.used_at <= sa.bindparam("before")
+)
+_TOUCH = sa.update(samplers).where(_IS_UNTOUCHED)
+#: Does not wait: another process that holds the row is recording the same.
+_TOUCH_UNLOCKED = sa.update(samplers).where(
+    samplers.c.id.in_(
+        sa.select(samplers.c.id).where(_IS_UNTOUCHED).with_for_update(skip_locked=True)
+    )
 )
 _FIND = sa.select(samplers).where(samplers.c.id == sa.bindparam("sampler_id"))
 
@@ -30,7 +37,8 @@ def find(db: sa.Connection, sampler_id: str) -> SamplerRecord | None:
 
 def touch(db: sa.Connection, sampler_id: str, now: float, seconds: float = 0.0) -> None:
     """Record that a sample was requested, at most once per `seconds`."""
-    db.execute(_TOUCH, {"touched": sampler_id, "used_at": now, "before": now - seconds})
+    statement = _TOUCH if db.dialect.name == "sqlite" else _TOUCH_UNLOCKED
+    db.execute(statement, {"touched": sampler_id, "used_at": now, "before": now - seconds})
 
 
 def list_by_session(db: sa.Connection, session_id: str) -> list[SamplerRecord]:

@@ -44,6 +44,7 @@ def add_metrics(
         .where(_is_kind(run_id, OPTIM_STEP), steps.c.position == position)
         .order_by(steps.c.no.desc())
         .limit(1)
+        .with_for_update()
     ).one_or_none()
     if row is None:
         return False

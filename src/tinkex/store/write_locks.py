@@ -24,7 +24,7 @@ WRITER_LOCK = 0x74696E6B6578
 _LEASE_CLASS, _SAMPLER_CLASS = 0x74780001, 0x74780002
 #: Sampling sessions are hashed to this many locks.
 _NUM_SAMPLER_LOCKS = 1024
-#: Locks of sampling sessions per transaction; PostgreSQL's lock table has 64 entries per connection.
+#: Locks of sampling sessions per transaction: the lock table has 64 entries per connection.
 MAX_SAMPLER_LOCKS = 16
 
 _SETTINGS = (

@@ -12,6 +12,7 @@ from tinkex.server.http.request_context import CallerIdentity, Services, run_in_
 from tinkex.store import accounting
 from tinkex.store.database import Connection
 from tinkex.store.records import AuditRecord, CheckpointRecord
+from tinkex.store.write_locks import EXCLUSIVE, WriteLocks
 
 T = TypeVar("T")
 
@@ -21,9 +22,11 @@ async def read(services: Services, query: Callable[[Connection], T]) -> T:
     return await run_in_thread(services.database.read, query)
 
 
-async def write(services: Services, transaction: Callable[[Connection], T]) -> T:
+async def write(
+    services: Services, transaction: Callable[[Connection], T], locks: WriteLocks = EXCLUSIVE
+) -> T:
     """Run a transaction on the store's writer and wait for its commit."""
-    return await await_store_future(services.database.write_soon(transaction))
+    return await await_store_future(services.database.write_soon(transaction, locks))
 
 
 async def await_store_future(future: Future[T]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tinkex import clock, types
+from tinkex import types
 from tinkex.errors import PromiseExpiredError
 from tinkex.jobs.job_types import JobKind
 from tinkex.jobs.queue import PrepareJob
@@ -12,12 +12,8 @@ from tinkex.server.http.ownership import require_open_session, require_trainable
 from tinkex.server.http.request_context import RequestContext, Services
 from tinkex.server.http.store_access import await_store_future
 from tinkex.server.http.validation import check_number
-from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob
-
-#: Resolution of a model's last-used time; limits writes.
-TOUCH_INTERVAL_SECONDS = 1.0
 
 
 async def submit_job(
@@ -105,8 +101,8 @@ def _build_prepare(
     seq_id: int | None,
     extra_prepare: PrepareJob | None = None,
 ) -> PrepareJob:
-    """The checks and updates in the transaction that stores an operation."""
-    tenant_id, now = context.tenant_id, clock.now()
+    """The checks in the transaction that stores an operation."""
+    tenant_id = context.tenant_id
 
     def prepare(db: Connection) -> None:
         run = require_trainable_run(db, tenant_id, model_id)
@@ -116,8 +112,6 @@ def _build_prepare(
                 f"operation {seq_id} of model {model_id!r} has finished and its result has "
                 "expired; it is not run again"
             )
-        if now - run.used_at > TOUCH_INTERVAL_SECONDS:
-            runs.touch(db, run.id, now)
         if extra_prepare is not None:
             extra_prepare(db)
 

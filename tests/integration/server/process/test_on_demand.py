@@ -118,7 +118,7 @@ def harness(tmp_path: Path) -> Iterator[ServerHarness]:
 def test_deleted_checkpoint_requires_worker(harness: ServerHarness) -> None:
     with contextlib.closing(WakeupListener(harness.services.database, "worker")) as listener:
         run_id = create_ready_model(harness, harness.session())
-        assert listener.wait(30.0) == ["look"]  # for the job that creates the model
+        assert listener.wait(30.0) == ["+1"]  # for the job that creates the model
         checkpoint = create_checkpoint(harness, run_id)
         path = f"/training_runs/{run_id}/checkpoints/{checkpoint.segment}/{checkpoint.name}"
         assert harness.send_request("DELETE", path).status_code == 200

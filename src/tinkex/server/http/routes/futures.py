@@ -25,6 +25,7 @@ from tinkex.store import coordination, samplers
 from tinkex.store import jobs as job_store
 from tinkex.store.database import Connection
 from tinkex.store.records import JobRecord, JobState
+from tinkex.store.write_locks import SHARED
 from tinkex.types import TensorData
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import CancelFutureRequest
@@ -155,7 +156,9 @@ async def retrieve_futures(
     sampler_id, retrieved = request.target.sampling_session_id, request.retrieved_request_ids
     await read(services, lambda db: require_sampler(db, context.tenant_id, sampler_id))
     if retrieved:
-        await write(services, lambda db: samplers.delete_completions(db, sampler_id, retrieved))
+        await write(
+            services, lambda db: samplers.delete_completions(db, sampler_id, retrieved), SHARED
+        )
     deadline = time.monotonic() + _poll_seconds(services, request)
     while True:
         with services.waiters.subscribe() as waiter:

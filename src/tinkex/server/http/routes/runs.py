@@ -23,6 +23,7 @@ from tinkex.server.http.validation import check_number, parse_page
 from tinkex.store import checkpoints, runs, stats, steps
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunRecord
+from tinkex.store.write_locks import SHARED
 from tinkex.wire.messages import RenameRunRequest, ReportMetricsRequest
 
 DEFAULT_LIMIT = 20
@@ -191,7 +192,7 @@ async def report_run_metrics(
         if not steps.add_metrics(db, run_id, position, metrics):
             raise NotFoundError(f"run {run_id!r} has no finished optimizer step {position}")
 
-    await write(services, transaction)
+    await write(services, transaction, SHARED)
     return {}
 
 

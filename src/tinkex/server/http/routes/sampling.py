@@ -25,7 +25,6 @@ from tinkex.server.http.ownership import (
 from tinkex.server.http.request_context import Handler, RequestContext, Services
 from tinkex.server.http.store_access import read, write
 from tinkex.server.http.submission import (
-    TOUCH_INTERVAL_SECONDS,
     build_sampler_id,
     job_key,
     parse_session_id,
@@ -35,6 +34,10 @@ from tinkex.server.http.validation import check_number, check_sample
 from tinkex.store import samplers
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob, SamplerRecord
+from tinkex.store.write_locks import SHARED
+
+#: Resolution of a sampling session's last-used time; limits writes.
+TOUCH_INTERVAL_SECONDS = 1.0
 
 MAX_SAMPLES = 1024
 
@@ -74,7 +77,7 @@ async def create_sampling_session(
             ),
         )
 
-    await write(services, transaction)
+    await write(services, transaction, SHARED)
     return types.CreateSamplingSessionResponse(sampling_session_id=sampler_id)
 
 
@@ -109,7 +112,8 @@ async def join_sampling_session(
         require_sampler(db, context.tenant_id, sampler_id)
         return samplers.add_clone(db, sampler_id)
 
-    return types.JoinSamplingSessionResponse(client_counter=await write(services, transaction))
+    client_counter = await write(services, transaction, SHARED)
+    return types.JoinSamplingSessionResponse(client_counter=client_counter)
 
 
 async def get_sampler(

@@ -14,6 +14,7 @@ from tinkex.server.http.validation import check_label, check_project, check_tags
 from tinkex.store import idempotency, runs, samplers, sessions
 from tinkex.store.database import Connection
 from tinkex.store.records import SessionRecord
+from tinkex.store.write_locks import SHARED
 from tinkex.wire.messages import AssignProjectRequest, FinishSessionRequest, TraceExportReply
 
 DEFAULT_PROJECT = "default"
@@ -80,7 +81,7 @@ async def heartbeat(
             raise PromiseExpiredError(f"session {session.id!r} has finished; create a new one")
         sessions.touch(db, session.id, now)
 
-    await write(services, transaction)
+    await write(services, transaction, SHARED)
     return types.SessionHeartbeatResponse()
 
 

@@ -293,12 +293,17 @@ def test_operation_without_seq_id_is_appended(
 
 def test_operation_updates_last_used_time(harness: ServerHarness) -> None:
     run_id = create_ready_model(harness, harness.session())
-    before = time.time() - 60
-    harness.write(lambda db: runs.touch(db, run_id, before))
+    reply = harness.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
+    job = job_of(harness, reply.json()["request_id"])
+    finished_at = time.time() + 60
 
-    harness.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
+    harness.write(
+        lambda db: jobs.finish(
+            db, jobs.JobEnding(job=job, started_at=finished_at, finished_at=finished_at)
+        )
+    )
 
-    assert harness.read(lambda db: runs.find(db, run_id)).used_at > before
+    assert harness.read(lambda db: runs.find(db, run_id)).used_at == finished_at
 
 
 @pytest.mark.parametrize(
