@@ -1,7 +1,7 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`fairness`, `groups`, `hostile` and `pipeline` take options too.
+`fairness`, `groups`, `hostile`, `pipeline` and `store` take options too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks import (
     bench_groups,
     bench_hostile,
     bench_pipeline,
+    bench_store,
 )
 
 NAMES = sorted(
@@ -38,6 +39,7 @@ WITH_OPTIONS = {
     "groups": bench_groups.main,
     "hostile": bench_hostile.main,
     "pipeline": bench_pipeline.main,
+    "store": bench_store.main,
 }
 HEADINGS = ("benchmark", "ours", "other", "ratio", "target", "met")
 

@@ -37,9 +37,10 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 
 
 class PostgresServer:
-    """A server that runs until `stop` is called."""
+    """A server that runs until `stop` is called; `settings` replace those for tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
+        self._settings = _OPTIONS | settings
         self._programs = find_programs()
         self._account = _account()
         self._directory = Path(tempfile.mkdtemp(prefix="tinkex-postgres-"))
@@ -86,6 +87,17 @@ class PostgresServer:
         if not self._is_up(self._process, self._port):
             raise RuntimeError(f"PostgreSQL did not restart: {self._directory / 'log'}")
 
+    def shut_down(self) -> None:
+        """Stop the server as an operator would; its data stays for `start_again`."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(timeout=_START_SECONDS)
+
+    def start_again(self) -> None:
+        """Start the server on the same port after `shut_down`."""
+        self._process = self._launch(self._port)
+        if not self._is_up(self._process, self._port):
+            raise RuntimeError("PostgreSQL did not start again")
+
     def stop(self) -> None:
         """Stop the server and delete its files."""
         self.crash()
@@ -120,7 +132,7 @@ class PostgresServer:
         raise RuntimeError(f"PostgreSQL did not start: {(self._directory / 'log').read_text()}")
 
     def _launch(self, port: int) -> subprocess.Popen[bytes]:
-        settings = [f"--{name}={value}" for name, value in _OPTIONS.items()]
+        settings = [f"--{name}={value}" for name, value in self._settings.items()]
         command = [self._programs / "postgres", "-D", self._directory / "data", f"--port={port}"]
         with (self._directory / "log").open("ab") as log:
             return subprocess.Popen(

@@ -44,6 +44,9 @@ BLOB_ORPHAN_AGE_SECONDS = 86_400.0
 BLOB_ORPHAN_INTERVAL_SECONDS = 86_400.0
 #: Places that are removed or compared with the store at once.
 _MAX_PLACES = 100
+#: Rows of each kind that one transaction deletes. On PostgreSQL, others write meanwhile and wait.
+MAX_SWEPT_ROWS = 2000
+MAX_SWEPT_ROWS_POSTGRESQL = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +190,8 @@ class Housekeeper:
             self._logged_jump_seconds = ahead_seconds
 
     def _sweep(self, db: Connection) -> retention.SweepResult:
-        return retention.sweep(db, self._policy.retention, clock.now())
+        limit = MAX_SWEPT_ROWS if self._context.database.is_sqlite else MAX_SWEPT_ROWS_POSTGRESQL
+        return retention.sweep(db, self._policy.retention, clock.now(), limit)
 
     def _remove_deleted_checkpoints(self, now: float) -> None:
         """Remove the files of deleted and expired checkpoints, then their rows."""

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from tinkex import clock
@@ -91,11 +90,14 @@ class ResultLog:
         """Store outcomes, and notify waiters once they are on disk."""
         now = clock.now()
         max_samplers = len(entries) if self._database.is_sqlite else MAX_SAMPLER_LOCKS
-        for stored in split_by_samplers(entries, max_samplers):
-            locks = self.locks | sampler_locks(entry.job.sampler_id for entry in stored)
-            future = self._write(partial(_store_results, entries=stored, now=now), locks)
-            future.add_done_callback(self._notify_waiters)
-            self._track(future)
+        for part in split_by_samplers(entries, max_samplers):
+            self._finish_part(part, now)
+
+    def _finish_part(self, entries: list[ResultEntry], now: float) -> None:
+        locks = self.locks | sampler_locks(entry.job.sampler_id for entry in entries)
+        future = self._write(lambda db: _store_results(db, entries, now), locks)
+        future.add_done_callback(self._notify_waiters)
+        self._track(future)
 
     def check_fence(self, db: Connection) -> None:
         """Raise if this worker must not write: an earlier write failed, or it lost its lease.

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.engine.memory_limits import choose_evictions
@@ -257,8 +256,8 @@ class AdapterMemory:
         loaded = [one.run.id for one in self._resident_models if not self._is_busy(one.run)]
         if loaded:
             # Queued behind pending writes.
-            find_idle = partial(runs.list_idle, run_ids=loaded)
-            for run_id in self._context.database.write(find_idle, SHARED):
+            idle = self._context.database.write(lambda db: runs.list_idle(db, loaded), SHARED)
+            for run_id in idle:
                 self.evict(run_id)
 
     def _free_memory(self, num_bytes: int) -> None:

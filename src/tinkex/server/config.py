@@ -62,6 +62,8 @@ _POSITIVE = (
     "max_attempts",
     "blob_cache_bytes",
 )
+#: The fewest connections with which a process works.
+MIN_CONNECTIONS = 3
 #: Upper limits of settings that protect the server: a larger value would disable the protection.
 _MAXIMUM = {
     "head_seconds": 600.0,
@@ -88,6 +90,9 @@ class ServerConfig:
     """The port to listen on; 0 picks a free one."""
     store: str = ""
     """The database URL; empty means SQLite in the home."""
+    store_connections: int = 8
+    """Connections of each process to PostgreSQL. All API processes and workers of a store share the
+    server's max_connections."""
     blobs: str = ""
     """Where checkpoints, snapshots and large requests are stored: s3://BUCKET/PREFIX,
     gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY; empty means the home."""
@@ -272,6 +277,11 @@ class ServerConfig:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected a number from 0")
+        if self.store_connections < MIN_CONNECTIONS:
+            raise ConfigError(
+                f"store_connections is {self.store_connections}; expected {MIN_CONNECTIONS} or "
+                "more: one listens, one writes, the others read"
+            )
         for name in _POSITIVE:
             value = getattr(self, name)
             if not 0 < value < math.inf:

@@ -38,7 +38,7 @@ HEARTBEAT_SECONDS = 5.0
 
 def open_database(config: ServerConfig) -> Database:
     """Open the store of a server; the caller closes it."""
-    return Database(config.store_url)
+    return Database(config.store_url, max_connections=config.store_connections)
 
 
 def open_blobs(config: ServerConfig) -> BlobCache | None:

@@ -59,9 +59,29 @@ def _add_blobs(db: sa.Connection) -> None:
     unused_blobs.create(db)
 
 
+#: Storage parameters on PostgreSQL. Finished jobs are deleted all the time: dead rows are removed
+#: when they are 1 % of a table; rows of models are updated in place if their page has space.
+_STORAGE_PARAMETERS = {
+    "jobs": "autovacuum_vacuum_scale_factor = 0.01, autovacuum_analyze_scale_factor = 0.02",
+    "completions": "autovacuum_vacuum_scale_factor = 0.01, autovacuum_analyze_scale_factor = 0.02",
+    "runs": "autovacuum_vacuum_scale_factor = 0.02, fillfactor = 80",
+}
+
+
+def _set_storage_parameters(db: sa.Connection) -> None:
+    if db.dialect.name == "sqlite":
+        return
+    for table, parameters in _STORAGE_PARAMETERS.items():
+        db.execute(sa.text(f"ALTER TABLE {table} SET ({parameters})"))
+
+
 #: Append-only. The first entry migrates version 6 to 7, the next one 7 to 8. A change goes into
 #: `schema` as well, because new stores are created from there.
-MIGRATIONS: list[Callable[[sa.Connection], None]] = [_add_groups, _add_blobs]
+MIGRATIONS: list[Callable[[sa.Connection], None]] = [
+    _add_groups,
+    _add_blobs,
+    _set_storage_parameters,
+]
 
 
 def newest_version() -> int:
@@ -102,6 +122,7 @@ def _apply_next(db: sa.Connection) -> int:
     version = _current_version(db)
     if version == 0:
         METADATA.create_all(db)
+        _set_storage_parameters(db)
         _version_table.create(db, checkfirst=True)
         version = newest_version()
     elif version < newest_version():
