@@ -100,13 +100,13 @@ def load(path: Path, model: nn.Module) -> dict[str, object]:
     )
 
 
-def test_a_device_and_a_path_among_the_arguments_are_saved_as_text(tmp_path: Path) -> None:
+def test_device_and_path_arguments_are_saved_as_text(tmp_path: Path) -> None:
     args = {"device": torch.device("cpu"), "out": Path("out")}
     path = save(tmp_path, 1, nn.Linear(2, 2), args=args)
     assert load(path, nn.Linear(2, 2))["args"] == {"device": "cpu", "out": "out"}
 
 
-def test_a_wrapped_model_loads_into_a_bare_one_and_back(tmp_path: Path) -> None:
+def test_wrapped_model_is_saved_and_loaded_without_prefix(tmp_path: Path) -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:
             super().__init__()
@@ -122,7 +122,7 @@ def test_a_wrapped_model_loads_into_a_bare_one_and_back(tmp_path: Path) -> None:
 
 # What torch's own modules say when its compiler is loaded.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
-def test_a_compiled_model_leaves_no_prefix(tmp_path: Path) -> None:
+def test_compiled_model_is_saved_without_prefix(tmp_path: Path) -> None:
     bare, twin = nn.Linear(3, 3), nn.Linear(3, 3)
     # Wrapping compiles nothing until the first call.
     path = save(tmp_path, 1, torch.compile(bare, backend="eager"))  # type: ignore[arg-type]
@@ -141,13 +141,13 @@ def test_weights_saved_with_a_prefix_by_others_still_load(tmp_path: Path) -> Non
     assert torch.equal(bare.weight, twin.weight)
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_mismatched_weights_are_named(tmp_path: Path) -> None:
     path = save(tmp_path, 1, nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
     with pytest.raises(CheckpointError, match=r"not in the model \(1\.weight.*0\.weight 3x3"):
         load(path, nn.Sequential(nn.Linear(4, 3)))
 
 
-def test_a_truncated_file_is_no_longer_valid_and_the_one_before_is_found(
+def test_truncated_checkpoint_is_skipped_for_the_previous_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = save(tmp_path, 1, nn.Linear(2, 2))
@@ -159,7 +159,7 @@ def test_a_truncated_file_is_no_longer_valid_and_the_one_before_is_found(
     assert "model.pth has 10 bytes" in caplog.text
 
 
-def test_a_changed_byte_is_found_at_load(tmp_path: Path) -> None:
+def test_changed_byte_is_detected_at_load(tmp_path: Path) -> None:
     path = save(tmp_path, 1, nn.Linear(2, 2))
     content = bytearray((path / "model.pth").read_bytes())
     content[len(content) // 2] ^= 1
@@ -168,7 +168,7 @@ def test_a_changed_byte_is_found_at_load(tmp_path: Path) -> None:
         load(path, nn.Linear(2, 2))
 
 
-def test_the_latest_is_the_highest_number_whatever_was_touched_last(tmp_path: Path) -> None:
+def test_latest_checkpoint_ignores_modification_times(tmp_path: Path) -> None:
     old = make_fake(tmp_path, 3)
     newest = make_fake(tmp_path, 20)
     (old / "state.json").touch()
@@ -184,7 +184,7 @@ def test_keep_last_of_zero_and_a_missing_root_do_nothing(tmp_path: Path) -> None
     assert latest_checkpoint(tmp_path / "none") is None
 
 
-def test_the_generators_go_on_where_they_were(tmp_path: Path) -> None:
+def test_random_generators_are_restored(tmp_path: Path) -> None:
     path = save(tmp_path, 1, nn.Linear(2, 2))
     expected = torch.rand(3)
     load(path, nn.Linear(2, 2))
@@ -203,7 +203,7 @@ def test_the_generators_go_on_where_they_were(tmp_path: Path) -> None:
         ({"text": "\ud800"}, "not valid Unicode"),
     ],
 )
-def test_a_state_that_json_would_change_is_refused_and_leaves_nothing(
+def test_state_that_json_would_change_is_rejected(
     tmp_path: Path, state: dict[str, object], message: str
 ) -> None:
     root = tmp_path / "checkpoints"
@@ -212,7 +212,7 @@ def test_a_state_that_json_would_change_is_refused_and_leaves_nothing(
     assert not root.exists()
 
 
-def test_a_state_comes_back_exactly(tmp_path: Path) -> None:
+def test_state_roundtrip_is_exact(tmp_path: Path) -> None:
     state = {"a": [1, 2.5, -0.0, True, None, "Grüße"], "b": {"c": {"d": []}}, "n": 2**80}
     model = nn.Linear(2, 2)
     path = save(tmp_path, 1, model, **state)

@@ -191,7 +191,7 @@ def test_remote_visitor_logs_in(server: RealServer, chromium: Browser) -> None:
         expect(page.get_by_label("API key")).to_be_visible()
 
 
-def test_page_without_javascript_and_on_small_screen(
+def test_page_works_without_javascript_and_fits_a_small_screen(
     server: RealServer, train: Train, chromium: Browser
 ) -> None:
     train(2, "a name that is long enough to need more than one line on a small screen")

@@ -103,7 +103,7 @@ def test_sft_learns_the_answers(run: Run) -> None:
     assert re.search(r"says [3-5] of 5 answers as taught\. Next: tinkex chat tinker://", output)
 
 
-def test_dpo_learns_the_preference_also_of_pairs_that_it_did_not_see(run: Run) -> None:
+def test_dpo_generalizes_to_held_out_pairs(run: Run) -> None:
     output = run("dpo", *MODEL, "--steps", "12", "--learning-rate", "0.002")
     before, after = moved(output, "loss")
     assert before == pytest.approx(0.693, abs=1e-3)
@@ -113,7 +113,7 @@ def test_dpo_learns_the_preference_also_of_pairs_that_it_did_not_see(run: Run) -
     assert "6 of 6 pairs it saw" in output
 
 
-def test_grpo_earns_more_because_more_answers_are_right(run: Run, tmp_path: Path) -> None:
+def test_grpo_increases_reward_and_accuracy(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "transcript.jsonl"
     size = ("--steps", "30", "--num-questions", "6", "--learning-rate", "0.002")
     output = run("grpo", *MODEL, *size, "--transcript", str(file))
@@ -139,7 +139,7 @@ def worth(line: dict[str, str]) -> float:
     return 1.0 if line["answer"].strip() == larger else 0.5
 
 
-def test_distillation_learns_the_thoughts_of_the_teacher(run: Run) -> None:
+def test_distillation_learns_the_reasoning_of_the_teacher(run: Run) -> None:
     output = run("distill", *MODEL, "--steps", "80", "--learning-rate", "0.004")
     before, after = moved(output, "held-out loss")
     assert after < 0.3 * before
@@ -149,7 +149,7 @@ def test_distillation_learns_the_thoughts_of_the_teacher(run: Run) -> None:
     assert after > before
 
 
-def test_two_tenants_do_not_disturb_each_other(run: Run, server: LocalServer) -> None:
+def test_two_tenants_are_isolated(run: Run, server: LocalServer) -> None:
     keys = ("--api-key", server.new_key("ada"), "--other-key", server.new_key("bob"))
     output = run(
         *("multi_tenant", *MODEL, "--steps", "25", "--learning-rate", "0.004"),
@@ -164,7 +164,7 @@ def test_two_tenants_do_not_disturb_each_other(run: Run, server: LocalServer) ->
     assert "2 of 2 clients gave their own answers" in output
 
 
-def test_a_killed_run_ends_with_the_losses_of_an_undisturbed_one(run: Run) -> None:
+def test_killed_run_resumes_with_the_same_losses(run: Run) -> None:
     output = run("resume", *MODEL, "--steps", "8", "--save-every", "2")
     assert "killed after step 5; the last checkpoint is of step 4" in output
     assert "largest difference from an uninterrupted run: 0.000000" in output
@@ -175,7 +175,7 @@ def test_a_killed_run_ends_with_the_losses_of_an_undisturbed_one(run: Run) -> No
     assert after < before
 
 
-def test_ctrl_c_ends_each_with_one_sentence(server: LocalServer, tmp_path: Path) -> None:
+def test_ctrl_c_prints_one_sentence(server: LocalServer, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         running = {
             name: stack.enter_context(endless(name, server, tmp_path)) for name in INTERRUPTED
@@ -220,7 +220,7 @@ def wait_for_bar(process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "variable"), [("sft", "TINKER_BASE_URL"), ("resume", "TINKEX_BASE_URL")]
 )
-def test_a_server_that_is_not_there_is_told_in_a_sentence(
+def test_unreachable_server_is_reported_in_one_sentence(
     tmp_path: Path, name: str, variable: str
 ) -> None:
     with socket.socket() as closed:
@@ -242,14 +242,12 @@ def test_a_server_that_is_not_there_is_told_in_a_sentence(
     assert "Traceback" not in done.stderr
 
 
-def test_all_examples_of_this_machine_are_run_here() -> None:
+def test_every_local_example_is_tested() -> None:
     users = {path.stem for path in EXAMPLES.glob("*.py") if "from connection" in path.read_text()}
     assert users == set(NAMES)
 
 
-def test_the_first_block_of_the_readme_runs_as_it_stands(
-    server: LocalServer, tmp_path: Path
-) -> None:
+def test_first_block_of_the_readme_runs(server: LocalServer, tmp_path: Path) -> None:
     readme = (EXAMPLES.parent / "README.md").read_text("utf-8")
     code = readme.partition("```python\n")[2].partition("```")[0]
     done = subprocess.run(
@@ -283,7 +281,7 @@ with tinkex.ServiceClient() as service:
 """
 
 
-def test_a_running_server_serves_what_is_added_and_ends_what_is_removed(
+def test_running_server_picks_up_added_and_removed_models(
     server: LocalServer, tmp_path: Path
 ) -> None:
     folder = save_tiny(tmp_path / "mine", vocab_size=259)

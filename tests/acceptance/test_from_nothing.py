@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return work, done.stdout
 
 
-def test_every_stage_is_trained_and_told_with_its_own_metric(made: tuple[Path, str]) -> None:
+def test_summary_lists_each_stage_with_its_metric(made: tuple[Path, str]) -> None:
     _, text = made
     for stage, metric in {
         "pretrain": "loss",
@@ -47,13 +47,13 @@ def test_every_stage_is_trained_and_told_with_its_own_metric(made: tuple[Path, s
         assert re.search(rf"^{stage} +trained +{metric} +[\d.]+ +[\d.]+ ", text, re.MULTILINE)
 
 
-def test_every_kind_of_task_is_measured_before_and_after(made: tuple[Path, str]) -> None:
+def test_summary_lists_scores_of_each_kind_of_task(made: tuple[Path, str]) -> None:
     _, text = made
     for kind in KINDS:
         assert re.search(rf"^{kind} .* 2( +\d+ %){{3}}$", text, re.MULTILINE)
 
 
-def test_what_is_measured_is_trained_on_nowhere(made: tuple[Path, str]) -> None:
+def test_held_out_tasks_are_not_in_the_training_data(made: tuple[Path, str]) -> None:
     data = made[0] / "data"
     held_out = questions(data / "r1_held_out.jsonl")
     assert len(held_out) == 2 * len(KINDS)

@@ -105,7 +105,7 @@ def train_sample_resume(url: str) -> None:
         assert step(fresh)[1]["step"] == 1.0
 
 
-def test_a_training_loop_learns_samples_and_resumes(official: Official, server: StubServer) -> None:
+def test_training_loop_learns_samples_and_resumes(official: Official, server: StubServer) -> None:
     official(train_sample_resume, server.url)
     assert list(server.finish_reasons.values()) == ["success"]
 
@@ -164,7 +164,7 @@ def train_with_every_loss(url: str) -> None:
             raise AssertionError("an unknown loss was accepted")
 
 
-def test_every_loss_trains_and_an_unknown_one_is_the_users_fault(
+def test_every_loss_trains_and_unknown_loss_is_a_user_error(
     official: Official, server: StubServer
 ) -> None:
     official(train_with_every_loss, server.url)
@@ -182,7 +182,7 @@ def train_with_custom_loss(url: str) -> None:
         assert output.metrics["loss:sum"] > 0.0
 
 
-def test_a_custom_loss_of_the_client_trains(official: Official, server: StubServer) -> None:
+def test_custom_loss_trains(official: Official, server: StubServer) -> None:
     official(train_with_custom_loss, server.url)
     assert [kind for _, _, kind in server.executed] == ["forward", "forward_backward"]
 
@@ -214,9 +214,7 @@ def sample_with_everything(url: str) -> None:
         assert sampler.get_base_model() == BASE_MODEL
 
 
-def test_a_sample_answers_everything_it_can_be_asked(
-    official: Official, server: StubServer
-) -> None:
+def test_sample_supports_every_option(official: Official, server: StubServer) -> None:
     official(sample_with_everything, server.url)
 
 

@@ -377,7 +377,7 @@ def test_dmel_lengths_match() -> None:
         {"exclude": {"beta1"}, "mode": "json"},
     ],
 )
-def test_dumps_match(options: dict[str, Any]) -> None:
+def test_model_dump_matches_official(options: dict[str, Any]) -> None:
     mine = ours.AdamParams(learning_rate=0.5, beta2=0.9)
     theirs = official.AdamParams(learning_rate=0.5, beta2=0.9)
     assert mine.model_dump(**options) == theirs.model_dump(**options)

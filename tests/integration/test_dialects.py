@@ -42,7 +42,9 @@ def server(serve: Serve, request: pytest.FixtureRequest) -> StubServer:
     return serve(dialect=request.param, long_poll_seconds=0.05)
 
 
-def test_the_whole_loop(server: StubServer, connect: Connect, tmp_path: Path) -> None:
+def test_training_sampling_and_download_work_in_every_dialect(
+    server: StubServer, connect: Connect, tmp_path: Path
+) -> None:
     """Train in chunks, step, save, resume, sample and download."""
     with connect(server) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=4)
@@ -85,7 +87,9 @@ def test_the_whole_loop(server: StubServer, connect: Connect, tmp_path: Path) ->
     assert server.calls("checkpoint_archive")
 
 
-def test_skyrl_gets_json_and_the_old_forward(serve: Serve, connect: Connect) -> None:
+def test_skyrl_dialect_receives_json_and_the_old_forward_endpoint(
+    serve: Serve, connect: Connect
+) -> None:
     server = serve(dialect="skyrl")
     client = connect(server).create_lora_training_client(BASE_MODEL)
     client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
@@ -100,7 +104,7 @@ def test_skyrl_gets_json_and_the_old_forward(serve: Serve, connect: Connect) -> 
     assert [number for _, number, _ in server.executed] == [1, 2, 3]
 
 
-def test_tuft_gets_protobuf(serve: Serve, connect: Connect) -> None:
+def test_tuft_dialect_receives_protobuf(serve: Serve, connect: Connect) -> None:
     server = serve(dialect="tuft")
     client = connect(server).create_lora_training_client(BASE_MODEL)
     client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
@@ -109,7 +113,7 @@ def test_tuft_gets_protobuf(serve: Serve, connect: Connect) -> None:
     assert server.calls("forward") == []
 
 
-def test_a_chunked_first_batch_finds_the_dialect(serve: Serve, connect: Connect) -> None:
+def test_dialect_is_detected_by_a_chunked_first_batch(serve: Serve, connect: Connect) -> None:
     server = serve(dialect="skyrl", client_config={"fwdbwd_max_chunk_len": 2})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     rows = [[index, index + 1, index + 2] for index in range(7)]
@@ -120,7 +124,7 @@ def test_a_chunked_first_batch_finds_the_dialect(serve: Serve, connect: Connect)
     assert got == [pytest.approx(base_logprobs(row).tolist(), rel=1e-5) for row in rows]
 
 
-def test_sparse_targets_survive_json(serve: Serve, connect: Connect) -> None:
+def test_sparse_targets_give_the_same_loss_over_json(serve: Serve, connect: Connect) -> None:
     """Soft targets in two dimensions, mostly empty, through a server that knows JSON only."""
     places = {"shape": [3, 40], "sparse_crow_indices": [0, 1, 2, 3]}
     places["sparse_col_indices"] = [5, 0, 39]
@@ -140,7 +144,7 @@ def test_sparse_targets_survive_json(serve: Serve, connect: Connect) -> None:
     assert losses == [pytest.approx(-float(np.dot([0.5, 0.25, 1.0], expected)), rel=1e-6)] * 2
 
 
-def test_a_failed_job_is_a_failure_in_every_dialect(server: StubServer, connect: Connect) -> None:
+def test_failed_job_raises_in_every_dialect(server: StubServer, connect: Connect) -> None:
     """Some say so by 200, some by 400; nobody is polled for ever."""
     client = connect(server).create_lora_training_client(BASE_MODEL)
     client.save_state("one").result(TIMEOUT_SECONDS)
@@ -151,7 +155,7 @@ def test_a_failed_job_is_a_failure_in_every_dialect(server: StubServer, connect:
     assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics
 
 
-def test_slow_work_is_waited_for_in_every_dialect(serve: Serve, connect: Connect) -> None:
+def test_slow_job_is_polled_until_done_in_every_dialect(serve: Serve, connect: Connect) -> None:
     for dialect in DIALECTS:
         server = serve(dialect=dialect, work_seconds=0.5, long_poll_seconds=0.05)
         client = connect(server).create_lora_training_client(BASE_MODEL)
@@ -159,7 +163,7 @@ def test_slow_work_is_waited_for_in_every_dialect(serve: Serve, connect: Connect
         assert len(server.calls("retrieve_future")) > 2
 
 
-def test_what_is_missing_is_said(server: StubServer, connect: Connect) -> None:
+def test_missing_endpoints_raise_status_errors(server: StubServer, connect: Connect) -> None:
     rest = connect(server).rest_client()
     with pytest.raises(NotFoundError):
         rest.copy_weights("tinker://run/weights/a").result(TIMEOUT_SECONDS)
@@ -169,7 +173,7 @@ def test_what_is_missing_is_said(server: StubServer, connect: Connect) -> None:
         )
 
 
-def test_a_missing_checkpoint_is_said_in_every_dialect(
+def test_download_of_a_missing_checkpoint_raises_not_found(
     server: StubServer, connect: Connect, tmp_path: Path
 ) -> None:
     rest = connect(server).rest_client()
@@ -180,7 +184,7 @@ def test_a_missing_checkpoint_is_said_in_every_dialect(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_old_answers_that_name_neither_file_nor_archive(
+def test_archive_reply_without_url_is_a_validation_error(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
     server = serve(dialect="tuft")
@@ -193,7 +197,7 @@ def test_old_answers_that_name_neither_file_nor_archive(
         service.rest_client().download_checkpoint(path, tmp_path / "x").result(TIMEOUT_SECONDS)
 
 
-def test_an_archive_that_is_being_built_is_waited_for(
+def test_download_retries_while_the_archive_is_built(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
     server = serve(dialect="tuft")
@@ -208,7 +212,7 @@ def test_an_archive_that_is_being_built_is_waited_for(
     assert len(server.calls("checkpoint_archive")) == 3
 
 
-def test_samples_of_old_servers_are_not_asked_for_new_things(
+def test_sample_request_to_old_server_has_no_new_fields(
     server: StubServer, service: ServiceClient
 ) -> None:
     """An unknown field is refused by a strict server of the old schema (protocol 11)."""

@@ -200,7 +200,7 @@ def run_tinkex(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_cli_responds() -> None:
+def test_cli_prints_help_and_version() -> None:
     assert "version" in run_tinkex("--help")
     assert json.loads(run_tinkex("version", "--json"))["version"] == settings.package_version()
 

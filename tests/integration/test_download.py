@@ -267,7 +267,9 @@ async def test_expected_digest_allows_resume_without_validator(
 
 
 @pytest.mark.asyncio
-async def test_server_that_ignores_ranges(file_server: FileServer, tmp_path: Path) -> None:
+async def test_download_restarts_if_the_server_ignores_ranges(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(ignores_range=True)]
     await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA

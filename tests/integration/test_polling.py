@@ -179,7 +179,7 @@ def test_poll_timeout_limits_wait(serve: Serve, connect: Connect) -> None:
         service.create_lora_training_client(BASE_MODEL)
 
 
-def test_poll_without_news_is_repeated(serve: Serve, connect: Connect) -> None:
+def test_timed_out_poll_is_repeated(serve: Serve, connect: Connect) -> None:
     server = serve()
     server.inject("retrieve_future", Fault(delay_seconds=60.0), times=2)
     service = connect(server, poll_request_seconds=0.1)

@@ -125,7 +125,7 @@ def test_training_runs(seeded: SeededServer) -> None:
     assert query == {"limit": "1", "offset": "0", "access_scope": "owned", "project_id": "p-1"}
 
 
-def test_checkpoints(seeded: SeededServer) -> None:
+def test_checkpoints_are_listed_by_run_and_in_pages(seeded: SeededServer) -> None:
     found = call_both(seeded.rest, "list_checkpoints", seeded.run_id).checkpoints
     assert {checkpoint.tinker_path for checkpoint in found} == {
         seeded.training,
@@ -155,7 +155,7 @@ def call_both_for_urls(seeded: SeededServer) -> dict[str, str]:
     return first.urls
 
 
-def test_sessions_and_samplers(seeded: SeededServer) -> None:
+def test_session_lists_its_runs_and_samplers(seeded: SeededServer) -> None:
     assert call_both(seeded.rest, "list_sessions", limit=5).sessions == [seeded.session_id]
     session = call_both(seeded.rest, "get_session", seeded.session_id)
     assert session.training_run_ids == [seeded.run_id]

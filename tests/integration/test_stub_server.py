@@ -148,7 +148,7 @@ def wire(server: StubServer) -> Iterator[Wire]:
 
 
 # --- life ----------------------------------------------------------------------------------
-def test_it_starts_and_stops_without_leaving_anything() -> None:
+def test_stop_leaves_no_threads() -> None:
     before = threading.enumerate()
     server = StubServer()
     with pytest.raises(RuntimeError, match="has not been started"):
@@ -161,7 +161,7 @@ def test_it_starts_and_stops_without_leaving_anything() -> None:
     server.stop()
 
 
-def test_stopping_ends_a_poll_that_waits() -> None:
+def test_stop_ends_a_waiting_poll() -> None:
     slow = StubServer(work_seconds=60.0, long_poll_seconds=60.0)
     with slow as server, closing(Wire(server)) as wire:
         promise = wire.sample(wire.sampler())
@@ -174,7 +174,7 @@ def test_stopping_ends_a_poll_that_waits() -> None:
         stopping.join()
 
 
-def test_a_restart_keeps_port_state_and_pending_work() -> None:
+def test_restart_keeps_port_state_and_pending_jobs() -> None:
     with StubServer(work_seconds=0.1) as server:
         url = server.url
         with closing(Wire(server)) as wire:
@@ -191,7 +191,7 @@ def test_a_restart_keeps_port_state_and_pending_work() -> None:
         assert server.executed == [(model_id, 1, "optim_step"), (model_id, 2, "optim_step")]
 
 
-def test_without_recording_calls_are_not_kept_and_not_pretended() -> None:
+def test_calls_raises_without_recording() -> None:
     with StubServer(record=False) as server, closing(Wire(server)) as wire:
         wire.ok("health")
         server.inject("health", Fault(status=503))
@@ -200,7 +200,7 @@ def test_without_recording_calls_are_not_kept_and_not_pretended() -> None:
             server.calls()
 
 
-def test_it_serves_from_a_process_of_its_own() -> None:
+def test_module_serves_in_its_own_process() -> None:
     command = [sys.executable, "-m", "tinkex.testing", "--no-record", "--api-key", "tml-a"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -214,7 +214,7 @@ def test_it_serves_from_a_process_of_its_own() -> None:
 
 
 # --- answers fit the table -----------------------------------------------------------------
-def test_immediate_answers_are_what_the_table_says(server: StubServer, wire: Wire) -> None:
+def test_immediate_replies_match_the_endpoint_table(server: StubServer, wire: Wire) -> None:
     session_id = wire.session(display_name="My run")
     model_id, sampler_id = wire.model(session_id), wire.sampler(session_id)
     save = {"model_id": model_id, "path": "one", "seq_id": 1}
@@ -282,7 +282,7 @@ def test_immediate_answers_are_what_the_table_says(server: StubServer, wire: Wir
 
 
 # --- promises ------------------------------------------------------------------------------
-def test_operations_run_in_order_and_repeats_get_the_same_promise(
+def test_operations_run_in_order_and_retries_get_the_same_future(
     server: StubServer, wire: Wire
 ) -> None:
     model_id = wire.model()
@@ -299,7 +299,7 @@ def test_operations_run_in_order_and_repeats_get_the_same_promise(
     assert time.monotonic() - started > 0.15, "a gap is waited for, not for ever"
 
 
-def test_saving_loading_and_other_optimizers_take_their_turns(wire: Wire) -> None:
+def test_save_load_and_step_run_in_order(wire: Wire) -> None:
     model_id = wire.model()
     path = f"tinker://{model_id}/weights/one"
     load = {"model_id": model_id, "path": path, "optimizer": True}
@@ -317,7 +317,7 @@ def test_saving_loading_and_other_optimizers_take_their_turns(wire: Wire) -> Non
     assert (bad.status, "'../x'" in bad.json["error"]) == (422, True)
 
 
-def test_a_poll_waits_for_the_result_but_not_longer_than_it_may() -> None:
+def test_poll_waits_at_most_long_poll_seconds() -> None:
     slow = StubServer(work_seconds=1.0, long_poll_seconds=0.1)
     with slow as server, closing(Wire(server)) as wire:
         promise = wire.sample(wire.sampler())
@@ -331,7 +331,7 @@ def test_a_poll_waits_for_the_result_but_not_longer_than_it_may() -> None:
         assert len(reply.json["sequences"][0]["tokens"]) == 4
 
 
-def test_results_are_binary_for_those_who_ask(wire: Wire) -> None:
+def test_results_are_protobuf_on_request(wire: Wire) -> None:
     sampler_id = wire.sampler()
     promise = wire.sample(sampler_id, num_samples=2, prompt_logprobs=True)
     assert len(promise["sample_sequence_ids"]) == 2
@@ -344,7 +344,7 @@ def test_results_are_binary_for_those_who_ask(wire: Wire) -> None:
     assert set(output.metrics) == {"loss:sum", "tokens:sum", "entropy:mean"}
 
 
-def test_a_large_result_is_announced_by_its_size(wire: Wire) -> None:
+def test_large_result_is_announced_by_its_size(wire: Wire) -> None:
     model_id = wire.model()
     request = training_request(model_id, 1, num_tokens=30_000)
     headers = {"Content_Type": PROTO, "Content_Encoding": "zstd"}
@@ -356,7 +356,7 @@ def test_a_large_result_is_announced_by_its_size(wire: Wire) -> None:
     assert announced["response_payload_size"] == len(content) > 64 * 1024
 
 
-def test_failures_say_whose_fault_they_are(wire: Wire) -> None:
+def test_failed_job_has_a_category_and_unknown_future_is_404(wire: Wire) -> None:
     save = {"model_id": wire.model(), "path": "one"}
     wire.result(wire.ok("save_weights", {**save, "seq_id": 1}))
     reply = wire.retrieve(wire.ok("save_weights", {**save, "seq_id": 2}))
@@ -366,7 +366,7 @@ def test_failures_say_whose_fault_they_are(wire: Wire) -> None:
     assert wire.retrieve({"request_id": "req-12345"}).status == 404
 
 
-def test_completions_of_a_sampling_client_are_listed_once() -> None:
+def test_batched_poll_lists_each_completion_once() -> None:
     with StubServer(work_seconds=0.05) as server, closing(Wire(server)) as wire:
         sampler_id = wire.sampler()
         promises = [wire.sample(sampler_id, seq_id) for seq_id in (0, 1, 5_000_000_000)]
@@ -384,14 +384,14 @@ def test_completions_of_a_sampling_client_are_listed_once() -> None:
         assert done["response_payload_uncompressed_size"] == size
 
 
-def test_a_cancelled_sample_fails() -> None:
+def test_cancelled_sample_fails() -> None:
     with StubServer(work_seconds=60.0) as server, closing(Wire(server)) as wire:
         promise = wire.sample(wire.sampler())
         wire.ok("cancel_future", {"request_id": promise["request_id"]})
         assert "cancelled" in wire.result(promise)["error"]
 
 
-def test_a_repeated_session_request_opens_one_session(server: StubServer, wire: Wire) -> None:
+def test_repeated_idempotency_key_opens_one_session(server: StubServer, wire: Wire) -> None:
     body = {"tags": [], "user_metadata": {}, "sdk_version": "1"}
     headers = {"X_Idempotency_Key": "once"}
     first = wire.ok("create_session", body, headers=headers)
@@ -400,7 +400,7 @@ def test_a_repeated_session_request_opens_one_session(server: StubServer, wire: 
 
 
 # --- faults --------------------------------------------------------------------------------
-def test_a_status_is_answered_as_often_as_told(server: StubServer, wire: Wire) -> None:
+def test_status_fault_is_returned_the_given_number_of_times(server: StubServer, wire: Wire) -> None:
     fault = Fault(status=429, headers={"retry-after": "0.2"}, body={"detail": "slow down"})
     server.inject("health", fault, times=2)
     replies = [wire.call("health") for _ in range(3)]
@@ -409,7 +409,9 @@ def test_a_status_is_answered_as_often_as_told(server: StubServer, wire: Wire) -
     assert len(server.calls("health")) == 3
 
 
-def test_a_dropped_request_is_not_done_and_a_lost_answer_is(server: StubServer, wire: Wire) -> None:
+def test_dropped_request_is_not_executed_and_dropped_response_is(
+    server: StubServer, wire: Wire
+) -> None:
     model_id = wire.model()
     body = {"model_id": model_id, "seq_id": 1, "adam_params": {}}
     for fault, executed in ((Fault(drop=True), 0), (Fault(drop_after=True), 1)):
@@ -422,7 +424,7 @@ def test_a_dropped_request_is_not_done_and_a_lost_answer_is(server: StubServer, 
     assert len(server.executed) == 1
 
 
-def test_delay_chunks_garbage_and_cuts(server: StubServer, wire: Wire) -> None:
+def test_faults_delay_chunk_garble_and_cut_responses(server: StubServer, wire: Wire) -> None:
     server.inject("health", Fault(delay_seconds=0.1, headers={"x-note": "late"}))
     started = time.monotonic()
     assert wire.call("health").headers["x-note"] == "late"
@@ -440,7 +442,7 @@ def test_delay_chunks_garbage_and_cuts(server: StubServer, wire: Wire) -> None:
 
 
 # --- tenants -------------------------------------------------------------------------------
-def test_keys_are_asked_for_and_others_things_are_not_there() -> None:
+def test_unknown_keys_are_rejected_and_tenants_are_isolated() -> None:
     with (
         StubServer(api_keys={"tml-a", "tml-b"}) as server,
         closing(Wire(server, "tml-a")) as mine,
@@ -481,7 +483,7 @@ def json_pass(model_id: str) -> dict[str, Any]:
     return {"forward_backward_input": work, "model_id": model_id, "seq_id": 1}
 
 
-def test_the_skyrl_dialect() -> None:
+def test_skyrl_dialect() -> None:
     with StubServer(dialect="skyrl") as server, closing(Wire(server)) as wire:
         for name in ("client_dynamic_config", "telemetry", "auth_token"):
             assert wire.call(name, {}).status == 404
@@ -507,7 +509,7 @@ def test_the_skyrl_dialect() -> None:
         assert "overwrite=True" in failed.json["detail"]
 
 
-def test_the_tuft_dialect() -> None:
+def test_tuft_dialect() -> None:
     with (
         StubServer(dialect="tuft", work_seconds=1.0, long_poll_seconds=0.01) as server,
         closing(Wire(server)) as wire,
@@ -527,7 +529,7 @@ def test_the_tuft_dialect() -> None:
 
 
 # --- downloads -----------------------------------------------------------------------------
-def test_files_come_whole_in_ranges_and_cut_short(server: StubServer, wire: Wire) -> None:
+def test_files_support_ranges_head_and_cut_responses(server: StubServer, wire: Wire) -> None:
     model_id = wire.model()
     save = {"model_id": model_id, "path": "export", "seq_id": 1}
     wire.result(wire.ok("save_weights_external", save))
@@ -569,7 +571,7 @@ def test_files_come_whole_in_ranges_and_cut_short(server: StubServer, wire: Wire
         ("load_weights", {"path": "tinker://a/weights/b", "optimizer": False}, 422, "model_id"),
     ],
 )
-def test_nonsense_is_refused_in_one_sentence(
+def test_invalid_request_is_rejected(
     wire: Wire, name: str, body: Any, status: int, detail: str
 ) -> None:
     reply = wire.call(name, body)
@@ -577,7 +579,7 @@ def test_nonsense_is_refused_in_one_sentence(
     assert detail in reply.json["detail"]
 
 
-def test_an_unknown_base_model_and_an_unknown_place(server: StubServer, wire: Wire) -> None:
+def test_unknown_base_model_and_unknown_path_are_rejected(server: StubServer, wire: Wire) -> None:
     body = {"session_id": wire.session(), "model_seq_id": 0, "base_model": "gpt"}
     reply = wire.call("create_model", body)
     assert (reply.status, "'gpt'" in reply.json["detail"]) == (400, True)
@@ -586,7 +588,9 @@ def test_an_unknown_base_model_and_an_unknown_place(server: StubServer, wire: Wi
     assert wire.call("list_sessions", query="?limit=-1").status == 422
 
 
-def test_a_large_body_in_pieces_and_a_closed_connection(server: StubServer, wire: Wire) -> None:
+def test_large_chunked_body_is_read_and_the_connection_closed(
+    server: StubServer, wire: Wire
+) -> None:
     pieces = iter([b'{"sdk_version": "', b"x" * 200_000, b'"}'])
     headers = {"Content-Type": JSON, "Connection": "close"}
     wire.connection.request("POST", f"{PREFIX}/client/config", pieces, headers)

@@ -29,12 +29,12 @@ def corners(line: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in (corner.split(",") for corner in line.split())]
 
 
-def test_nothing_makes_no_curve() -> None:
+def test_no_points_give_no_curve() -> None:
     assert layout_curve([]) is None
     assert layout_curve([Point(1, math.nan), Point(2, math.inf)]) is None
 
 
-def test_a_falling_loss_falls_on_the_screen() -> None:
+def test_falling_loss_is_drawn_downwards() -> None:
     curve = layout_curve(points_of([4.0, 3.0, 2.0]))
 
     assert curve is not None
@@ -69,14 +69,14 @@ def draw_ticks(losses: list[float]) -> list[object]:
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 2.5, 1e-12, 1e90])
-def test_a_flat_or_single_loss_stands_in_the_middle(value: float) -> None:
+def test_flat_or_single_loss_is_drawn_in_the_middle(value: float) -> None:
     for losses in ([value], [value] * 5):
         curve = layout_curve(points_of(losses))
         assert curve is not None
         assert {y for _, y in corners(curve.line)} == {SIDE / 2}
 
 
-def test_values_that_are_no_numbers_are_left_out_and_counted() -> None:
+def test_nonfinite_values_are_omitted_and_counted() -> None:
     curve = layout_curve(points_of([1.0, math.nan, math.inf, -math.inf, 1e200, 2.0]))
 
     assert curve is not None
@@ -85,7 +85,7 @@ def test_values_that_are_no_numbers_are_left_out_and_counted() -> None:
 
 
 @given(LOSSES)
-def test_whatever_the_losses_everything_is_inside_the_picture(losses: list[float]) -> None:
+def test_curve_stays_inside_the_chart_for_any_losses(losses: list[float]) -> None:
     curve = layout_curve(points_of(losses))
 
     if curve is None:
@@ -97,7 +97,7 @@ def test_whatever_the_losses_everything_is_inside_the_picture(losses: list[float
     assert all(0 <= dot.left <= 100 and 0 <= dot.top <= 100 for dot in (*curve.dots, curve.last))
 
 
-def test_thousands_of_points_are_thinned_and_keep_their_extremes() -> None:
+def test_downsampling_keeps_the_extremes() -> None:
     losses = [math.sin(number) for number in range(20_000)]
     losses[7_777], losses[12_345] = 9.0, -9.0
     points = points_of(losses)
@@ -111,7 +111,7 @@ def test_thousands_of_points_are_thinned_and_keep_their_extremes() -> None:
 
 
 @given(st.integers(0, 500), st.integers(4, 60))
-def test_thinning_never_gives_more_than_asked(num_points: int, max_points: int) -> None:
+def test_downsampling_returns_at_most_max_points(num_points: int, max_points: int) -> None:
     points = points_of([float(number % 7) for number in range(num_points)])
 
     thinned = downsample(points, max_points)
@@ -119,7 +119,7 @@ def test_thinning_never_gives_more_than_asked(num_points: int, max_points: int) 
     assert len(thinned) == num_points if num_points <= max_points else len(thinned) <= max_points
 
 
-def test_many_noisy_points_get_a_second_line_and_no_dots() -> None:
+def test_many_noisy_points_get_a_mean_line_and_no_dots() -> None:
     noisy = [1.0 + (-1) ** number for number in range(max(MIN_POINTS_FOR_MEAN, MAX_DOTS + 1) * 8)]
 
     curve = layout_curve(points_of(noisy))

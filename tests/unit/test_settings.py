@@ -141,7 +141,7 @@ def test_environment_is_immutable() -> None:
         env.api_key = "other"  # type: ignore[misc]
 
 
-def test_version_is_the_installed_one() -> None:
+def test_package_version_has_three_parts() -> None:
     assert package_version().count(".") >= 2
 
 

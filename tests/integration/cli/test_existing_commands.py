@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_keys(tinkex: RunCli) -> None:
+def test_keys_are_created_listed_and_revoked(tinkex: RunCli) -> None:
     made = tinkex("-f", "json", "key", "create", "--name", "mine").json
     assert made["key"].startswith("tml-")
     [row] = tinkex("key", "-f", "json", "list").json

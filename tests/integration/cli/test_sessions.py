@@ -165,7 +165,9 @@ def test_trace_default_path_and_directory(
     assert (tmp_path / "traces" / name).is_file()
 
 
-def test_url_only(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
+def test_url_only_prints_the_trace_url(
+    seeded: SeededServer, session_ids: list[str], tinkex: RunCli
+) -> None:
     words = ("session", "export-trace", session_ids[0], "--url-only")
     url = tinkex(*words).out
     assert url.startswith(seeded.server.url)

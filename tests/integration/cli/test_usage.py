@@ -99,7 +99,7 @@ def test_unwritable_csv_is_an_error(seeded: SeededServer, tinkex: RunCli, tmp_pa
     assert "Unexpected" not in failed.err
 
 
-def test_storage(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_usage_storage_prints_table_json_and_csv(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("usage", "storage", "--json").json
     assert set(found) == {"effective_rate_usd_per_gigabyte_month", "data"}
     assert found["data"][0]["checkpoint_count"] == 2

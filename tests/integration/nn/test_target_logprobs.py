@@ -183,7 +183,7 @@ def test_zero_grad_skips_computation() -> None:
     assert not dhidden_TD.any()
 
 
-def test_no_pairs(plan: str) -> None:
+def test_empty_batch_has_no_logprobs_and_zero_grad(plan: str) -> None:
     this = make_case(rows=[])
     scorer = this.scorer(plan)
     assert scorer.logprobs().shape == (0,)

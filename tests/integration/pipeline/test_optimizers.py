@@ -45,7 +45,7 @@ def test_orthogonalize_keeps_singular_vectors() -> None:
     assert bool(((core.diagonal() > 0.6) & (core.diagonal() < 1.3)).all())
 
 
-def test_muon_update_size() -> None:
+def test_muon_scales_the_update_of_a_tall_matrix() -> None:
     tall = nn.Parameter(torch.zeros(64, 16))
     optimizer = Muon([tall], lr=0.02)
     tall.grad = 1e-6 * torch.randn(64, 16, generator=torch.Generator().manual_seed(1))

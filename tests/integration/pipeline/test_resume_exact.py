@@ -68,7 +68,7 @@ def test_repeated_signals_lead_to_the_same_result(tmp_path: Path, expected: Outc
     assert outcome(tmp_path) == expected
 
 
-def test_error_is_raised_after_a_save(tmp_path: Path, expected: Outcome) -> None:
+def test_failed_batch_saves_the_last_step_before_raising(tmp_path: Path, expected: Outcome) -> None:
     with pytest.raises(ValueError, match="a bad row"):
         run(tmp_path, stage=TinyStage(fail_at_batch=6), save_interval=100)
     newest = latest_step(tmp_path / "checkpoints")

@@ -46,7 +46,7 @@ def test_terminal_has_colors_and_width(terminal: TextIO, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colors_can_be_disabled(
+def test_environment_variable_disables_colors(
     name: str, value: str, terminal: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)

@@ -58,7 +58,7 @@ def test_sizes(size: float | None, text: str) -> None:
         (timedelta(days=-60), "2026-06-30"),
     ],
 )
-def test_times(ago: timedelta, text: str) -> None:
+def test_timestamps_are_formatted_relative_to_now(ago: timedelta, text: str) -> None:
     then = NOW - ago
     assert words.format_timestamp(then, NOW) == text
     assert words.format_timestamp(then.isoformat(), NOW) == text
@@ -67,7 +67,7 @@ def test_times(ago: timedelta, text: str) -> None:
 
 
 @pytest.mark.parametrize(("when", "text"), [(None, "N/A"), ("", "N/A"), ("soon", "soon")])
-def test_invalid_times(when: str | None, text: str) -> None:
+def test_missing_and_invalid_times_are_formatted(when: str | None, text: str) -> None:
     assert words.format_timestamp(when, NOW) == text
 
 

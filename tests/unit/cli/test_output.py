@@ -187,7 +187,7 @@ def test_properties_are_lines_on_narrow_screen(capsys: pytest.CaptureFixture[str
     assert "│ Metadata " in print_output(capsys, RunInfo(make_run()), width=80)
 
 
-def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_checkpoint_list_in_both_formats(capsys: pytest.CaptureFixture[str]) -> None:
     empty = CheckpointList(Listing([], 0), RUN_ID)
     assert print_output(capsys, empty) == f"No checkpoints found for run {RUN_ID}\n"
     empty.print("json")

@@ -128,7 +128,7 @@ def test_equal_types_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text == ""
 
 
-def test_merge_without_outputs() -> None:
+def test_merge_of_no_outputs_is_empty() -> None:
     merged = merge_outputs([])
     assert (merged.loss_fn_outputs, merged.metrics) == ([], {})
 

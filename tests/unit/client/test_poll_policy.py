@@ -121,7 +121,7 @@ def test_retry_after_header_sets_wait() -> None:
         None,
     ],
 )
-def test_responses_with_result(body: object) -> None:
+def test_response_with_a_result_is_ready(body: object) -> None:
     assert isinstance(outcome_of(200, body), ResultReady)
 
 
@@ -146,7 +146,9 @@ def test_protobuf_response_is_a_result() -> None:
         ({"status": "failed", "detail": "oom"}, "oom", RequestErrorCategory.Unknown),
     ],
 )
-def test_failed_job_responses(body: object, message: str, category: RequestErrorCategory) -> None:
+def test_failed_job_response_is_a_request_failed_error(
+    body: object, message: str, category: RequestErrorCategory
+) -> None:
     outcome = outcome_of(200, body)
     assert isinstance(outcome, PollFailure)
     assert isinstance(outcome.error, RequestFailedError)

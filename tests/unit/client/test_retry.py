@@ -121,7 +121,7 @@ def test_server_error_before_contact_counts_as_outage() -> None:
     assert wait(refused(429), first, attempt=9, elapsed=50.0) is not None
 
 
-def test_no_retry_policy() -> None:
+def test_no_retry_policy_retries_no_error() -> None:
     for error in (APIConnectionError(), APITimeoutError(), refused(503), refused(429)):
         assert wait(error, NO_RETRY) is None
     assert wait(refused(429, should_retry=True), NO_RETRY) is None

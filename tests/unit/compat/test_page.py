@@ -35,13 +35,13 @@ def test_reasons_follow_the_tables() -> None:
     assert "| `pickle` | 0.36.0 | a bug |" in lines
 
 
-def test_the_summary_counts_what_a_version_has() -> None:
+def test_summary_counts_scenarios_of_each_version() -> None:
     lines = page(columns()).splitlines()
     assert "| 0.3.0 | 2 | 1 |  |" in lines
     assert "| 0.36.0 | 2 | 2 | `pickle` |" in lines
 
 
-def test_what_differs_between_runs_is_left_out() -> None:
+def test_quoted_text_replaces_ids_ports_and_folders() -> None:
     texts = [
         f"tinker://{run}:train:0 at http://127.0.0.1:{port}/x in /tmp/{run[:8]}/plain"
         for run, port in (
@@ -53,7 +53,7 @@ def test_what_differs_between_runs_is_left_out() -> None:
     assert quoted(texts[0]) == "tinker://ID:train:0 at http://127.0.0.1:PORT/x in FOLDER"
 
 
-def test_a_partial_run_keeps_the_other_outcomes(tmp_path: Path) -> None:
+def test_partial_run_keeps_other_outcomes(tmp_path: Path) -> None:
     keep("0.3.0", [outcome("sample", PASS), outcome("stop", FAIL, "why")], tmp_path)
     keep("0.3.0", [outcome("stop", PASS)], tmp_path, is_part=True)
     found = {each.name: each.status for each in kept("0.3.0", tmp_path)}
@@ -61,17 +61,17 @@ def test_a_partial_run_keeps_the_other_outcomes(tmp_path: Path) -> None:
     assert kept("0.36.0", tmp_path) == []
 
 
-def test_a_whole_run_forgets_scenarios_that_are_gone(tmp_path: Path) -> None:
+def test_full_run_removes_outcomes_of_missing_scenarios(tmp_path: Path) -> None:
     keep("0.3.0", [outcome("sample", PASS), outcome("stop", PASS)], tmp_path)
     keep("0.3.0", [outcome("sample", FAIL)], tmp_path)
     assert kept("0.3.0", tmp_path) == [outcome("sample", FAIL)]
 
 
-def test_a_section_can_be_renewed_alone() -> None:
+def test_section_is_replaced() -> None:
     text = page(columns(), ["## Cookbook\n", "old"])
     assert with_section(text, ["## Cookbook\n", "new"]) == page(columns(), ["## Cookbook\n", "new"])
 
 
-def test_a_missing_section_cannot_be_renewed() -> None:
+def test_replacing_a_missing_section_raises() -> None:
     with pytest.raises(ValueError, match="no section '## Cookbook'"):
         with_section(page(columns()), ["## Cookbook\n", "new"])

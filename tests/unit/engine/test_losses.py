@@ -152,7 +152,7 @@ def test_metrics_without_any_advantage() -> None:
     assert sum_metrics([loss])["ratio:mean"] == 1.0
 
 
-def test_infinite_ratio_metric_is_finite() -> None:
+def test_overflowing_ratio_gives_finite_loss_and_metric() -> None:
     loss = loss_of("ppo", NOW + 1000.0, advantages=np.ones(5))
     assert loss.value == pytest.approx(-5 * 1.2)
     assert np.isfinite(loss.metrics["ratio:mean"])

@@ -31,7 +31,7 @@ def test_packing_uses_every_piece_once_within_capacity(lengths: list[int], seed:
 
 
 @given(LENGTHS)
-def test_new_sequence_starts_only_if_no_other_has_space(lengths: list[int]) -> None:
+def test_at_most_one_sequence_is_at_most_half_full(lengths: list[int]) -> None:
     fills = [
         sum(lengths[piece] for piece in found) for found in pack_sequences(lengths, CAPACITY, 0)
     ]

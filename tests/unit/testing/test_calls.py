@@ -16,7 +16,7 @@ def call(endpoint: str = "asample", body: bytes = b"", **headers: str) -> Call:
     return Call(endpoint, "POST", f"/api/v1/{endpoint}", b"limit=2&x=", raw, body, {})
 
 
-def test_a_call_is_read_when_asked() -> None:
+def test_call_decodes_headers_query_and_json_body() -> None:
     seen = call(body=b'{"a": 1}', x_api_key="tml-a", accept="application/x-protobuf")
     assert (seen.api_key, seen.headers["x-api-key"]) == ("tml-a", "tml-a")
     assert seen.query == {"limit": "2", "x": ""}
@@ -26,7 +26,7 @@ def test_a_call_is_read_when_asked() -> None:
     assert call().message is None
 
 
-def test_a_binary_call_is_read_as_its_request() -> None:
+def test_call_decodes_a_protobuf_body() -> None:
     datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})  # type: ignore[dict-item]
     request = ForwardBackwardRequest(ForwardBackwardInput([datum], "cross_entropy"), "model", 3)
     body = encode_forward_backward_request(request, True)
@@ -34,7 +34,7 @@ def test_a_binary_call_is_read_as_its_request() -> None:
     assert (seen.message.model_id, seen.message.seq_id, seen.forward_only) == ("model", 3, True)
 
 
-def test_waiting_for_calls_ends_when_they_arrive_or_says_what_did() -> None:
+def test_wait_for_returns_calls_or_lists_those_seen() -> None:
     log = CallLog()
     thread = threading.Timer(0.02, log.add, [call()])
     thread.start()

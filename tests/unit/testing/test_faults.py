@@ -24,7 +24,7 @@ def test_faults_are_used_up_in_order() -> None:
     assert plan.is_empty
 
 
-def test_a_fault_waits_for_the_call_that_it_is_meant_for() -> None:
+def test_fault_applies_only_to_matching_calls() -> None:
     plan = FaultPlan()
     plan.add("asample", Fault(status=500), 1, lambda seen: seen.body == b"{}")
     assert plan.take(call("optim_step", b"{}")) is None
@@ -32,7 +32,7 @@ def test_a_fault_waits_for_the_call_that_it_is_meant_for() -> None:
     assert plan.take(call(body=b"{}")) == Fault(status=500)
 
 
-def test_a_fault_without_a_number_never_ends_until_cleared() -> None:
+def test_fault_without_count_lasts_until_cleared() -> None:
     plan = FaultPlan()
     plan.add("asample", Fault(drop=True), None, None)
     assert all(plan.take(call()) for _ in range(5))
@@ -40,7 +40,7 @@ def test_a_fault_without_a_number_never_ends_until_cleared() -> None:
     assert plan.is_empty
 
 
-def test_the_answer_of_a_fault() -> None:
+def test_fault_response_has_status_headers_and_body() -> None:
     response = Fault(status=429, headers={"Retry-After": "1"}, body={"detail": "slow"}).response()
     assert (response.status, response.body) == (429, b'{"detail":"slow"}')
     assert (b"retry-after", b"1") in response.headers
@@ -58,7 +58,7 @@ def test_the_answer_of_a_fault() -> None:
         ({"delay_seconds": -1.0}, "delay_seconds is -1.0"),
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused(fields: dict[str, object], reason: str) -> None:
+def test_invalid_fault_is_rejected(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         Fault(**fields)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="times is 0"):

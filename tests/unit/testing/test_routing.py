@@ -24,14 +24,14 @@ def test_every_endpoint_is_found_by_its_path(name: str) -> None:
     assert found == (name, used)
 
 
-def test_other_paths_are_no_endpoint() -> None:
+def test_other_paths_match_no_endpoint() -> None:
     matcher = EndpointMatcher()
     assert matcher.match("GET", "/api/v1/asample") == ("", {})
     assert matcher.match("GET", "/") == ("", {})
     assert matcher.match("GET", "/api/v1/files/x/y") == ("download", {})
 
 
-def test_dialects_lack_what_their_servers_lack() -> None:
+def test_dialects_lack_known_endpoints_and_unknown_names_are_rejected() -> None:
     for dialect in DIALECTS.values():
         assert dialect.lacks <= set(ENDPOINTS)
     assert DIALECTS["tuft"].lacks < DIALECTS["skyrl"].lacks

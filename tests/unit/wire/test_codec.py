@@ -180,7 +180,7 @@ def test_decoding_ignores_unknown_fields_and_refuses_wrong_ones() -> None:
         decode_json(b"<html>", types.UntypedAPIFuture)
 
 
-def test_decoding_checks_tensors() -> None:
+def test_decoding_rejects_a_tensor_of_the_wrong_shape() -> None:
     body = encode_json(ask(target_prompt_logprobs=TensorData([5], "int64", [1, 1])))
     with pytest.raises(msgspec.ValidationError, match="target_prompt_logprobs"):
         decode_json(body.replace(b"[1,1]", b"[1,2]"), SampleRequest)

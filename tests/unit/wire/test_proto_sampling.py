@@ -39,7 +39,7 @@ def test_bytes_match_the_official_package() -> None:
     )
 
 
-def test_empty_response_and_empty_sequence() -> None:
+def test_empty_messages_decode_to_defaults() -> None:
     assert decode_sample_response(b"") == SampleResponse([])
     (sequence,) = decode_sample_response(field(1, b"")).sequences
     assert sequence.stop_reason == "stop"

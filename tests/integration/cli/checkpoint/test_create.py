@@ -71,7 +71,9 @@ def test_unknown_model_is_a_user_error(
     assert list(seeded.server.finish_reasons.values()) == ["errored"]
 
 
-def test_rejected_key_error(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
+def test_rejected_key_error_names_the_option(
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
+) -> None:
     words = ("--base-model", BASE_MODEL, "--output", str(tmp_path / "m.json"))
     result = tinkex("checkpoint", *words, "--api-key", "tml-wrong")
     assert result.exit_code == 1

@@ -180,7 +180,7 @@ def test_invalid_repo_name(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -
     assert "is not a valid repository name" in refused.err
 
 
-def test_unreachable_hub(
+def test_unreachable_hub_is_reported(
     seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

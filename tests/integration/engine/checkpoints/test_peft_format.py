@@ -165,7 +165,7 @@ def test_peft_adapter_gives_same_results(tmp_path: Path, options: dict[str, Any]
     ],
     ids=str,
 )
-def test_sampler_detects_adapted_modules(
+def test_adapted_modules_are_read_from_a_peft_folder(
     tmp_path: Path, modules: list[str], flags: dict[str, bool]
 ) -> None:
     model, expected = peft_folder(tmp_path, target_modules=modules, lora_alpha=16)

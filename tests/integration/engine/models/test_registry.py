@@ -74,7 +74,7 @@ def test_model_matches_transformers(folder: Path, dtype: str) -> None:
     torch.testing.assert_close(logits_of(model), expected_logits(folder, wanted), **close)
 
 
-def test_base_model_description(folder: Path) -> None:
+def test_describing_loads_no_model_and_get_loads_it_once(folder: Path) -> None:
     registry = registry_of(folder)
     (base,) = registry.base_models()
     assert (base.name, base.arch, base.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)

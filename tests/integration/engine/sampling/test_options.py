@@ -59,7 +59,7 @@ def test_truncation_does_not_change_logprobs() -> None:
     assert np.allclose(one.logprobs, wanted[range(8), one.tokens], atol=1e-4)
 
 
-def test_top_k_of_one_is_greedy_at_any_temperature() -> None:
+def test_top_k_one_tiny_top_p_and_tiny_temperature_are_greedy() -> None:
     greedy = answer(new_runner(), request(PROMPT, temperature=0.0, max_tokens=30))
     hot = answer(new_runner(), request(PROMPT, temperature=5.0, top_k=1, max_tokens=30))
     tiny = answer(new_runner(), request(PROMPT, top_p=1e-9, max_tokens=30))

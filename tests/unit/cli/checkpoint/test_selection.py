@@ -82,7 +82,7 @@ def test_confirmation_lists_paths_sizes_and_warning() -> None:
     assert shown[5] == "This cannot be undone."
 
 
-def test_unknown_sizes() -> None:
+def test_unknown_sizes_are_described() -> None:
     assert format_total_size([SelectedCheckpoint("a")]) == "size unknown"
     assert (
         format_total_size([SelectedCheckpoint("a"), SelectedCheckpoint("b", saved(size_bytes=1))])

@@ -30,7 +30,7 @@ def test_invalid_digest_is_rejected(digest: str) -> None:
         (FileDigest(sha256="a" * 64), FileDigest(sha256="b" * 64), False),
     ],
 )
-def test_digest_consistency(one: FileDigest, other: FileDigest, agrees: bool) -> None:
+def test_digest_consistency_is_symmetric(one: FileDigest, other: FileDigest, agrees: bool) -> None:
     assert one.is_consistent_with(other) is other.is_consistent_with(one) is agrees
 
 

@@ -205,7 +205,7 @@ def test_missing_adapter_is_a_server_error(engine: FakeEngine) -> None:
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def test_step_metrics(engine: FakeEngine) -> None:
+def test_optim_step_returns_its_metrics(engine: FakeEngine) -> None:
     run(engine)
     metrics = engine.optim_step("a", AdamParams(learning_rate=0.25))
     assert metrics.keys() == {

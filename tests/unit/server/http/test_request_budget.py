@@ -62,7 +62,7 @@ def test_budget_is_at_least_one_body() -> None:
 
 
 @pytest.mark.asyncio
-async def test_decoder_thread_limit() -> None:
+async def test_decoders_share_a_limited_number_of_threads() -> None:
     import asyncio
 
     budget = intake()

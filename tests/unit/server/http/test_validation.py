@@ -108,7 +108,7 @@ def test_json_with_too_many_objects_is_rejected(body: bytes, sentence: str) -> N
 @pytest.mark.parametrize(
     ("encoding", "is_packed"), [("", False), ("identity", False), ("zstd", True)]
 )
-def test_known_encodings(encoding: str, is_packed: bool) -> None:
+def test_zstd_encoding_is_recognized(encoding: str, is_packed: bool) -> None:
     assert is_zstd_encoded(encoding) is is_packed
 
 

@@ -375,7 +375,7 @@ def test_custom_loss_is_submitted_once_per_seq_id(harness: ServerHarness) -> Non
     assert job_of(harness, first["request_id"]).session_id == session_id
 
 
-def test_get_info(harness: ServerHarness) -> None:
+def test_get_info_describes_model_and_optimizer(harness: ServerHarness) -> None:
     session_id = harness.session()
     run_id = create_ready_model(harness, session_id)
 
