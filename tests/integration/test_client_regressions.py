@@ -112,7 +112,7 @@ def test_batches_are_encoded_and_decoded_off_the_io_thread(
     )
     encoded, decoded = seen
     assert encoded == threading.current_thread().name
-    assert decoded not in {encoded, "tinkex-io", "tinkex-pulse"}
+    assert decoded not in {encoded, "tinkex-io", "tinkex-heartbeats"}
 
 
 # --- client lifecycle -------------------------------------------------------------------------

@@ -117,7 +117,7 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[object, None, T]]) -> 
 #: Runs requests and polls.
 IO_LOOP = IoLoop("tinkex-io")
 #: Runs heartbeats only: no request, decoding or callback may delay them.
-HEARTBEAT_LOOP = IoLoop("tinkex-pulse")
+HEARTBEAT_LOOP = IoLoop("tinkex-heartbeats")
 
 
 class LoopSingleton:

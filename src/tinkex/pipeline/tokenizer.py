@@ -30,7 +30,7 @@ from tinkex.pipeline.entry import run_program
 from tinkex.system.atomic import new_directory
 
 TOKENIZER_FILE = "tokenizer.json"
-#: Digest of the training data, to tell whether the tokenizer is up to date.
+#: Digest of the training data, to check that the tokenizer is up to date.
 ORIGIN_FILE = "origin.json"
 #: Every byte has a token, so that any text can be encoded.
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TAG_TOKENS)

@@ -137,7 +137,7 @@ def test_heartbeats_have_separate_thread() -> None:
         IO_LOOP.start(name()).result(timeout=60),
         HEARTBEAT_LOOP.start(name()).result(timeout=60),
     ]
-    assert names == ["tinkex-io", "tinkex-pulse"]
+    assert names == ["tinkex-io", "tinkex-heartbeats"]
 
 
 # --- gather_or_cancel ---------------------------------------------------------------------

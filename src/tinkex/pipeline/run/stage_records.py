@@ -49,7 +49,7 @@ class StageAction(StrEnum):
 
 
 class FileFingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """A file and its digest; size and time tell whether it must be read again."""
+    """A file and its digest; it is read again if size or time changed."""
 
     path: str
     size: int
