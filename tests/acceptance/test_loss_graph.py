@@ -296,7 +296,7 @@ def test_argument_that_cannot_be_encoded_is_rejected() -> None:
         encode_graph(traced.graph)
 
 
-def test_concurrent_tracing() -> None:
+def test_concurrent_traces_are_equal_and_restore_math() -> None:
     before = math.exp
     with ThreadPoolExecutor(8) as pool:
         traces = list(pool.map(lambda _: trace_loss(constants, cast(Any, ONE)), range(16)))

@@ -189,7 +189,9 @@ def assert_only(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_download_file(file_server: FileServer, tmp_path: Path) -> None:
+async def test_downloaded_file_is_verified_with_progress(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     seen: list[tuple[int, int | None]] = []
     path = await get(
         file_server,
@@ -605,7 +607,7 @@ async def get_tree(file_server: FileServer, folder: Path, **options: Any) -> Pat
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("has_manifest", [True, False])
-async def test_download_directory(
+async def test_downloaded_directory_has_all_files(
     file_server: FileServer, tmp_path: Path, has_manifest: bool
 ) -> None:
     file_server.files = TREE | ({"manifest.json": manifest(TREE)} if has_manifest else {})

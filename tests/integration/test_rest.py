@@ -110,7 +110,7 @@ def test_every_method_has_async_version_or_returns_future() -> None:
 # --- reading ----------------------------------------------------------------------------------
 
 
-def test_training_runs(seeded: SeededServer) -> None:
+def test_training_runs_are_found_by_id_path_and_project(seeded: SeededServer) -> None:
     run = call_both(seeded.rest, "get_training_run", seeded.run_id)
     assert (run.training_run_id, run.base_model, run.lora_rank) == (seeded.run_id, BASE_MODEL, 4)
     assert run.last_checkpoint.tinker_path == seeded.training
@@ -164,7 +164,7 @@ def test_session_lists_its_runs_and_samplers(seeded: SeededServer) -> None:
     assert call_both(seeded.rest, "get_sampler", seeded.sampler_id).base_model == BASE_MODEL
 
 
-def test_session_search(seeded: SeededServer, connect: Connect) -> None:
+def test_session_search_returns_pages(seeded: SeededServer, connect: Connect) -> None:
     other = connect(seeded.server, display_name="other run")
     other.create_lora_training_client(BASE_MODEL)
     other.close().result(TIMEOUT_SECONDS)
@@ -231,7 +231,7 @@ def test_set_checkpoint_ttl(seeded: SeededServer) -> None:
         seeded.rest.set_checkpoint_ttl_from_tinker_path(seeded.training, -1)
 
 
-def test_delete_checkpoint(seeded: SeededServer) -> None:
+def test_deleted_checkpoints_are_not_listed(seeded: SeededServer) -> None:
     seeded.rest.delete_checkpoint(seeded.run_id, "weights/a").result(TIMEOUT_SECONDS)
     asyncio.run(seeded.rest.delete_checkpoint_from_tinker_path_async(seeded.sampler))
     seeded.rest.delete_checkpoint_from_tinker_path(seeded.external).result(TIMEOUT_SECONDS)
@@ -249,7 +249,7 @@ def test_assign_session_project(seeded: SeededServer) -> None:
     assert seeded.server.sessions[seeded.session_id].project_id == "p-3"
 
 
-def test_copy_weights(seeded: SeededServer) -> None:
+def test_copy_weights_of_another_tenant_needs_a_token(seeded: SeededServer) -> None:
     mine = seeded.rest.copy_weights(seeded.training, ttl_seconds=60).result(TIMEOUT_SECONDS)
     theirs = RestClient(base_url=seeded.server.url, api_key=FOREIGN)
     with pytest.raises(NotFoundError):

@@ -106,7 +106,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_download_checkpoint(
+def test_downloaded_checkpoint_has_all_files(
     server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int | None]] = []

@@ -92,7 +92,7 @@ def test_tinkex_log_wins_and_invalid_level_is_refused() -> None:
     ("texts", "expected"),
     [(["1", "TRUE", "yes", "On"], True), (["0", "False", "no", "off", "", " "], False)],
 )
-def test_flags(texts: list[str], expected: bool) -> None:
+def test_telemetry_variable_is_parsed_as_a_flag(texts: list[str], expected: bool) -> None:
     values = {read_environment({"TINKEX_TELEMETRY": text}).telemetry for text in texts}
     assert values == {expected}
 

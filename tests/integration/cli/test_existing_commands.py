@@ -48,7 +48,7 @@ def test_new_key_is_the_only_stdout(tinkex: RunCli) -> None:
     assert len(result.out.split()) == 1
 
 
-def test_models(tinkex: RunCli, tmp_path: Path) -> None:
+def test_model_is_added_listed_described_and_removed(tinkex: RunCli, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "small")
     added = tinkex("--json", "model", "add", "mine", str(folder)).json
     assert (added["name"], added["folder"], added["parameters"]) == ("mine", str(folder), 44)

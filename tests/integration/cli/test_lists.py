@@ -75,7 +75,7 @@ def test_checkpoints_of_all_runs_and_of_one(seeded: SeededServer, tinkex: RunCli
     assert empty.out == f"No checkpoints found for run {seeded.run_ids[0]}\n"
 
 
-def test_run_info(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_run_info_shows_metadata_and_checkpoints(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("run", "info", seeded.run_ids[1], "--json").json
     assert (found["lora_rank"], found["user_metadata"]) == (8, {"team": "red"})
     assert found["last_checkpoint"]["tinker_path"] == seeded.training
@@ -92,7 +92,9 @@ def test_checkpoint_info(seeded: SeededServer, tinkex: RunCli) -> None:
         assert text in shown
 
 
-def test_unknown_checkpoint(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_unknown_and_invalid_checkpoint_paths_are_reported(
+    seeded: SeededServer, tinkex: RunCli
+) -> None:
     missing = tinkex("checkpoint", "info", seeded.training + "x", "--json")
     assert missing.exit_code == 1
     assert missing.failure["message"] == f"Checkpoint not found: {seeded.training}x"

@@ -101,7 +101,9 @@ def test_a_server_without_search_lists_ids(
     assert "cannot search sessions" in refused.failure["message"]
 
 
-def test_session_info(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
+def test_session_info_shows_runs_status_and_project(
+    seeded: SeededServer, session_ids: list[str], tinkex: RunCli
+) -> None:
     found = tinkex("session", "info", session_ids[0], "--json").json
     assert found["training_run_ids"] == [seeded.run_ids[1]]
     assert (found["status"], found["project_id"]) == ({"type": "active"}, "p-2")
@@ -111,7 +113,9 @@ def test_session_info(seeded: SeededServer, session_ids: list[str], tinkex: RunC
 
 
 @pytest.mark.parametrize("verb", ["info", "finish", "export-trace"])
-def test_unknown_session(verb: str, seeded: SeededServer, tinkex: RunCli) -> None:
+def test_unknown_session_is_reported_with_a_hint(
+    verb: str, seeded: SeededServer, tinkex: RunCli
+) -> None:
     missing = tinkex("session", verb, "nosuch", "--json")
     assert (missing.exit_code, missing.failure["message"]) == (1, "Session not found: nosuch")
     assert "session list" in missing.failure["hint"]

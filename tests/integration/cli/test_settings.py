@@ -89,7 +89,7 @@ def test_options_and_variables_override_profile(
     assert found["timeout_seconds"] == (3.0, "--timeout")
 
 
-def test_config_path(tinkex: RunCli, tmp_path: Path) -> None:
+def test_config_path_prints_the_file(tinkex: RunCli, tmp_path: Path) -> None:
     path = tmp_path / ".tinkex" / "config.toml"
     assert tinkex("config", "path").out == f"{path}\n"
     found = tinkex("config", "path", "--json").json

@@ -44,7 +44,7 @@ def test_a_summary_by_model(busy: SeededServer, tinkex: RunCli) -> None:
     assert BASE_MODEL in shown
 
 
-def test_empty_usage(seeded: SeededServer, tinkex: RunCli) -> None:
+def test_period_without_usage_is_reported(seeded: SeededServer, tinkex: RunCli) -> None:
     span = ("2020-01-01", "2020-01-02")
     assert tinkex("usage", "tokens", *span).out == "No usage in this period\n"
     assert tinkex("usage", "tokens", *span, "--json").json == {
@@ -54,7 +54,7 @@ def test_empty_usage(seeded: SeededServer, tinkex: RunCli) -> None:
     }
 
 
-def test_hourly_rows(busy: SeededServer, tinkex: RunCli) -> None:
+def test_usage_tokens_lists_hourly_rows(busy: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("usage", "tokens", "--json").json
     assert set(found) == {"data", "sessions", "cost_data_through"}
     assert {"type": "training", "token_count": 16} in [row["event_info"] for row in found["data"]]

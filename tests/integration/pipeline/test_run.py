@@ -260,7 +260,7 @@ def test_legacy_links_survive_a_move(project: PipelineProject) -> None:
         assert link.read_text() == stage
 
 
-def test_skip_pretrain(project: PipelineProject) -> None:
+def test_skip_pretrain_needs_earlier_weights(project: PipelineProject) -> None:
     with pytest.raises(ConfigError, match="no weights to start SFT from"):
         project.run("--skip-pretrain")
     project.run()

@@ -34,7 +34,9 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("recipe", ["sft", "dpo"])
-def test_a_missing_data_file(recipe: str, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_file_is_reported_first(
+    recipe: str, rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = fails(capsys, "train", recipe, "absent.jsonl")
     assert said.startswith("Error: absent.jsonl cannot be read: No such file or directory\n")
     assert list(rows.parent.iterdir()) == [rows]
@@ -54,12 +56,16 @@ def test_bad_rows(content: str, said: str, rows: Path, capsys: pytest.CaptureFix
     assert list(rows.parent.iterdir()) == [rows]
 
 
-def test_a_missing_evaluation_file(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_evaluation_file_is_reported_first(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("train", "sft", "rows.jsonl", "--eval", "absent.jsonl")
     assert "absent.jsonl cannot be read" in fails(capsys, *words)
 
 
-def test_a_missing_reward_function(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_reward_function_is_reported_first(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("train", "rl", "rows.jsonl", "--reward", "absent.py:score")
     assert "absent.py cannot be read" in fails(capsys, *words)
 
@@ -71,7 +77,9 @@ def test_unusable_run_directory(rows: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--run-dir" in said
 
 
-def test_a_missing_prompt_file(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_prompt_file_is_reported_first(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "absent.txt" in fails(capsys, "sample", "--prompt-file", "absent.txt")
 
 
@@ -98,5 +106,5 @@ def test_list_of_new_home_does_not_start_server(
     assert "a client was made" in capsys.readouterr().err
 
 
-def test_a_bad_option(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_is_reported_first(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "learning_rate" in fails(capsys, "train", "sft", "rows.jsonl", "--learning-rate", "-1")

@@ -142,7 +142,7 @@ CHUNKS = st.lists(st.tuples(METRICS, st.integers(0, 5)), max_size=5)
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e308, -0.0])
 @pytest.mark.parametrize("suffix", [*REDUCTIONS, "unique", "odd"])
-def test_non_finite_metrics_are_reduced(suffix: str, odd: float) -> None:
+def test_non_finite_metrics_reduce_to_floats(suffix: str, odd: float) -> None:
     key = f"m:{suffix}"
     for values in ([(odd, 1)], [(odd, 1), (1.0, 0)], [(1.0, 2), (odd, 1)], [(odd, 0), (odd, 3)]):
         assert isinstance(reduced(key, *values)[key], float)

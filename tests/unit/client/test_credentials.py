@@ -141,7 +141,7 @@ def test_store_is_readable_by_owner_only(store: CredentialStore) -> None:
     assert left == {"credentials.json", ".credentials.json.lock"}
 
 
-def test_remove_key(store: CredentialStore) -> None:
+def test_removed_key_is_not_the_default(store: CredentialStore) -> None:
     store.add("k1", record("tml-1"))
     store.add("k2", record("tml-2"))
     assert store.remove("k2") is True

@@ -67,7 +67,7 @@ def test_concurrent_settle_resolves_once() -> None:
     assert seen == [future.result()]
 
 
-def test_result_timeout() -> None:
+def test_result_timeout_leaves_the_future_pending() -> None:
     future: APIFuture[int] = APIFuture()
     with pytest.raises(TimeoutError):
         future.result(timeout=0.01)

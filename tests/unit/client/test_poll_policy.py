@@ -100,7 +100,7 @@ def outcome_of(status: int, body: object = None, **headers: str) -> PollOutcome:
         (200, {"status": "complete_metadata", "response_payload_size": -5}, LargeResult(0)),
     ],
 )
-def test_pending_responses(status: int, body: object, expected: PollOutcome) -> None:
+def test_pending_response_is_recognized(status: int, body: object, expected: PollOutcome) -> None:
     assert outcome_of(status, body) == expected
 
 

@@ -91,7 +91,9 @@ def test_server_without_metrics_is_an_error(
 
 
 @pytest.mark.parametrize("words", [("watch",), ("plot",)])
-def test_unknown_run(words: tuple[str, ...], finished: Trained, tinkex: RunCli) -> None:
+def test_unknown_run_exits_1_with_404(
+    words: tuple[str, ...], finished: Trained, tinkex: RunCli
+) -> None:
     result = tinkex("run", *words, "nosuch", "--json", context=finished.context)
     assert (result.exit_code, result.failure["status"]) == (1, 404)
     assert "training run 'nosuch'" in result.failure["message"]

@@ -134,7 +134,9 @@ def test_token_ids_need_no_tokenizer(serve: Serve, tinkex: RunCli) -> None:
 
 
 @pytest.mark.parametrize("format", ["table", "json"])
-def test_output_file(format: str, finished: Trained, tinkex: RunCli, tmp_path: Path) -> None:
+def test_sample_is_written_to_the_output_file(
+    format: str, finished: Trained, tinkex: RunCli, tmp_path: Path
+) -> None:
     path = tmp_path / "new" / "out"
     result = tinkex(
         "sample", "--prompt", "hel", "--model-path", finished.path, *SHORT, "-o", str(path),

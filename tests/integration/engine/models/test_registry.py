@@ -110,7 +110,7 @@ def test_weights_are_independent_of_the_file(saved: Callable[..., Path]) -> None
     assert torch.equal(logits_of(model), before)
 
 
-def test_tokenizer_and_eos_tokens(saved: Callable[..., Path]) -> None:
+def test_eos_tokens_come_from_generation_config_and_tokenizer(saved: Callable[..., Path]) -> None:
     folder = saved("tiny")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     model = registry_of(folder).get("tiny")

@@ -104,7 +104,7 @@ def test_top_p_of_flat_distribution() -> None:
     assert (wanted[found.tokens] > 0).all()
 
 
-def test_rare_token_of_large_vocabulary() -> None:
+def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
     # A cumulative sum in float32 would lose all of these.
     weights = torch.full((1, 60_000), 1e-9)
     weights[0, 0] = 1.0

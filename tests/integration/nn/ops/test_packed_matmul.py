@@ -66,7 +66,7 @@ def test_strided_input_and_output() -> None:
     torch.testing.assert_close(packed.matmul(wide.t()[:10].t()), wide[:, :10] @ weight, **CLOSE)
 
 
-def test_overlapping_rows() -> None:
+def test_matmul_of_overlapping_rows_matches_torch() -> None:
     x, weight = random(1, 30)[0].unfold(0, 8, 1)[:4], random(8, 20, seed=1)
     torch.testing.assert_close(PackedWeight(weight).matmul(x), x @ weight, **CLOSE)
 

@@ -90,7 +90,7 @@ def test_login_shows_tenant_until_logout(dashboard: DashboardSetup) -> None:
     assert after.status_code == 401
 
 
-def test_cookie_attributes(dashboard: DashboardSetup) -> None:
+def test_login_cookie_is_httponly_and_samesite(dashboard: DashboardSetup) -> None:
     plain = dashboard.local.post("/login", key=KEY).headers["set-cookie"]
     encrypted = (
         replace(dashboard.local, scheme="https").post("/login", key=KEY).headers["set-cookie"]

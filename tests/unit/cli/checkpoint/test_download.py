@@ -75,7 +75,7 @@ def test_scratch_directory_is_always_deleted(tmp_path: Path) -> None:
     assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_file_totals(tmp_path: Path) -> None:
+def test_file_totals_ignore_symlinks(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"12345")
     (tmp_path / "c").write_bytes(b"678")

@@ -23,14 +23,14 @@ from tinkex.cli.commands.time_params import IsoDateTime, Lifetime, to_utc
         (" 2 w ", 1209600),
     ],
 )
-def test_lifetime_units(text: str, seconds: int) -> None:
+def test_lifetime_is_parsed_with_units(text: str, seconds: int) -> None:
     assert Lifetime().convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "0d", "-1", "1.5d", "7 days", "d", "1y", "11000d", "9999999999w"]
 )
-def test_invalid_lifetimes(text: str) -> None:
+def test_invalid_lifetime_is_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a lifetime; write it as 7d"):
         Lifetime().convert(text, None, None)
 

@@ -64,7 +64,7 @@ def test_each_type_has_two_names() -> None:
     )
 
 
-def test_empty_filter() -> None:
+def test_filter_is_empty_without_conditions() -> None:
     assert CheckpointFilter().is_empty
     assert not CheckpointFilter(run_id="r").is_empty
     assert not CheckpointFilter(after=NOON).is_empty

@@ -84,7 +84,7 @@ def test_forward_leaves_no_gradient(engine: FakeEngine) -> None:
     assert engine.optim_step("a", AdamParams())["has_gradient"] == 0.0
 
 
-def test_pass_metrics(engine: FakeEngine) -> None:
+def test_pass_returns_loss_tokens_and_entropy(engine: FakeEngine) -> None:
     metrics = run(engine).metrics
     assert metrics.keys() == {"loss:sum", "tokens:sum", "entropy:mean"}
     assert metrics["loss:sum"] == pytest.approx(-sum(logprobs(engine)))

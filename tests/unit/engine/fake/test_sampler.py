@@ -146,7 +146,7 @@ def test_unseeded_sample_uses_rng() -> None:
         ("zz", [98, 99, 100, EOS_TOKEN, 97, 98, 99, 100], "length"),
     ],
 )
-def test_stop_conditions(stop: Any, tokens: list[int], reason: str) -> None:
+def test_stop_condition_ends_the_sequence(stop: Any, tokens: list[int], reason: str) -> None:
     model = chain(97, 98, 99, 100, EOS_TOKEN, 97)
     [sequence] = sample(model, [97], temperature=0.0, stop=stop).sequences
     assert (sequence.tokens, sequence.stop_reason) == (tokens, reason)

@@ -90,7 +90,7 @@ def test_run_metadata_hidden_from_other_tenants() -> None:
         ({"finished_at": 5.0, "finish_reason": "errored", "expired_at": 6.0}, "client_finished"),
     ],
 )
-def test_session_status(fields: dict[str, Any], status: str) -> None:
+def test_session_status_depends_on_its_end(fields: dict[str, Any], status: str) -> None:
     shown = serialize_session(SessionWithStorage(session(**fields), 2, 30))
 
     assert shown.status is not None and shown.status.type == status

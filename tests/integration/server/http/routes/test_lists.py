@@ -82,7 +82,7 @@ def test_run_search_by_id_prefix_or_name(
     assert found_by(harness, "_") == found_by(harness, "nothing") == []
 
 
-def test_rename_run(harness: ServerHarness) -> None:
+def test_run_is_renamed_and_keeps_its_metadata(harness: ServerHarness) -> None:
     create_model(harness, session_id := harness.session(), user_metadata={"team": "red"})
     path = f"/training_runs/{session_id}:train:0"
 

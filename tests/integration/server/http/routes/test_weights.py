@@ -211,7 +211,7 @@ def test_load_published_or_shared_weights(
     assert private.json() == wrong.json()
 
 
-def test_weights_info(harness: ServerHarness) -> None:
+def test_weights_info_describes_base_model_and_lora(harness: ServerHarness) -> None:
     checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     body = {"tinker_path": str(checkpoint.path)}
 

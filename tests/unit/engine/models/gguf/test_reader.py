@@ -138,7 +138,7 @@ def test_split_file_error_explains_merging(tmp_path: Path) -> None:
     assert "--merge" in (refused.value.hint or "")
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_missing_gguf_file_is_reported(tmp_path: Path) -> None:
     assert "No such file" in error_message(tmp_path / "none.gguf")
 
 
