@@ -133,20 +133,19 @@ class GroupMember:
     def report(self, queued_seconds: float) -> GroupNews:
         """Store the load, and look for new work, new peers and a request to drain.
 
-        The only group of a store does not write.
+        The only worker of a server does not write.
         """
+        is_reported = self.has_peers or bool(self.id)
 
         def work(db: Connection) -> list[GroupRecord]:
-            if self.has_peers:
+            if is_reported:
                 num_runs = groups.count_runs_of(db, self.id)
                 load = {"queued_seconds": queued_seconds, "num_runs": float(num_runs)}
                 groups.report_load(db, self.id, load, clock.now())
             return groups.list_current(db)
 
         # Only this worker writes the row of its group, except in exclusive transactions.
-        current = (
-            self._database.write(work, SHARED) if self.has_peers else self._database.read(work)
-        )
+        current = self._database.write(work, SHARED) if is_reported else self._database.read(work)
         self._see(current)
         own = next((group for group in current if group.id == self.id), None)
         if own is None:

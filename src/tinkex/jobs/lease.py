@@ -17,7 +17,7 @@ from tinkex.store.write_locks import lease_locks
 
 LOG = get_logger(__name__)
 COORDINATOR_LEASE = "coordinator"
-_COORDINATOR_LOCKS = lease_locks(COORDINATOR_LEASE)
+CONTROLLER_LEASE = "controller"
 #: An owner that does not renew for this long loses its lease.
 LEASE_SECONDS = 20.0
 RENEW_SECONDS = 5.0
@@ -111,10 +111,12 @@ class WorkerLease:
 
 
 class CoordinatorLease:
-    """The right to coordinate the groups of a store; one of the workers holds it."""
+    """A right that one of several processes holds, such as to coordinate the groups of a store."""
 
-    def __init__(self, database: Database, owner: str) -> None:
+    def __init__(self, database: Database, owner: str, *, name: str = COORDINATOR_LEASE) -> None:
         self._database = database
+        self._name = name
+        self._locks = lease_locks(name)
         self._owner = owner
         self._watch = LeaseWatch()
         self._epoch: int | None = None
@@ -134,15 +136,15 @@ class CoordinatorLease:
 
     def _renew(self, epoch: int) -> bool:
         return self._database.write(
-            lambda db: coordination.renew_lease(db, COORDINATOR_LEASE, epoch, until=_expires_at()),
-            _COORDINATOR_LOCKS,
+            lambda db: coordination.renew_lease(db, self._name, epoch, until=_expires_at()),
+            self._locks,
         )
 
     def _acquire(self, now: float) -> int | None:
         expired = self._watch.expired_state(now)
         acquired = self._database.write(
-            partial(_try_acquire, name=COORDINATOR_LEASE, owner=self._owner, expired=expired),
-            _COORDINATOR_LOCKS,
+            partial(_try_acquire, name=self._name, owner=self._owner, expired=expired),
+            self._locks,
         )
         if isinstance(acquired, int):
             return acquired
@@ -154,8 +156,8 @@ class CoordinatorLease:
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             self._database.write(
-                lambda db: coordination.release_lease(db, COORDINATOR_LEASE, epoch),
-                _COORDINATOR_LOCKS,
+                lambda db: coordination.release_lease(db, self._name, epoch),
+                self._locks,
             )
 
 

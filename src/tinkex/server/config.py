@@ -21,6 +21,7 @@ from tinkex.home import Home
 from tinkex.jobs.fair_queue import BatchLimits
 from tinkex.jobs.queue import QueueLimits
 from tinkex.logs import LEVELS
+from tinkex.server.pools import CLUSTERS, DEFAULT_POOL, PoolConfig, check_pools
 from tinkex.store.quotas import Quotas
 
 ENGINES = ("local", "fake")
@@ -124,6 +125,16 @@ class ServerConfig:
     rendezvous: str = ""
     """HOST:PORT where the worker waits for its other ranks, which are started by hand or by a
     cluster, perhaps on other machines; empty starts them here. Use a trusted network only."""
+    cluster: str = ""
+    """Where workers run: empty for this machine, `ray` for a Ray cluster; needs PostgreSQL."""
+    ray_address: str = "auto"
+    """The Ray cluster: HOST:PORT of its head, ray://HOST:PORT of its client server, or auto for the
+    cluster of which this machine is a node."""
+    max_workers: int = 0
+    """With `cluster`, start up to this many workers when work is queued; 0: `workers`."""
+    pools: tuple[PoolConfig, ...] = ()
+    """With `cluster`, pools of workers as tables with name, models, ranks, resources, min and max;
+    empty is one pool of `workers`."""
     move_after_seconds: float = 30.0
     """A worker that is gone for this time loses its models to the other workers, if there are."""
     log_level: str = "info"
@@ -253,6 +264,7 @@ class ServerConfig:
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device is {self.device!r}; expected auto, cpu, cuda or cuda:N")
         self._check_numbers()
+        self._check_cluster()
         # EngineConfig checks its fields, which have the same names, when it is built.
         _ = self.engine_config
 
@@ -300,6 +312,35 @@ class ServerConfig:
                 f"api_hang_seconds is {self.api_hang_seconds}; expected {MIN_HANG_SECONDS:g} or "
                 "more, or 0 to turn it off"
             )
+
+    def _check_cluster(self) -> None:
+        if self.cluster not in CLUSTERS:
+            raise ConfigError(f"cluster is {self.cluster!r}; expected 'ray' or nothing")
+        if not self.cluster:
+            if self.pools or self.max_workers:
+                raise ConfigError("pools and max_workers need cluster = 'ray'")
+            return
+        if self.store_url.startswith("sqlite"):
+            raise ConfigError(
+                "workers on a Ray cluster need a PostgreSQL store, but the store is SQLite",
+                hint="Pass --store postgresql://USER@HOST/DATABASE.",
+            )
+        if self.worker_on_demand:
+            raise ConfigError("worker_on_demand cannot be combined with cluster = 'ray'")
+        check_pools(self.worker_pools)
+
+    @property
+    def worker_pools(self) -> tuple[PoolConfig, ...]:
+        """The pools of workers on a cluster."""
+        if self.pools:
+            return self.pools
+        resources = {"CPU": float(self.threads or 1)}
+        if self.device.startswith("cuda"):
+            resources["GPU"] = 1.0
+        pool = PoolConfig(
+            name=DEFAULT_POOL, min=self.workers, max=self.max_workers, resources=resources
+        )
+        return (pool,)
 
     @property
     def shards_per_model(self) -> int:

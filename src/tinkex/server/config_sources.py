@@ -14,6 +14,7 @@ import msgspec
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.server.config import ServerConfig
+from tinkex.server.pools import PoolConfig
 from tinkex.settings import expand_path, read_environment, read_variables
 
 FIELDS = tuple(row.name for row in fields(ServerConfig))
@@ -95,18 +96,23 @@ def _parse_variable(name: str, text: str, variable: str) -> object:
     kind = _FIELD_TYPES[name]
     if kind == tuple[str, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    if kind == Mapping[str, Any]:
+    if kind in _JSON_TYPES:
         try:
             return _convert(name, msgspec.json.decode(text), variable)
         except msgspec.DecodeError:
-            raise ConfigError(f"{variable} is {text!r}; expected a JSON object") from None
+            raise ConfigError(f"{variable} is {text!r}; expected {_JSON_TYPES[kind]}") from None
     return _convert(name, text, variable, strict=False)
 
 
 def _convert(name: str, value: object, origin: str, *, strict: bool = True) -> object:
     try:
         return msgspec.convert(value, _FIELD_TYPES[name], strict=strict, dec_hook=_decode_path)
-    except (msgspec.ValidationError, ValueError):
+    except (msgspec.ValidationError, ValueError) as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise ConfigError(f"{origin}: {cause.message}") from None
+        if name == "pools":
+            raise ConfigError(f"pools in {origin}: {error}") from None
         # Never print an API key.
         shown = "invalid" if name == "api_key" else f"{value!r}"
         raise ConfigError(f"{name} is {shown} in {origin}; expected {_EXPECTED[name]}") from None
@@ -133,10 +139,17 @@ def _describe_type(kind: object) -> str:
     }
     if kind in words:
         return words[kind]
+    if kind == tuple[PoolConfig, ...]:
+        return "a list of tables with name, models, ranks, resources, min and max"
     return "a list of strings" if kind == tuple[str, ...] else "a table"
 
 
 _FIELD_TYPES: dict[str, object] = get_type_hints(ServerConfig)
+#: Types whose environment variables are JSON.
+_JSON_TYPES: dict[object, str] = {
+    Mapping[str, Any]: "a JSON object",
+    tuple[PoolConfig, ...]: "a JSON list of objects",
+}
 _EXPECTED = {
     name: "a path" if name == "home" else _describe_type(_FIELD_TYPES[name]) for name in FIELDS
 }

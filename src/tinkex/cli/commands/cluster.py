@@ -20,6 +20,7 @@ from tinkex.display import format_count
 from tinkex.errors import InvalidInput, StoreBusy
 
 if TYPE_CHECKING:
+    from tinkex.store.clusters import ClusterReport
     from tinkex.store.database import Connection, Database
     from tinkex.store.records import GroupRecord
 
@@ -48,8 +49,14 @@ def cluster() -> None:
 def status(context: Context, home: Path | None, store: str | None) -> None:
     """List the worker groups: their state, models and queued work."""
     with open_server_store(home, store) as database:
-        records = database.read(_list_groups)
-    rows = [_group_row(group, num_models) for group, num_models in records]
+        records, report = database.read(lambda db: (_list_groups(db), _read_report(db)))
+    started = {group.id: group for group in report.groups} if report is not None else {}
+    rows = [
+        {**_group_row(group, num_models), "pid": started[group.id].pid}
+        if group.id in started
+        else _group_row(group, num_models)
+        for group, num_models in records
+    ]
     shown = [
         {
             **row,
@@ -67,11 +74,18 @@ def _list_groups(db: Connection) -> list[tuple[GroupRecord, int]]:
     return [(group, groups.count_runs_of(db, group.id)) for group in groups.list_current(db)]
 
 
+def _read_report(db: Connection) -> ClusterReport | None:
+    from tinkex.store import clusters
+
+    return clusters.read_report(db)
+
+
 def _group_row(group: GroupRecord, num_models: int) -> dict[str, object]:
     return {
         "group": group.id or DEFAULT_GROUP,
         "state": _describe_state(group),
         "host": group.host,
+        "pid": 0,
         "models": num_models,
         "queued_seconds": round(group.load.get("queued_seconds", 0.0), 1),
         "base_models": _model_names(group),

@@ -251,6 +251,22 @@ def _is_replaced(path: Path, file: TextIO) -> bool:
 )
 @click.option("--workers", type=int, metavar="N", help="Number of worker processes.  [default: 1]")
 @click.option(
+    "--cluster",
+    type=click.Choice(["ray"]),
+    help="Run the workers on a Ray cluster instead of this machine.",
+)
+@click.option(
+    "--ray-address",
+    metavar="ADDRESS",
+    help="Ray cluster: HOST:PORT, ray://HOST:PORT or auto.  [default: auto]",
+)
+@click.option(
+    "--max-workers",
+    type=int,
+    metavar="N",
+    help="With --cluster, add workers up to this number when work is queued.",
+)
+@click.option(
     "--idle-stop",
     "idle_stop_seconds",
     type=float,

@@ -42,8 +42,8 @@ class ProcessSpec:
     """Environment variables to set unless they are already set."""
     hang_seconds: float = 0.0
     """Kill and restart the process when its event loop is blocked for this time; 0 never does."""
-    final_exit_code: int | None = None
-    """Do not restart the process after this exit code."""
+    final_exit_codes: frozenset[int] = frozenset()
+    """Do not restart the process after these exit codes."""
 
 
 class ChildProcess:
@@ -55,6 +55,8 @@ class ChildProcess:
         self.spec = spec
         self.was_ready = False
         """Whether the server has been ready: from then on the process is always restarted."""
+        self.num_starts = 0
+        """How often the process was started."""
         self._policy = policy
         self._process: asyncio.subprocess.Process | None = None
         self._num_quick_exits = 0
@@ -74,7 +76,7 @@ class ChildProcess:
         while not self._stopping.is_set():
             started_at = time.monotonic()
             exit_code, pid = await self._run()
-            if self._stopping.is_set() or exit_code == self.spec.final_exit_code:
+            if self._stopping.is_set() or exit_code in self.spec.final_exit_codes:
                 return
             wait_seconds = self._record_exit(exit_code, time.monotonic() - started_at)
             reason = describe_exit(exit_code)
@@ -115,6 +117,7 @@ class ChildProcess:
         process, stdin_fd = await self._spawn(setup)
         LOG.debug("the %s process has pid %d", self.spec.name, process.pid)
         self._process = process
+        self.num_starts += 1
         if self._stopping.is_set():
             # Requested while it was started.
             self._send_signal(signal.SIGTERM)

@@ -11,6 +11,8 @@ from tinkex.errors import ConfigError, TinkexError
 CONFIG_EXIT_CODE = 78
 #: Exit code of a worker whose group was drained.
 DRAINED_EXIT_CODE = 79
+#: Exit code of a worker whose group has another worker now.
+FENCED_EXIT_CODE = 80
 #: Signals caused by the process itself.
 _CRASH_SIGNALS = frozenset(
     {
@@ -68,6 +70,8 @@ def describe_exit(exit_code: int) -> str:
     """Describe how a process ended."""
     if exit_code == DRAINED_EXIT_CODE:
         return "has handed its models over"
+    if exit_code == FENCED_EXIT_CODE:
+        return "was replaced by another worker of its group"
     if exit_code >= 0:
         return f"exited with code {exit_code}"
     try:

@@ -2,7 +2,8 @@
 
     supervisor   locks the home, creates the store and the first key, opens the listening socket
     ├── api      serves HTTP; any number, all accept on the same socket
-    └── worker   owns an engine; usually one, which may start only with the first job
+    ├── worker   owns an engine; usually one, which may start only with the first job
+    └── cluster  instead of workers: starts them on a Ray cluster
 
 The supervisor itself neither computes nor serves, so a bad request or job cannot crash it.
 """
@@ -105,9 +106,10 @@ class Supervisor:
         self._placeholder: WorkerPlaceholder | None = None
         if config.worker_on_demand:
             self._placeholder = open_worker_placeholder(config)
+        specs = [make_cluster_spec(config, lock)] if config.cluster else worker_specs(config, lock)
         self._workers = [
             ChildProcess(spec, RestartPolicy(), start_immediately=self._placeholder is None)
-            for spec in worker_specs(config, lock)
+            for spec in specs
         ]
         api_spec = make_api_spec(config, lock, listener)
         self._children = [
@@ -259,6 +261,15 @@ def make_api_spec(config: ServerConfig, lock: HomeLock, listener: socket.socket)
         module="tinkex.server.process.api_process",
         setup=ChildSetup(config=config, lock=lock.descriptor, listener=listener.fileno()),
         hang_seconds=config.api_hang_seconds,
+    )
+
+
+def make_cluster_spec(config: ServerConfig, lock: HomeLock) -> ProcessSpec:
+    """The spec of the process that starts workers on a cluster."""
+    return ProcessSpec(
+        name="cluster",
+        module="tinkex.server.cluster.cluster_process",
+        setup=ChildSetup(config=config, lock=lock.descriptor),
     )
 
 

@@ -83,7 +83,7 @@ class WorkerSupervisor:
             module="tinkex.server.process.worker_process",
             setup=setup,
             environment=worker_environment(config.threads, max(1, count_cores() // config.ranks)),
-            final_exit_code=DRAINED_EXIT_CODE,
+            final_exit_codes=frozenset({DRAINED_EXIT_CODE}),
         )
         self._child = ChildProcess(spec, RestartPolicy())
 

@@ -1,0 +1,167 @@
+"""The connection to Ray: a group is a placement group with one actor per rank.
+
+The only module that imports ray. Ray places, starts, restarts and removes groups; no tensor and no
+request travels through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tinkex.errors import ConfigError, TinkexError
+from tinkex.server.cluster.hosted_worker import HostedWorker, WorkerStatus
+from tinkex.server.cluster.views import ClusterNode, PlacedGroup
+from tinkex.server.config_sources import decode_config
+from tinkex.server.pools import PoolConfig
+
+#: Parts of the name of a placement group: prefix, store, group, version of the settings.
+_PREFIX = "tinkex"
+_SEPARATOR = "|"
+_CALL_SECONDS = 5.0
+_REMOVED = "REMOVED"
+
+
+class ClusterLost(TinkexError):
+    """Ray cannot be reached; the process connects again after a restart."""
+
+
+class GroupActor:
+    """Runs the worker of a group on the node where Ray has placed it."""
+
+    def __init__(self, config: bytes, group_id: str) -> None:
+        self._worker = HostedWorker(decode_config(config), group_id)
+
+    def status(self) -> WorkerStatus:
+        """Return the state of the worker process."""
+        return self._worker.status()
+
+    def stop(self) -> None:
+        """Stop the worker process; its group keeps its models."""
+        self._worker.stop()
+
+
+class RayCluster:
+    """The groups of one store on a Ray cluster."""
+
+    def __init__(self, address: str, store_id: str) -> None:
+        """Connect; raises ConfigError if there is no such cluster."""
+        self._prefix = f"{_PREFIX}{_SEPARATOR}{store_id}{_SEPARATOR}"
+        self._namespace = f"{_PREFIX}-{store_id}"
+        try:
+            ray.init(
+                address=address,
+                namespace=self._namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+            raise connection_error(address, error) from error
+
+    def list_nodes(self) -> list[ClusterNode]:
+        """Return the nodes, also those that were lost."""
+        return [
+            ClusterNode(
+                node["NodeID"],
+                node["NodeManagerHostname"],
+                node["NodeManagerAddress"],
+                node["Alive"],
+                {
+                    name: amount
+                    for name, amount in node["Resources"].items()
+                    if not name.startswith(("node:", "object_store"))
+                },
+            )
+            for node in ray.nodes()  # type: ignore[no-untyped-call]
+        ]
+
+    def list_groups(self) -> list[PlacedGroup]:
+        """Return the groups of this store that were started and not removed."""
+        found = []
+        for row in ray.util.placement_group_table().values():
+            if not row["name"].startswith(self._prefix) or row["state"] == _REMOVED:
+                continue
+            group_id, digest = row["name"].removeprefix(self._prefix).split(_SEPARATOR)
+            nodes = tuple(row["bundles_to_node_id"].values())
+            found.append(PlacedGroup(group_id, digest, row["state"] == "CREATED", nodes))
+        return sorted(found)
+
+    def start(self, group_id: str, digest: str, pool: PoolConfig, config: bytes) -> None:
+        """Start a group, or what is missing of it."""
+        name = f"{self._prefix}{group_id}{_SEPARATOR}{digest}"
+        resources = dict(pool.resources)
+        placement_group = self._find(name) or ray.util.placement_group(
+            [resources] * pool.ranks, strategy="PACK", name=name, lifetime="detached"
+        )
+        strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=0)
+        cpus, gpus = resources.pop("CPU", 0), resources.pop("GPU", 0)
+        ray.remote(GroupActor).options(
+            name=group_id,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            resources=resources,
+            scheduling_strategy=strategy,
+        ).remote(config, group_id)
+
+    def statuses(self, group_ids: Sequence[str]) -> dict[str, WorkerStatus | None]:
+        """Return the states of groups; None if a group does not respond, omitted if it is gone."""
+        calls: dict[Any, str] = {}
+        for group_id in group_ids:
+            with contextlib.suppress(ValueError):
+                calls[ray.get_actor(group_id).status.remote()] = group_id
+        ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=_CALL_SECONDS)
+        states: dict[str, WorkerStatus | None] = {calls[call]: None for call in late}
+        for call in ready:
+            with contextlib.suppress(RayActorError, GetTimeoutError):
+                states[calls[call]] = ray.get(call, timeout=_CALL_SECONDS)
+        return states
+
+    def stop(self, group_id: str) -> None:
+        """Ask the worker of a group to stop; it keeps its models."""
+        with contextlib.suppress(ValueError, RayError):
+            ray.get_actor(group_id).stop.remote()
+
+    def remove(self, group: PlacedGroup) -> None:
+        """End the processes of a group and free its resources."""
+        with contextlib.suppress(ValueError, RayError):
+            ray.kill(ray.get_actor(group.id))
+        found = self._find(f"{self._prefix}{group.id}{_SEPARATOR}{group.digest}")
+        if found is not None:
+            ray.util.remove_placement_group(found)
+
+    def _find(self, name: str) -> PlacementGroup | None:
+        try:
+            found: PlacementGroup = ray.util.get_placement_group(name)
+        except ValueError:
+            return None
+        return found
+
+    def close(self) -> None:
+        """Disconnect; the groups stay."""
+        ray.shutdown()
+
+
+def connection_error(address: str, error: Exception) -> ConfigError:
+    """Describe in a sentence why Ray cannot be used."""
+    text = str(error)
+    if "Version mismatch" in text or "version" in text.lower():
+        words = " ".join(text.split())
+        return ConfigError(
+            f"the Ray cluster at {address!r} has another version of Ray or Python: {words}",
+            hint=f"Install ray=={ray.__version__} on its nodes, or its version here.",
+        )
+    return ConfigError(
+        f"there is no Ray cluster at {address!r}, or this machine is not one of its nodes",
+        hint="Start Ray with `ray start --head` here, or `ray start --address=HOST:PORT` to join a "
+        "cluster, or pass --ray-address ray://HOST:10001.",
+    )
