@@ -16,6 +16,7 @@ test: qa
 
 # Everything that `make test` checks, with more examples and seeds, and what takes hours.
 test-all: $(VENV)/.ready
+	PYTHON=$(PYTHON) scripts/install-vllm.sh .vllm
 	HYPOTHESIS_PROFILE=nightly VENV=$(VENV) RINGS=all scripts/qa.sh
 	$(MAKE) kills flaky compat
 
@@ -70,4 +71,4 @@ $(VENV)/.docs: $(VENV)/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .compat build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .vllm .cache .compat build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -85,6 +85,13 @@ class EngineFailure:
     category: RequestErrorCategory = RequestErrorCategory.User
 
 
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Why an engine that only samples leaves a sample to the engine of another group."""
+
+    reason: str
+
+
 class AdapterTooLarge(InvalidInput):
     """Training the adapter needs more memory than the budget of all adapters."""
 
@@ -103,7 +110,7 @@ class FinishedSample(NamedTuple):
     """A finished sample request."""
 
     job_id: str
-    outcome: SampleResponse | EngineFailure
+    outcome: SampleResponse | EngineFailure | Declined
 
 
 WriteSnapshot: TypeAlias = Callable[[Path], None]

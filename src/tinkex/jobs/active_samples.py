@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from tinkex import clock, types
 from tinkex.checkpoint.blob_cache import Pin
-from tinkex.engine.protocol import FinishedSample, SamplerSource
+from tinkex.engine.protocol import Declined, EngineFailure, SamplerSource
 from tinkex.errors import InvalidInput
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs import job_types
-from tinkex.jobs.job_types import Completed, Failed, JobOutcome, to_failed
+from tinkex.jobs.job_types import INTERNAL_TENANT, Completed, Failed, JobOutcome, to_failed
 from tinkex.jobs.result_log import count_usage
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.store import checkpoints, samplers
@@ -47,17 +48,23 @@ class SampleOrigin:
 class _RunningSample(NamedTuple):
     job: JobRecord
     origin: SampleOrigin
-    num_prompt_tokens: int
+    request: types.SampleRequest
     started_at: float
     pin: Pin | None
+
+
+ObserveSample: TypeAlias = Callable[[SampleOrigin, types.SampleRequest, types.SampleResponse], None]
+"""Called with every successful sample."""
 
 
 class ActiveSamples:
     """The samples that run in the engine."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, observe: ObserveSample = lambda *_: None) -> None:
         self._context = context
+        self._observe = observe
         self._running: dict[str, _RunningSample] = {}
+        self._declined: list[tuple[JobRecord, str]] = []
         self._origins: OrderedDict[str, SampleOrigin] = OrderedDict()
 
     @property
@@ -89,7 +96,7 @@ class ActiveSamples:
             if pin is not None:
                 pin.close()
             return to_failed(error, job.kind)
-        self._running[job.id] = _RunningSample(job, origin, request.prompt.length, clock.now(), pin)
+        self._running[job.id] = _RunningSample(job, origin, request, clock.now(), pin)
         return None
 
     def _pin_files(self, origin: SampleOrigin) -> Pin | None:
@@ -102,12 +109,22 @@ class ActiveSamples:
     def step(self) -> list[tuple[JobRecord, float, JobOutcome]]:
         """Run one engine step; returns finished jobs with their start time and outcome."""
         results = []
-        for finished in self._context.engine.step_samples():
-            sample = self._remove(finished.job_id)
-            if sample is not None:
-                outcome = _sample_outcome(sample, finished)
-                results.append((sample.job, sample.started_at, outcome))
+        for job_id, outcome in self._context.engine.step_samples():
+            sample = self._remove(job_id)
+            if sample is None:
+                continue
+            if isinstance(outcome, Declined):
+                self._declined.append((sample.job, outcome.reason))
+                continue
+            if isinstance(outcome, types.SampleResponse):
+                self._observe(sample.origin, sample.request, outcome)
+            results.append((sample.job, sample.started_at, _sample_outcome(sample, outcome)))
         return results
+
+    def take_declined(self) -> list[tuple[JobRecord, str]]:
+        """Return the samples that the engine leaves to other groups, with its reasons."""
+        declined, self._declined = self._declined, []
+        return declined
 
     def cancel(self, job_id: str) -> None:
         """Stop a running sample."""
@@ -153,6 +170,9 @@ class ActiveSamples:
                     f"{self._context.max_unnamed_weights} unnamed sampler weights that were used "
                     "last; save the weights again, or save them under a name to keep them"
                 )
+        elif request.model_path is not None and scope == INTERNAL_TENANT:
+            # The server's own jobs give the id: unnamed weights have no path.
+            checkpoint = checkpoints.find_by_id(db, request.model_path, now)
         elif request.model_path is not None:
             checkpoint = checkpoints.find(db, parse_tinker_path(request.model_path), now)
             if checkpoint is not None and _is_replaced_by_other_tenant(checkpoint, job):
@@ -175,11 +195,12 @@ def _is_replaced_by_other_tenant(checkpoint: CheckpointRecord, job: JobRecord) -
     return checkpoint.tenant_id != job.tenant_id and checkpoint.created_at > job.created_at
 
 
-def _sample_outcome(sample: _RunningSample, finished: FinishedSample) -> JobOutcome:
-    response, num_prompt_tokens = finished.outcome, sample.num_prompt_tokens
-    if not isinstance(response, types.SampleResponse):
+def _sample_outcome(
+    sample: _RunningSample, response: types.SampleResponse | EngineFailure
+) -> JobOutcome:
+    if isinstance(response, EngineFailure):
         return Failed(message=response.message, category=response.category)
-    num_cached = response.prompt_cache_hit_tokens
+    num_prompt_tokens, num_cached = sample.request.prompt.length, response.prompt_cache_hit_tokens
     num_sampled = sum(
         len(sequence.tokens_np) if sequence.tokens_np is not None else 0
         for sequence in response.sequences
@@ -198,6 +219,7 @@ def _sample_outcome(sample: _RunningSample, finished: FinishedSample) -> JobOutc
             amount=amount,
         )
         for kind, amount in amounts.items()
+        if sample.job.tenant_id != INTERNAL_TENANT
     )
     return Completed(
         result=encode_sample_response(response),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tinkex import clock
-from tinkex.jobs.groups import Placement, ready_views
+from tinkex.jobs.groups import Placement, can_train, ready_views
 from tinkex.jobs.lease import LeaseWatch, group_lease
 from tinkex.jobs.wakeup import WakeupSender
 from tinkex.logs import get_logger
@@ -102,7 +102,9 @@ class GroupCoordinator:
         for target, run_ids in placed.items():
             groups.move_runs(db, run_ids, target)
         num_stuck = (
-            len(owned) - sum(map(len, placed.values())) + move_samples(db, group.id, placement)
+            len(owned)
+            - sum(map(len, placed.values()))
+            + move_samples(db, group.id, placement, prefers_sampler=not can_train(group))
         )
         if not num_stuck:
             groups.set_state(db, group.id, GroupState.RETIRED)
@@ -115,8 +117,13 @@ class GroupCoordinator:
         return True
 
 
-def move_samples(db: Connection, group_id: str, placement: Placement) -> int:
-    """Give a group's samples to other groups; returns how many no other group can run."""
+def move_samples(
+    db: Connection, group_id: str, placement: Placement, *, prefers_sampler: bool = False
+) -> int:
+    """Give a group's samples to other groups; returns how many no other group can run.
+
+    `prefers_sampler` prefers groups that cannot train.
+    """
     by_target: dict[str, list[str]] = {}
     num_stuck = 0
     for sample in groups.list_open_samples(db, group_id):
@@ -124,7 +131,9 @@ def move_samples(db: Connection, group_id: str, placement: Placement) -> int:
         target = (
             placement.groups[0].id
             if sample.base_model is None
-            else placement.place_sample(sample.source, sample.base_model)
+            else placement.place_sample(
+                sample.source, sample.base_model, prefers_sampler=prefers_sampler
+            )
         )
         if target is None:
             num_stuck += 1

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tinkex import clock
 from tinkex.engine.protocol import Engine
-from tinkex.errors import StoreError
+from tinkex.errors import RequestErrorCategory, StoreError
 from tinkex.jobs.coordinator import MOVED_MESSAGE, move_samples
 from tinkex.jobs.fair_queue import FairQueue
 from tinkex.jobs.groups import (
@@ -20,15 +20,16 @@ from tinkex.jobs.groups import (
     choose_victims,
     ready_views,
 )
+from tinkex.jobs.job_types import Failed
 from tinkex.jobs.lease import group_lease
 from tinkex.jobs.resident_models import ResidentModels
-from tinkex.jobs.result_log import ResultLog
+from tinkex.jobs.result_log import ResultEntry, ResultLog
 from tinkex.jobs.snapshots import AdapterMemory
 from tinkex.jobs.wakeup import WakeupSender
 from tinkex.logs import get_logger
-from tinkex.store import groups
+from tinkex.store import groups, jobs
 from tinkex.store.database import Connection, Database
-from tinkex.store.records import GroupRecord, GroupState
+from tinkex.store.records import GroupRecord, GroupState, JobRecord
 from tinkex.store.write_locks import SHARED, lease_locks
 
 LOG = get_logger(__name__)
@@ -80,6 +81,13 @@ class GroupMember:
         self._others: list[GroupView] = []
         self._own = GroupView(group_id, frozenset())
         self._wakeup = WakeupSender(database, "worker")
+        self.measurements: Mapping[str, float] = {}
+        """Further numbers of the reported load."""
+
+    @property
+    def can_train(self) -> bool:
+        """Whether the group trains models, or only samples."""
+        return self._own.can_train
 
     @property
     def has_peers(self) -> bool:
@@ -141,6 +149,7 @@ class GroupMember:
             if is_reported:
                 num_runs = groups.count_runs_of(db, self.id)
                 load = {"queued_seconds": queued_seconds, "num_runs": float(num_runs)}
+                load |= self.measurements
                 groups.report_load(db, self.id, load, clock.now())
             return groups.list_current(db)
 
@@ -193,6 +202,54 @@ class GroupMember:
         locks = lease_locks(group_lease(self.id), group_lease(victims[0]))
         return self._database.write(work, locks) > 0
 
+    def place_on_trainer(self, source: str, base_model: str) -> str | None:
+        """Return a group that trains and serves the base model, even if it is restarting."""
+        trainers = [group for group in self._others if group.can_train]
+        return Placement(trainers).place_sample(source, base_model)
+
+    def give_samples(self, declined: Sequence[JobRecord]) -> list[JobRecord]:
+        """Give samples to groups that train; returns those that no such group serves.
+
+        Call it when the store knows that they run.
+        """
+        targets = {job.id: self._target_of(job) for job in declined}
+
+        def work(db: Connection) -> None:
+            self._check_fence(db)
+            for job_id, target in targets.items():
+                if target is not None:
+                    jobs.requeue_running(db, [job_id], group_id=self.id)
+                    groups.move_samples(db, [job_id], target)
+
+        self._database.write(work, lease_locks(group_lease(self.id)))
+        self._wakeup.notify([MOVED_MESSAGE])
+        return [job for job in declined if targets[job.id] is None]
+
+    def _target_of(self, job: JobRecord) -> str | None:
+        base_model = job.base_model or ""
+        source = groups.sample_source(job.tenant_id, job.sampler_id, base_model)
+        return self.place_on_trainer(source, base_model)
+
+    def abandon_samples(self, max_attempts: int) -> None:
+        """Give all samples away, also the running ones, because the engine is gone.
+
+        The group gets no others until its worker has restarted. Those that are on their way to it
+        move when it is retired.
+        """
+
+        def work(db: Connection) -> int:
+            self._check_fence(db)
+            views = [view for view in ready_views(groups.list_current(db)) if view.id != self.id]
+            if not views:
+                return 0
+            jobs.fail_exhausted(db, self.id, max_attempts=max_attempts, now=clock.now())
+            groups.set_state(db, self.id, GroupState.DRAINING)
+            return move_samples(db, self.id, Placement(views), prefers_sampler=True)
+
+        num_stuck = self._database.write(work)
+        self._wakeup.notify([MOVED_MESSAGE])
+        LOG.warning("the engine is gone: its samples run elsewhere, %d wait for it", num_stuck)
+
     def hand_over(self) -> None:
         """Give all models, whose states are on disk, and all samples away, and retire the group.
 
@@ -210,7 +267,10 @@ class GroupMember:
                 groups.move_runs(db, run_ids, target)
             num_moved = sum(map(len, placed.values()))
             num_stuck = len(owned) - num_moved
-            num_stuck += move_samples(db, self.id, placement) if views else 0
+            if views:
+                num_stuck += move_samples(
+                    db, self.id, placement, prefers_sampler=not self.can_train
+                )
             if views and not num_stuck:
                 groups.set_state(db, self.id, GroupState.RETIRED)
             return num_moved, num_stuck
@@ -285,6 +345,23 @@ class WorkExchange:
             self._give_model_away()
         return news
 
+    def pass_on(self, declined: Sequence[tuple[JobRecord, str]]) -> list[ResultEntry]:
+        """Give samples that the engine cannot run to groups that train; returns the failed ones.
+
+        Samples come with the reason of the engine, and fail if no such group serves them.
+        """
+        for job, _ in declined:
+            self._fair_queue.finish_sample(job, 0)
+        # The store must know that they run.
+        self._result_log.flush()
+        stuck = {job.id for job in self._member.give_samples([job for job, _ in declined])}
+        now = clock.now()
+        return [
+            ResultEntry(job, _not_served(reason), None, now)
+            for job, reason in declined
+            if job.id in stuck
+        ]
+
     def _give_model_away(self) -> None:
         """Give one waiting model to a group that has much less to do."""
         for resident in self._resident_models:
@@ -299,3 +376,12 @@ class WorkExchange:
             self._member.give_run(run.id, receiver)
             self._fair_queue.remove_model(run)
             return
+
+
+def _not_served(reason: str) -> Failed:
+    """The failure of a sample that only an engine that trains can run, if there is none."""
+    return Failed(
+        message=f"vLLM cannot run this sample ({reason}), and no worker that trains serves its "
+        "base model; ask the operator to start one",
+        category=RequestErrorCategory.Server,
+    )

@@ -2,7 +2,8 @@
 
 A model has one group at a time, because its operations are ordered. A sample may run in any group
 that serves its base model; samples of one sampling session prefer the same group, whose prefix and
-adapter caches they share.
+adapter caches they share. Groups that cannot train, such as those of vLLM, get the samples that
+prefer them, and those that no other group serves.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class GroupView(NamedTuple):
     """Estimated duration of its queued work."""
     num_runs: int = 0
     """Models that it owns."""
+    can_train: bool = True
+    """Whether it trains models; otherwise it only samples."""
 
     def cost(self, num_new: int = 0) -> float:
         """Return the load with some more models: queued seconds, and a little per model."""
@@ -50,10 +53,18 @@ def ready_views(groups: Iterable[GroupRecord], *, alive_since: float = 0.0) -> l
             frozenset(str(model["name"]) for model in group.base_models),
             group.load.get("queued_seconds", 0.0),
             int(group.load.get("num_runs", 0)),
+            can_train(group),
         )
         for group in sorted(groups, key=lambda group: group.id)
         if group.state == GroupState.READY and group.seen_at >= alive_since
     ]
+
+
+def can_train(group: GroupRecord) -> bool:
+    """Return whether a group trains models."""
+    return not group.base_models or any(
+        model.get("is_trainable", True) for model in group.base_models
+    )
 
 
 class Placement:
@@ -68,15 +79,15 @@ class Placement:
         """
         self.groups = groups
         self._num_new = dict(num_new or {})
-        self._by_model: dict[str, list[GroupView]] = {}
-        self._rings: dict[str, list[tuple[int, GroupView]]] = {}
+        self._by_model: dict[tuple[str, bool], list[GroupView]] = {}
+        self._rings: dict[tuple[str, bool], list[tuple[int, GroupView]]] = {}
 
     def place_run(self, run_id: str, base_model: str) -> str | None:
         """Return the group of a new model: the less loaded of two that its id selects.
 
         So processes with an outdated view of the load do not all choose the same group.
         """
-        serving = self._serving(base_model)
+        serving = self._serving(base_model, can_train=True)
         if not serving:
             return None
         target = _choose_of_two(run_id, serving, self._num_new).id
@@ -95,12 +106,16 @@ class Placement:
                 placed.setdefault(target, []).append(run_id)
         return placed
 
-    def place_sample(self, source: str, base_model: str) -> str | None:
+    def place_sample(
+        self, source: str, base_model: str, *, prefers_sampler: bool = False
+    ) -> str | None:
         """Return the group of a sample: the first on the ring of its source without a long queue.
 
         Consistent hashing: a group that leaves changes only the placement of its own sources.
+        `prefers_sampler` prefers groups that cannot train; otherwise they come last.
         """
-        ring = self._ring(base_model)
+        ring = self._ring(base_model, can_train=not prefers_sampler)
+        ring = ring or self._ring(base_model, can_train=prefers_sampler)
         if not ring:
             return None
         start = bisect(ring, _hash(source), key=lambda point: point[0]) % len(ring)
@@ -111,18 +126,26 @@ class Placement:
         # All are busy; the first one has the caches.
         return ring[start][1].id
 
-    def _serving(self, base_model: str) -> list[GroupView]:
-        if base_model not in self._by_model:
-            self._by_model[base_model] = [
-                group for group in self.groups if base_model in group.base_models
-            ]
-        return self._by_model[base_model]
+    def has_sampler(self, base_model: str) -> bool:
+        """Return whether a group that cannot train serves the base model."""
+        return bool(self._serving(base_model, can_train=False))
 
-    def _ring(self, base_model: str) -> list[tuple[int, GroupView]]:
-        if base_model not in self._rings:
-            by_id = {group.id: group for group in self._serving(base_model)}
-            self._rings[base_model] = [(point, by_id[name]) for point, name in _points(*by_id)]
-        return self._rings[base_model]
+    def _serving(self, base_model: str, *, can_train: bool) -> list[GroupView]:
+        key = base_model, can_train
+        if key not in self._by_model:
+            self._by_model[key] = [
+                group
+                for group in self.groups
+                if base_model in group.base_models and group.can_train == can_train
+            ]
+        return self._by_model[key]
+
+    def _ring(self, base_model: str, *, can_train: bool) -> list[tuple[int, GroupView]]:
+        key = base_model, can_train
+        if key not in self._rings:
+            by_id = {group.id: group for group in self._serving(base_model, can_train=can_train)}
+            self._rings[key] = [(point, by_id[name]) for point, name in _points(*by_id)]
+        return self._rings[key]
 
 
 def _choose_of_two(
@@ -157,7 +180,7 @@ def choose_receiver(own: GroupView, base_model: str, others: Sequence[GroupView]
     """Return the group that should take over a model of an overloaded group, if there is one."""
     if own.queued_seconds < REBALANCE_SECONDS:
         return None
-    serving = [group for group in others if base_model in group.base_models]
+    serving = [group for group in others if base_model in group.base_models and group.can_train]
     least = min(serving, key=GroupView.cost, default=None)
     if least is None or least.queued_seconds * _REBALANCE_FACTOR > own.queued_seconds:
         return None
@@ -165,10 +188,15 @@ def choose_receiver(own: GroupView, base_model: str, others: Sequence[GroupView]
 
 
 def choose_victims(own: GroupView, others: Sequence[GroupView]) -> list[str]:
-    """Return the groups from which an idle group takes queued samples, the busiest first."""
+    """Return the groups from which an idle group takes queued samples, the busiest first.
+
+    A group that cannot train takes none of those that can: samples may be there for a reason.
+    """
     busy = [
         group
         for group in others
-        if group.queued_seconds > OVERLOAD_SECONDS and group.base_models & own.base_models
+        if group.queued_seconds > OVERLOAD_SECONDS
+        and group.base_models & own.base_models
+        and (own.can_train or not group.can_train)
     ]
     return [group.id for group in sorted(busy, key=lambda group: -group.queued_seconds)]

@@ -43,6 +43,8 @@ class JobKind(StrEnum):
 PASS_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD})
 #: Kinds whose results are sent as protobuf.
 PROTO_RESULT_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD, JobKind.SAMPLE})
+#: The tenant of the server's own jobs, whose usage is not counted.
+INTERNAL_TENANT = "tinkex:internal"
 #: The sum of token weights of a pass; stored, but not sent to the client.
 TOTAL_WEIGHT_METRIC = "weight:sum"
 

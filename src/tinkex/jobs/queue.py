@@ -29,10 +29,13 @@ from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, JobKind
 from tinkex.jobs.lease import group_lease
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.wakeup import ALIVE_SECONDS, WakeupSender
+from tinkex.logs import get_logger
 from tinkex.store import groups, jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord, NewJob
 from tinkex.store.write_locks import EXCLUSIVE, SHARED, WriteLocks, lease_locks, sampler_locks
+
+LOG = get_logger(__name__)
 
 PrepareJob: TypeAlias = Callable[[Connection], None]
 _TAG_LENGTH = 12
@@ -69,9 +72,15 @@ class JobQueue:
         limits: QueueLimits,
         secret: bytes,
         quotas: QuotaChecks | None = None,
+        *,
+        vllm_models: frozenset[str] = frozenset(),
     ) -> None:
+        """`vllm_models` are the base models whose samples prefer groups that only sample."""
         self._database = database
         self._limits = limits
+        self._vllm_models = vllm_models
+        self._without_sampler: set[str] = set()
+        """Those that no such group serves now."""
         self._quotas = quotas or QuotaChecks()
         self._secret = secret
         self._worker_wakeup = WakeupSender(database, "worker")
@@ -91,8 +100,23 @@ class JobQueue:
     def _place_sample(self, db: Connection, new_job: NewJob) -> str:
         if new_job.base_model is None:
             return ""
-        source = groups.sample_source(new_job.tenant_id, new_job.sampler_id, new_job.base_model)
-        return self._current_placement(db).place_sample(source, new_job.base_model) or ""
+        base_model, placement = new_job.base_model, self._current_placement(db)
+        source = groups.sample_source(new_job.tenant_id, new_job.sampler_id, base_model)
+        prefers_sampler = base_model in self._vllm_models
+        if prefers_sampler:
+            self._log_availability(base_model, placement.has_sampler(base_model))
+        return placement.place_sample(source, base_model, prefers_sampler=prefers_sampler) or ""
+
+    def _log_availability(self, base_model: str, is_available: bool) -> None:
+        """Log when the samples of a base model begin or cease to run elsewhere."""
+        if is_available == (base_model not in self._without_sampler):
+            return
+        if is_available:
+            self._without_sampler.discard(base_model)
+            LOG.info("samples of %s go to vLLM", base_model)
+        else:
+            self._without_sampler.add(base_model)
+            LOG.warning("no worker with vLLM serves %s; its samples go to the others", base_model)
 
     def _current_placement(self, db: Connection) -> Placement:
         now = time.monotonic()

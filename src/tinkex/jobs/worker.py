@@ -16,11 +16,12 @@ from functools import partial
 from tinkex import clock
 from tinkex.checkpoint.blob_cache import BlobCache
 from tinkex.checkpoint.storage import FileStorage
-from tinkex.engine.protocol import Engine
+from tinkex.engine.protocol import Engine, EngineLost
 from tinkex.errors import StoreError
 from tinkex.home import Home
 from tinkex.jobs.active_samples import ActiveSamples
 from tinkex.jobs.coordinator import MOVED_MESSAGE, GroupCoordinator
+from tinkex.jobs.drift import DriftMonitor
 from tinkex.jobs.fair_queue import BatchLimits, FairQueue
 from tinkex.jobs.group_member import GroupMember, WorkExchange
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
@@ -112,7 +113,8 @@ class Worker:
             self._adapter_memory,
             self._result_log,
         )
-        self._active_samples = ActiveSamples(self._context)
+        self._drift = DriftMonitor(database, self._member)
+        self._active_samples = ActiveSamples(self._context, self._drift.observe)
         self._training = TrainingBatches(
             self._context,
             self._fair_queue,
@@ -178,11 +180,18 @@ class Worker:
                 self._exchange_work()
                 self._run_maintenance()
             self._shut_down()
+        except EngineLost:
+            if not self._member.can_train:
+                # The restart takes minutes, and there are no models that must wait for it.
+                self._result_log.flush()
+                self._member.abandon_samples(self._config.max_attempts)
+            raise
         finally:
             self._housekeeper.close()
             self._coordinator.close()
             self._snapshots.close()
             self._result_log.close()
+            self._drift.close()
             self._member.close()
             self._lease.release()
             self._listener.close()
@@ -303,6 +312,8 @@ class Worker:
             for entry in finished:
                 self._fair_queue.finish_sample(entry.job, entry.outcome.num_tokens)
             self._store_results(finished)
+            declined = self._active_samples.take_declined()
+            self._store_results(self._exchange.pass_on(declined) if declined else [])
             is_over = time.monotonic() >= deadline or not self._context.engine.num_samples
             if is_over or self._is_stopping:
                 return
@@ -351,6 +362,7 @@ class Worker:
         """Exchange work with other groups; stops this worker if its group is to be drained."""
         if not self._exchange.is_due():
             return
+        self._drift.collect()
         try:
             news = self._exchange.run()
         except StoreError as error:

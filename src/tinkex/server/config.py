@@ -24,7 +24,8 @@ from tinkex.logs import LEVELS
 from tinkex.server.pools import CLUSTERS, DEFAULT_POOL, PoolConfig, check_pools
 from tinkex.store.quotas import Quotas
 
-ENGINES = ("local", "fake")
+ENGINES = ("local", "fake", "vllm")
+SAMPLERS = ("trainer", "vllm")
 MAX_WORKERS = 256
 #: The tenant that owns the key created with a home.
 DEFAULT_TENANT = "default"
@@ -103,7 +104,8 @@ class ServerConfig:
     """Let clients download files from the object store itself, by URLs that it signs. False sends
     them through the API, for clients that cannot reach the object store."""
     engine: str = "local"
-    """The compute engine: local is PyTorch; fake is arithmetic on a tiny model, for tests."""
+    """The compute engine: local is PyTorch; vllm samples with vLLM and does not train; fake is
+    arithmetic on a tiny model, for tests."""
     models: tuple[str, ...] = ()
     """Base models to serve in addition to the home's, as NAME=PATH or a Hugging Face Hub id."""
     register_tokenizers: bool = True
@@ -175,6 +177,13 @@ class ServerConfig:
     """Memory for saved weights in use by samplers; the least recently used are evicted."""
     apply_nonfinite: bool = False
     """Apply optimizer steps whose gradient has NaN or infinity, instead of failing them."""
+    samplers: Mapping[str, Any] = field(default_factory=dict)
+    """What samples from each base model: trainer, the default, is the engine that trains; vllm
+    prefers workers of the engine vllm."""
+    vllm_python: str = ""
+    """The Python of the environment that has vLLM, for the engine vllm."""
+    vllm_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's engine, such as max_lora_rank or tensor_parallel_size."""
 
     # --- HTTP ----------------------------------------------------------------------------------
     max_body_bytes: int = 64 * 1024 * 1024
@@ -263,6 +272,7 @@ class ServerConfig:
             raise ConfigError(f"log_level is {self.log_level!r}; expected {', '.join(LEVELS)}")
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device is {self.device!r}; expected auto, cpu, cuda or cuda:N")
+        self._check_samplers()
         self._check_numbers()
         self._check_cluster()
         # EngineConfig checks its fields, which have the same names, when it is built.
@@ -283,6 +293,11 @@ class ServerConfig:
             raise ConfigError(f"ranks is {self.ranks}, but the engine {self.engine!r} has only one")
         if self.rendezvous and (self.ranks == 1 or self.workers > 1):
             raise ConfigError("rendezvous needs one worker with at least 2 ranks")
+
+    def _check_samplers(self) -> None:
+        for name, value in self.samplers.items():
+            if value not in SAMPLERS:
+                raise ConfigError(f"the sampler of {name} is {value!r}; expected trainer or vllm")
 
     def _check_numbers(self) -> None:
         for name in _NOT_NEGATIVE:
@@ -351,6 +366,11 @@ class ServerConfig:
     def store_url(self) -> str:
         """The database's URL."""
         return self.store or f"sqlite:///{Home(self.home).store_file}"
+
+    @property
+    def vllm_models(self) -> frozenset[str]:
+        """The base models that vLLM samples from."""
+        return frozenset(name for name, sampler in self.samplers.items() if sampler == "vllm")
 
     @property
     def engine_config(self) -> EngineConfig:

@@ -28,6 +28,7 @@ from tinkex.store.migrations import migrate
 if TYPE_CHECKING:
     from tinkex.engine.protocol import Engine
     from tinkex.engine.torch_engine import TorchEngine
+    from tinkex.engine.vllm.bridge import VllmEngine
     from tinkex.jobs.worker import Worker, WorkerConfig
     from tinkex.server.http.request_context import Services
 
@@ -96,7 +97,9 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
         stack.callback(listener.close)
         stack.enter_context(PeriodicTask("heartbeat", listener.heartbeat, HEARTBEAT_SECONDS))
         quotas = QuotaChecks(config.quotas)
-        queue = JobQueue(database, config.queue_limits, secret, quotas)
+        queue = JobQueue(
+            database, config.queue_limits, secret, quotas, vllm_models=config.vllm_models
+        )
         stack.callback(queue.close)
         yield Services(
             config=config,
@@ -114,6 +117,8 @@ def make_engine(config: ServerConfig) -> Engine:
     """Create the configured engine."""
     if config.engine == "local":
         return _make_torch_engine(config, _model_list(config))
+    if config.engine == "vllm":
+        return _make_vllm_engine(config)
     from tinkex.engine.fake.engine import DEFAULT_MODELS, MAX_ADAPTER_BYTES, FakeEngine
 
     return FakeEngine(
@@ -169,6 +174,51 @@ def _make_torch_engine(config: ServerConfig, model_list: BaseModelList) -> Torch
     return TorchEngine(sources, config.engine_config, followers)
 
 
+def _make_vllm_engine(config: ServerConfig) -> VllmEngine:
+    from tinkex.engine.models.hub_download import Hub
+    from tinkex.engine.models.model_folder import read_model_folder
+    from tinkex.engine.models.sources import is_folder_location
+    from tinkex.engine.vllm.bridge import VllmConfig, VllmEngine
+    from tinkex.settings import expand_path
+
+    if not config.vllm_python:
+        raise ConfigError(
+            "the engine 'vllm' needs vllm_python, the Python of an environment that has vLLM; "
+            "give --vllm-python PATH, after scripts/install-vllm.sh"
+        )
+    name, location = _find_only_model(config)
+    is_folder = is_folder_location(location)
+    folder = read_model_folder(expand_path(location)) if is_folder else Hub().find(location)
+    return VllmEngine(
+        VllmConfig(
+            python=str(expand_path(config.vllm_python)),
+            base_model=name,
+            folder=folder,
+            tokenizer_id=None if is_folder else location,
+            dtype=config.dtype,
+            max_samples=config.max_sequences,
+            cache_bytes=config.cache_bytes,
+            options=config.vllm_options,
+        )
+    )
+
+
+def _find_only_model(config: ServerConfig) -> tuple[str, str]:
+    """The name and location of the model that a worker with vLLM serves."""
+    from tinkex.engine.models.sources import parse_source
+
+    if len(config.models) != 1:
+        raise ConfigError(
+            f"a worker with vLLM serves one base model, but {len(config.models)} are given; "
+            "give one --model"
+        )
+    (text,) = config.models
+    name, location = parse_source(text)
+    # A name alone is that of a model of the home, or of a built-in one.
+    known = BaseModelList(Home(config.home).models_file, ()).read_sources()
+    return name, location if "=" in text else known.get(text, location)
+
+
 def _register_tokenizers(config: ServerConfig) -> None:
     """Copy tokenizers into the Hugging Face cache, where the official SDK looks, or remove them.
 
@@ -189,6 +239,9 @@ def _register_tokenizers(config: ServerConfig) -> None:
 
 def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[], bool]]:
     """Create the engine and a function that reloads the home's list of base models."""
+    if config.engine == "vllm":
+        vllm_engine = _make_vllm_engine(config)
+        return vllm_engine, vllm_engine.check_alive
     if config.engine != "local":
         return make_engine(config), lambda: False
     model_list = _model_list(config)

@@ -36,6 +36,12 @@ def get_or_create_tenant(db: sa.Connection, name: str, now: float) -> TenantReco
     return TenantRecord.from_row(db.execute(sa.select(tenants).where(tenants.c.name == name)).one())
 
 
+def ensure_tenant(db: sa.Connection, tenant_id: str, now: float) -> None:
+    """Create a tenant of this id and name, if it is missing."""
+    values = {"id": tenant_id, "name": tenant_id, "created_at": now}
+    db.execute(insert_or_ignore(db, tenants, "name"), values)
+
+
 def find_tenant_by_name(db: sa.Connection, name: str) -> TenantRecord | None:
     """Return a tenant by name."""
     row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()

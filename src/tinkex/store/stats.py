@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from tinkex.store import groups
-from tinkex.store.records import JobState
+from tinkex.store.records import GroupRecord, JobState
 from tinkex.store.schema import jobs, processes, sessions, steps
 
 
@@ -33,13 +33,18 @@ class StoreStats:
     """Estimated duration of the queued work, by worker group."""
     num_models: Mapping[str, float]
     """Models that can be trained, by worker group."""
+    drift_mean: Mapping[str, float]
+    """Mean difference of sampled log-probabilities from the trainer's, by base model."""
+    drift_max: Mapping[str, float]
+    """The largest of these differences, by base model."""
 
 
 def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
     """Collect the current statistics."""
     waiting, oldest = _count_jobs(db, JobState.QUEUED)
     running, _ = _count_jobs(db, JobState.RUNNING)
-    loads = {group.id: group.load for group in groups.list_current(db)}
+    current = groups.list_current(db)
+    loads = {group.id: group.load for group in current}
     return StoreStats(
         num_waiting=waiting,
         num_running=running,
@@ -53,7 +58,19 @@ def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
         store_bytes=_database_bytes(db),
         queued_seconds={name: load.get("queued_seconds", 0.0) for name, load in loads.items()},
         num_models={name: load.get("num_runs", 0.0) for name, load in loads.items()},
+        drift_mean=_max_by_model(current, "drift_mean"),
+        drift_max=_max_by_model(current, "drift_max"),
     )
+
+
+def _max_by_model(current: Sequence[GroupRecord], name: str) -> dict[str, float]:
+    """Return the largest reported number of the groups that serve a base model."""
+    largest: dict[str, float] = {}
+    for group in current:
+        for model in group.base_models if name in group.load else ():
+            base_model = str(model["name"])
+            largest[base_model] = max(largest.get(base_model, 0.0), group.load[name])
+    return largest
 
 
 def _count_jobs(db: sa.Connection, state: JobState) -> tuple[int, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -134,3 +135,49 @@ def test_a_model_leaves_only_a_much_busier_group() -> None:
 def test_samples_are_taken_from_the_busiest_group_with_a_shared_model() -> None:
     others = [view("a", 3.0), view("b", 9.0), view("c", 1.0), view("d", 99.0, model="other")]
     assert choose_victims(view("own"), others) == ["b", "a"]
+
+
+# --- groups that only sample ---------------------------------------------------------------------
+SAMPLER = GroupView("vllm", frozenset({MODEL}), can_train=False)
+BUSY_SAMPLER = SAMPLER._replace(id="vllm-2", queued_seconds=OVERLOAD_SECONDS + 1)
+TRAINER = view("trainer")
+
+
+def test_groups_without_a_trainable_model_only_sample() -> None:
+    models = [{"name": MODEL, "is_trainable": False}]
+    (one,) = ready_views([replace(record("a", GroupState.READY), base_models=models)])
+    assert not one.can_train
+    (other,) = ready_views([replace(record("a", GroupState.READY), base_models=[])])
+    assert other.can_train
+
+
+@given(names)
+def test_models_are_never_placed_on_groups_that_only_sample(run_id: str) -> None:
+    assert Placement([TRAINER, SAMPLER]).place_run(run_id, MODEL) == TRAINER.id
+    assert Placement([SAMPLER]).place_run(run_id, MODEL) is None
+    busy = view("busy", REBALANCE_SECONDS * 10)
+    assert choose_receiver(busy, MODEL, [SAMPLER]) is None
+
+
+@given(names)
+def test_samples_prefer_one_kind_of_group(source: str) -> None:
+    placement = Placement([TRAINER, SAMPLER, BUSY_SAMPLER])
+    assert placement.place_sample(source, MODEL) == TRAINER.id
+    assert placement.place_sample(source, MODEL, prefers_sampler=True) == SAMPLER.id
+    assert placement.has_sampler(MODEL) and not placement.has_sampler("other")
+
+
+@given(names, st.booleans())
+def test_samples_take_the_other_kind_if_there_is_no_group_of_their_own(
+    source: str, prefers_sampler: bool
+) -> None:
+    for only in (TRAINER, SAMPLER):
+        placement = Placement([only])
+        assert placement.place_sample(source, MODEL, prefers_sampler=prefers_sampler) == only.id
+    assert Placement([]).place_sample(source, MODEL, prefers_sampler=prefers_sampler) is None
+
+
+def test_group_that_only_samples_takes_no_samples_of_trainers() -> None:
+    busy = view("busy", OVERLOAD_SECONDS + 2)
+    assert choose_victims(SAMPLER, [busy, BUSY_SAMPLER]) == [BUSY_SAMPLER.id]
+    assert choose_victims(TRAINER, [busy, BUSY_SAMPLER]) == [busy.id, BUSY_SAMPLER.id]

@@ -58,7 +58,10 @@ def home_option(command: F) -> F:
 def engine_options(command: F) -> F:
     """Add the options of a worker: its engine, and where files are stored."""
     options = (
-        click.option("--engine", help="Compute engine: local or fake.  [default: local]"),
+        click.option("--engine", help="Compute engine: local, vllm or fake.  [default: local]"),
+        click.option(
+            "--vllm-python", metavar="PATH", help="Python that has vLLM, for the engine vllm."
+        ),
         click.option(
             "--model",
             "models",
@@ -242,6 +245,13 @@ def _is_replaced(path: Path, file: TextIO) -> bool:
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 selects a free port.  [default: 8000]")
 @engine_options
+@click.option(
+    "--sampler",
+    "samplers",
+    multiple=True,
+    metavar="NAME=vllm",
+    help="Base model whose samples go to workers with vLLM; may be repeated.",
+)
 @click.option("--store", metavar="URL", help="Database URL.  [default: SQLite in the home]")
 @click.option(
     "--api-key", metavar="KEY", help="API key that clients must send; the variable is safer."
@@ -299,13 +309,22 @@ def serve(
     except ModuleNotFoundError as error:
         check_server_libraries("server", "torch")
         raise missing_extra_error(error, "server") from error
-    config = read_config({"home": home, **flags, "models": flags["models"] or None}, config_file)
+    flags |= {"models": flags["models"] or None, "samplers": _parse_samplers(flags["samplers"])}
+    config = read_config({"home": home, **flags}, config_file)
     check_server_libraries(*(("server", "torch") if config.engine == "local" else ("server",)))
     attach_logger(config.log_level)
     if get_context(ctx).is_json:
         run(config, _print_state)
     else:
         run(config)
+
+
+def _parse_samplers(pairs: object) -> dict[str, str] | None:
+    """Parse NAME=SAMPLER; None if there are none."""
+    assert isinstance(pairs, tuple)
+    if any("=" not in pair for pair in pairs):
+        raise click.UsageError("--sampler is NAME=vllm or NAME=trainer")
+    return {name: sampler for name, _, sampler in (pair.rpartition("=") for pair in pairs)} or None
 
 
 def _print_state(state: ServerState) -> None:

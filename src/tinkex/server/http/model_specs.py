@@ -24,9 +24,10 @@ from tinkex.types.base import encode_hook, preload_type
 
 def list_served_models(db: Connection) -> list[BaseModel]:
     """All base models that a group serves; empty until the first worker has started."""
-    described = {
-        model["name"]: model for group in groups.list_current(db) for model in group.base_models
-    }
+    models = [model for group in groups.list_current(db) for model in group.base_models]
+    # A model that some groups train and others only sample from is trainable.
+    models.sort(key=lambda model: bool(model.get("is_trainable", True)))
+    described = {model["name"]: model for model in models}
     return msgspec.convert(list(described.values()), preload_type(list[BaseModel]), strict=False)
 
 

@@ -57,6 +57,18 @@ GROUP_MODELS = Gauge(
     ["group"],
     registry=REGISTRY,
 )
+SAMPLER_DRIFT_MEAN = Gauge(
+    "tinkex_sampler_drift_mean",
+    "Mean difference of log-probabilities sampled by vLLM from the trainer's, of recent samples.",
+    ["base_model"],
+    registry=REGISTRY,
+)
+SAMPLER_DRIFT_MAX = Gauge(
+    "tinkex_sampler_drift_max",
+    "Largest difference of log-probabilities sampled by vLLM from the trainer's.",
+    ["base_model"],
+    registry=REGISTRY,
+)
 STORE_BYTES = Gauge("tinkex_store_bytes", "Size of the database.", registry=REGISTRY)
 STORE_UP = Gauge("tinkex_store_up", "Whether the database is reachable.", registry=REGISTRY)
 
@@ -90,12 +102,14 @@ def render_metrics(stats: StoreStats | None, now: float) -> bytes:
         SESSIONS_ACTIVE.set(stats.num_sessions)
         WORKERS_ALIVE.set(stats.num_workers)
         STORE_BYTES.set(stats.store_bytes)
-        _set_by_group(GROUP_QUEUED, stats.queued_seconds)
-        _set_by_group(GROUP_MODELS, stats.num_models)
+        _set_by_label(GROUP_QUEUED, stats.queued_seconds)
+        _set_by_label(GROUP_MODELS, stats.num_models)
+        _set_by_label(SAMPLER_DRIFT_MEAN, stats.drift_mean)
+        _set_by_label(SAMPLER_DRIFT_MAX, stats.drift_max)
     return generate_latest(REGISTRY)
 
 
-def _set_by_group(gauge: Gauge, values: Mapping[str, float]) -> None:
+def _set_by_label(gauge: Gauge, values: Mapping[str, float]) -> None:
     gauge.clear()
-    for group, value in values.items():
-        gauge.labels(group or "default").set(value)
+    for label, value in values.items():
+        gauge.labels(label or "default").set(value)
