@@ -207,14 +207,14 @@ def _file_bytes(database: Database) -> int:
 
 def test_rows_and_file_size_are_bounded(database: Database, session: SessionRecord) -> None:
     sampler = add_sampler(database, session)
-    policy = RetentionPolicy(fetched_seconds=DAY, max_fetched=2000, steps_per_session=2000)
+    policy = RetentionPolicy(fetched_seconds=DAY, max_fetched=500, steps_per_session=500)
     rows, sizes = [], []
     # Fewer jobs on PostgreSQL, where every statement is a round trip.
-    num_jobs = 20_000 if database.is_sqlite else 4000
-    for first in range(0, num_jobs, 1000):
-        database.write(lambda db, first=first: _push(db, session, sampler.id, first, 1000))
+    num_jobs = 5000 if database.is_sqlite else 1000
+    for first in range(0, num_jobs, 250):
+        database.write(lambda db, first=first: _push(db, session, sampler.id, first, 250))
         while database.write(
-            lambda db, now=NOW + first: retention.sweep(db, policy, now, 1000)
+            lambda db, now=NOW + first: retention.sweep(db, policy, now, 250)
         ).has_more:
             pass
         rows.append(
@@ -225,7 +225,7 @@ def test_rows_and_file_size_are_bounded(database: Database, session: SessionReco
         if database.is_sqlite:
             retention.vacuum(database)
             sizes.append(_file_bytes(database))
-    assert set(rows[2:]) == {(2000, 2000, 2000)}
+    assert set(rows[2:]) == {(500, 500, 500)}
     if database.is_sqlite:
         # The size of the log varies; it must not be larger at the end.
         assert max(sizes[10:]) <= 1.1 * max(sizes[:10])
