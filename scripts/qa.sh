@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All checks and tests; prints the duration of each. VENV names the environment to use, RINGS=all includes tests that are marked
-# slow. mypy runs beside the tests: if it fails, its errors are printed at once and again at the end.
+# slow, TEST_PROCESSES is the number of test processes. mypy runs beside the tests: if it fails, its errors are printed at once
+# and again at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
@@ -34,7 +35,7 @@ wait "$compiling" || true
 # Four processes on two cores, file by file: tests mostly wait for a process or a socket. Files run in directory order:
 # sorted by their number of tests, files with few long tests would run last and leave the others idle.
 status=0
-OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest -n 4 --dist loadfile \
+OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest -n "${TEST_PROCESSES:-4}" --dist loadfile \
   --no-loadscope-reorder ${slow[@]+"${slow[@]}"} "$@" || status=$?
 wait "$checking" || status=1
 cat "$types"
