@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
+from tests.support.statement_cache import share_statements
 from tinkex import Datum, ModelInput, SamplingParams, ServiceClient
 from tinkex.engine.fake.bigram import Bigram
 from tinkex.testing import StubServer
@@ -25,6 +26,8 @@ PROMPT = ModelInput.from_ints(list(b"hello"))
 SHORT = SamplingParams(max_tokens=4)
 #: Nothing here takes this long; it only says that nothing hangs.
 TIMEOUT_SECONDS = 60.0
+
+share_statements()
 
 
 class Serve(Protocol):
