@@ -80,6 +80,7 @@ def test_create_model_inserts_run_and_job_atomically(harness: ServerHarness) -> 
         "train_mlp": False,
         "train_attn": True,
         "optimizer": {"type": "dimuon", "version": 1},
+        "gradient_shards": 1,
     }
     assert run.user_metadata == {"team": "blue", "size": 3}
     job = job_of(harness, answer.json()["request_id"])
