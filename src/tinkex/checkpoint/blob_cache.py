@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from tinkex import clock
+from tinkex.checkpoint.manifest import Manifest
 from tinkex.errors import CheckpointError
 from tinkex.ids import new_id
+from tinkex.logs import get_logger
 from tinkex.system.atomic import SCRATCH_PREFIX, new_directory, publish_directory
 from tinkex.system.locks import LockHeld, file_lock, lock_descriptor
 
 if TYPE_CHECKING:
     from tinkex.checkpoint.blobs import BlobStore
 
+LOG = get_logger(__name__)
 #: Older temporary directories were left behind by a crash.
 SCRATCH_AGE_SECONDS = 86_400.0
 _LOCK_NAME = ".lock"
@@ -114,10 +117,18 @@ class BlobCache:
             scratch = self._root / f"{SCRATCH_PREFIX}{new_id()}"
             scratch.mkdir()
             try:
-                self.store.download(place, manifest, scratch)
+                self._download(place, manifest, scratch)
                 self._publish(scratch, place)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
+
+    def _download(self, place: str, manifest: Manifest, scratch: Path) -> None:
+        try:
+            self.store.download(place, manifest, scratch)
+        except CheckpointError as error:
+            # Perhaps it was damaged on the way.
+            LOG.warning("reading %s again: %s", place, error)
+            self.store.download(place, manifest, scratch)
 
     def _publish(self, scratch: Path, place: str) -> None:
         try:

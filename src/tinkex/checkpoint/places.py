@@ -14,6 +14,9 @@ from tinkex.ids import new_id
 
 #: The object that names the store whose files these are.
 STORE_ID_KEY = "store-id"
+#: When work is tried again: while its files are downloaded, and during an outage.
+PENDING_SECONDS = 0.05
+OUTAGE_SECONDS = 0.5
 AREAS = ("checkpoints", "snapshots", "payloads")
 #: How long calls fail at once after a failure; it doubles with every failure.
 FIRST_PAUSE_SECONDS = 0.5
@@ -25,6 +28,15 @@ class BlobsUnavailable(TinkexError):
 
     category = RequestErrorCategory.Server
     verdict = FailureClass(is_user_error=False, is_retryable=True)
+
+
+class BlobPending(BlobsUnavailable):
+    """The object is being downloaded."""
+
+
+def retry_seconds(error: BlobsUnavailable) -> float:
+    """Return when to try again what failed with this error."""
+    return PENDING_SECONDS if isinstance(error, BlobPending) else OUTAGE_SECONDS
 
 
 def new_place(area: str, name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tinkex.checkpoint.blob_cache import BlobCache, Pin
 from tinkex.checkpoint.manifest import VerifiedCheckpoints, check_manifest
 from tinkex.checkpoint.places import new_place
+from tinkex.checkpoint.transfers import BlobTransfers
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.home import Home
 from tinkex.ids import new_id
@@ -50,9 +51,16 @@ class FileStorage:
     Methods that open files may download them first, and raise BlobsUnavailable.
     """
 
-    def __init__(self, home: Home, cache: BlobCache | None = None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        cache: BlobCache | None = None,
+        transfers: BlobTransfers | None = None,
+    ) -> None:
+        """With `transfers`, methods that open files raise BlobPending instead of waiting."""
         self.home = home
         self._cache = cache
+        self._transfers = transfers
         self._verified = VerifiedCheckpoints()
 
     @property
@@ -142,6 +150,24 @@ class FileStorage:
             remove_directory(self.home.snapshots / snapshot)
 
     # --- blobs -------------------------------------------------------------------------------
+    @property
+    def is_available(self) -> bool:
+        """Whether new files can be stored; False during an outage of the object store."""
+        return self._cache is None or self._cache.store.is_available
+
+    def read_payload(self, place: str, *, wait: bool = False) -> bytes:
+        """Return a large payload."""
+        store = self.cache.store
+        if wait or self._transfers is None:
+            return store.read_payload(place)
+        return self._transfers.take(place, lambda: store.read_payload(place))
+
+    def prefetch_payload(self, place: str, num_bytes: int) -> None:
+        """Start to read a payload that is needed soon."""
+        store = self.cache.store
+        if self._transfers is not None and store.is_available:
+            self._transfers.prefetch(place, lambda: store.read_payload(place), num_bytes)
+
     def remove_place(self, place: str) -> None:
         """Remove a place from the object store, and its local copy."""
         self.cache.store.remove(place)
@@ -164,22 +190,25 @@ class FileStorage:
         files.directory = pin.directory
 
     def _pin(self, place: str, verify: Callable[[Path], object]) -> Pin:
-        """Pin a local copy; a damaged one is downloaded once more."""
+        """Pin a local copy; one that was damaged on this disk is downloaded again."""
+        cache = self.cache
+        if self._transfers is not None and not cache.local_path(place).is_dir():
+            self._transfers.take(place, lambda: cache.pin(place).close())
         try:
-            return self._pin_verified(place, verify)
+            return _verified(cache.pin(place), verify)
         except CheckpointError as error:
             LOG.warning("reading %s again: %s", place, error)
-            self.cache.drop(place)
-            return self._pin_verified(place, verify)
+            cache.drop(place)
+            return _verified(cache.pin(place), verify)
 
-    def _pin_verified(self, place: str, verify: Callable[[Path], object]) -> Pin:
-        pin = self.cache.pin(place)
-        try:
-            verify(pin.directory)
-        except BaseException:
-            pin.close()
-            raise
-        return pin
+
+def _verified(pin: Pin, verify: Callable[[Path], object]) -> Pin:
+    try:
+        verify(pin.directory)
+    except BaseException:
+        pin.close()
+        raise
+    return pin
 
 
 def is_place(snapshot: str) -> bool:

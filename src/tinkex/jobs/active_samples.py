@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from tinkex import clock, types
 from tinkex.checkpoint.blob_cache import Pin
+from tinkex.checkpoint.places import BlobsUnavailable, retry_seconds
 from tinkex.engine.protocol import Declined, EngineFailure, SamplerSource
 from tinkex.errors import InvalidInput
 from tinkex.ids import parse_tinker_path
@@ -24,6 +25,8 @@ from tinkex.wire.proto import encode_sample_response
 _MAX_CACHED_ORIGINS = 1024
 #: Weights in blobs that were deleted can be sampled from for this time.
 BLOB_ORIGIN_SECONDS = 2.0
+#: Samples that may wait for files in blobs; then no more are started.
+MAX_WAITING = 256
 
 
 class SampleOrigin:
@@ -53,6 +56,12 @@ class _RunningSample(NamedTuple):
     pin: Pin | None
 
 
+class _WaitingSample(NamedTuple):
+    job: JobRecord
+    payload: bytes
+    retry_at: float
+
+
 ObserveSample: TypeAlias = Callable[[SampleOrigin, types.SampleRequest, types.SampleResponse], None]
 """Called with every successful sample."""
 
@@ -65,12 +74,34 @@ class ActiveSamples:
         self._observe = observe
         self._running: dict[str, _RunningSample] = {}
         self._declined: list[tuple[JobRecord, str]] = []
+        self._waiting: dict[str, _WaitingSample] = {}
+        """Samples whose files are being downloaded, or wait for the object store."""
         self._origins: OrderedDict[str, SampleOrigin] = OrderedDict()
 
     @property
     def job_ids(self) -> list[str]:
-        """The ids of the running jobs."""
-        return list(self._running)
+        """The ids of the started jobs."""
+        return [*self._running, *self._waiting]
+
+    @property
+    def can_start(self) -> bool:
+        """Whether more samples may be started."""
+        return not self.is_exclusive and len(self._waiting) < MAX_WAITING
+
+    def next_retry_at(self) -> float | None:
+        """Return when the first waiting sample is tried again."""
+        return min((sample.retry_at for sample in self._waiting.values()), default=None)
+
+    def retry_waiting(self, now: float) -> list[tuple[JobRecord, Failed]]:
+        """Start waiting samples whose time has come; returns those that cannot be started."""
+        due = [sample for sample in self._waiting.values() if sample.retry_at <= now]
+        refused = []
+        for sample in due:
+            del self._waiting[sample.job.id]
+            failed = self.start(sample.job, sample.payload)
+            if failed is not None:
+                refused.append((sample.job, failed))
+        return refused
 
     @property
     def running_jobs(self) -> list[JobRecord]:
@@ -83,15 +114,24 @@ class ActiveSamples:
         return any(sample.job.attempts for sample in self._running.values())
 
     def start(self, job: JobRecord, payload: bytes) -> Failed | None:
-        """Start a sample in the engine; returns the failure if that is impossible."""
+        """Start a sample in the engine; returns the failure if that is impossible.
+
+        A sample whose files are not here yet waits for them.
+        """
         pin = None
         try:
+            if job.payload_ref is not None and not payload:
+                payload = self._context.storage.read_payload(job.payload_ref)
             request = job_types.decode_payload(payload, types.SampleRequest)
             origin = self._find_origin(job, request)
             pin = self._pin_files(origin)
             self._context.engine.start_sample(job.id, origin.source, request)
         except job_types.WORKER_ERRORS:
             raise
+        except BlobsUnavailable as error:
+            retry_at = time.monotonic() + retry_seconds(error)
+            self._waiting[job.id] = _WaitingSample(job, payload, retry_at)
+            return None
         except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
             if pin is not None:
                 pin.close()
@@ -127,7 +167,8 @@ class ActiveSamples:
         return declined
 
     def cancel(self, job_id: str) -> None:
-        """Stop a running sample."""
+        """Stop a started sample."""
+        self._waiting.pop(job_id, None)
         if self._remove(job_id) is not None:
             self._context.engine.cancel_sample(job_id)
 

@@ -84,6 +84,8 @@ class FairQueue:
         self._sample_queue = SampleQueue()
         self._charged_tokens: dict[str, int] = {}
         """Tokens charged for each started job."""
+        self._deferred: dict[str, tuple[float, JobRecord]] = {}
+        """Started jobs that wait for the object store, and when to try them again."""
         self._job_ids: set[str] = set()
         self._cancelled: set[str] = set()
 
@@ -169,8 +171,12 @@ class FairQueue:
         """Return the next batch: operations to run in sequence, passes to run together, or one
         suspended pass.
 
-        The tenant that was served the fewest tokens comes first.
+        The tenant that was served the fewest tokens comes first. A deferred job runs alone.
         """
+        due = [job for until, job in self._deferred.values() if until <= now]
+        if due:
+            del self._deferred[due[0].id]
+            return due[:1]
         for tenant_id in self._fair_share.sort_least_served(self._tenants):
             tenant = self._tenants[tenant_id]
             job = self._next_ready(tenant, now)
@@ -277,8 +283,18 @@ class FairQueue:
         self._charged_tokens[job.id] = num_tokens
         self._tenants[job.tenant_id].suspended.append(job)
 
+    def defer(self, job: JobRecord, until: float) -> None:
+        """Try a started job again later; the next jobs of its model wait for it."""
+        self._deferred[job.id] = (until, job)
+
+    @property
+    def deferred_ids(self) -> list[str]:
+        """The jobs that are tried again later."""
+        return list(self._deferred)
+
     def finish(self, job: JobRecord) -> None:
         """Remove a finished job, so that the next one of its model may run."""
+        self._deferred.pop(job.id, None)
         self._job_ids.discard(job.id)
         self._cancelled.discard(job.id)
         self._charged_tokens.pop(job.id, None)
@@ -301,8 +317,9 @@ class FairQueue:
             self._fair_share.leave(tenant_id)
 
     def next_poll_at(self) -> float | None:
-        """Return when the first job stops waiting for a missing sequence number."""
-        times = [
+        """Return when the first job stops waiting: for a missing sequence number, or deferred."""
+        times = [until for until, _ in self._deferred.values()]
+        times += [
             lane.waiting[0][2] + self._limits.gap_seconds
             for tenant in self._tenants.values()
             for lane in tenant.lanes.values()

@@ -105,6 +105,8 @@ class Completed:
     num_tokens: int = 0
     metrics: Mapping[str, float] | None = None
     effects: tuple[Effect, ...] = ()
+    upload: Callable[[], None] | None = None
+    """Uploads the files of a save, which must be done before the outcome is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

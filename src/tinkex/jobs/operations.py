@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from tinkex import types
+from tinkex.checkpoint.places import BlobsUnavailable
 from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass, StepRefused
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.jobs import job_types, save_operations
@@ -152,7 +153,8 @@ def run_operation(context: WorkerContext, task: ModelTask) -> JobOutcome:
     """Run one operation that is not a pass."""
     try:
         return OPERATIONS[task.job.kind](context, task)
-    except WORKER_ERRORS:
+    except (*WORKER_ERRORS, BlobsUnavailable):
+        # During an outage of the object store the job runs again later.
         raise
     except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
         failed = to_failed(error, task.job.kind)

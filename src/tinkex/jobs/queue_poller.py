@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
+from tinkex.checkpoint.storage import FileStorage
 from tinkex.errors import StoreError
 from tinkex.jobs.fair_queue import FairQueue
 from tinkex.logs import get_logger
@@ -50,10 +51,13 @@ class FetchedNumbers:
 class QueuePoller:
     """Reads new jobs, and knows the next sequence number of each model."""
 
-    def __init__(self, database: Database, group_id: str, fair_queue: FairQueue) -> None:
+    def __init__(
+        self, database: Database, group_id: str, fair_queue: FairQueue, storage: FileStorage
+    ) -> None:
         self._database = database
         self._group_id = group_id
         self._fair_queue = fair_queue
+        self._storage = storage
         self._next_seq: dict[str, int] = {}
         self._last_job_no = 0
         self._fetched = FetchedNumbers()
@@ -111,6 +115,8 @@ class QueuePoller:
         for job in arrived:
             self._add(job)
             self._last_job_no = job.no
+            if job.payload_ref is not None:
+                self._storage.prefetch_payload(job.payload_ref, job.payload_bytes)
         return len(arrived)
 
     def _add(self, job: JobRecord) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from tinkex.checkpoint.places import BlobsUnavailable
 from tinkex.engine.protocol import check_adapter_size
 from tinkex.errors import CheckpointError, RequestErrorCategory, TinkexError
 from tinkex.jobs.job_types import WORKER_ERRORS, JobKind
@@ -155,6 +156,10 @@ class ResidentModels:
             last_kind = self._rebuild(run)
         except WORKER_ERRORS:
             raise
+        except BlobsUnavailable:
+            # The job that needs the model is tried again.
+            self._context.engine.drop(run.id)
+            raise
         except Exception as error:  # noqa: BLE001 - one model must not stop the others
             self._context.engine.drop(run.id)
             self._raise_unavailable(run, error)
@@ -190,6 +195,8 @@ class ResidentModels:
                     raise ModelStateCorrupted(
                         f"operation {applied + 1} of {run.applied} is missing"
                     )
+                if job.payload_ref is not None:
+                    payload = self._context.storage.read_payload(job.payload_ref, wait=True)
                 replay(self._context, ModelTask(job, run, payload))
                 applied, last_kind = job.applied, job.kind
         return last_kind

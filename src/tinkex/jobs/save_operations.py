@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tinkex import clock, types
@@ -24,10 +24,11 @@ def save_weights(context: WorkerContext, task: ModelTask) -> Completed:
     path = TinkerPath(task.run.id, "weights", _checkpoint_name(task.job, request.path))
     if not request.overwrite:
         context.check_path_unused(path)
-    saved = _write_checkpoint(context, task, path, with_optimizer=True)
+    saved, upload = _write_checkpoint(context, task, path, with_optimizer=True)
     saved = _with_options(saved, request.ttl_seconds, request.user_metadata)
     reply = types.SaveWeightsResponse(path=str(path), type="save_weights")
-    return Completed(result=encode_json(reply), effects=insert_checkpoint(task.job, saved))
+    effects = insert_checkpoint(task.job, saved)
+    return Completed(result=encode_json(reply), effects=effects, upload=upload)
 
 
 def save_weights_for_sampler(context: WorkerContext, task: ModelTask) -> Completed:
@@ -37,10 +38,11 @@ def save_weights_for_sampler(context: WorkerContext, task: ModelTask) -> Complet
         return _save_ephemeral(context, task, request.sampling_session_seq_id)
     path = TinkerPath(task.run.id, "sampler_weights", check_name(request.path))
     context.check_path_unused(path)
-    saved = _write_checkpoint(context, task, path)
+    saved, upload = _write_checkpoint(context, task, path)
     saved = _with_options(saved, request.ttl_seconds, request.user_metadata)
     reply = types.SaveWeightsForSamplerResponse(path=str(path), type="save_weights_for_sampler")
-    return Completed(result=encode_json(reply), effects=insert_checkpoint(task.job, saved))
+    effects = insert_checkpoint(task.job, saved)
+    return Completed(result=encode_json(reply), effects=effects, upload=upload)
 
 
 def _save_ephemeral(context: WorkerContext, task: ModelTask, seq_id: int | None) -> Completed:
@@ -48,7 +50,8 @@ def _save_ephemeral(context: WorkerContext, task: ModelTask, seq_id: int | None)
         raise InvalidInput("save_weights_for_sampler needs a path or a sampling_session_seq_id")
     # Clients cannot choose this name, because names never begin with a dot.
     path = TinkerPath(task.run.id, "sampler_weights", f".session-{seq_id}-{task.job.id}")
-    saved = replace(_write_checkpoint(context, task, path), is_ephemeral=True)
+    saved, upload = _write_checkpoint(context, task, path)
+    saved = replace(saved, is_ephemeral=True)
     sampler_id = f"{task.run.session_id}:sample:{seq_id}"
     reply = types.SaveWeightsForSamplerResponseInternal(
         sampling_session_id=sampler_id, type="save_weights_for_sampler"
@@ -58,7 +61,7 @@ def _save_ephemeral(context: WorkerContext, task: ModelTask, seq_id: int | None)
         insert_sampler(sampler_id, saved),
         delete_surplus_unnamed(saved, context.max_unnamed_weights),
     )
-    return Completed(result=encode_json(reply), effects=effects)
+    return Completed(result=encode_json(reply), effects=effects, upload=upload)
 
 
 def save_weights_external(context: WorkerContext, task: ModelTask) -> Completed:
@@ -69,12 +72,13 @@ def save_weights_external(context: WorkerContext, task: ModelTask) -> Completed:
     recipients = request.age_encryption_recipients or []
     if recipients:
         check_recipients(recipients)
-    saved = _write_checkpoint(context, task, path, recipients=recipients)
+    saved, upload = _write_checkpoint(context, task, path, recipients=recipients)
     saved = _with_options(saved, request.ttl_seconds, None)
     reply = types.SaveWeightsExternalResponseInternal(
         path=str(path), size_bytes=saved.size_bytes, type="save_weights_external"
     )
-    return Completed(result=encode_json(reply), effects=insert_checkpoint(task.job, saved))
+    effects = insert_checkpoint(task.job, saved)
+    return Completed(result=encode_json(reply), effects=effects, upload=upload)
 
 
 def _checkpoint_name(job: JobRecord, requested: str | None) -> str:
@@ -88,8 +92,11 @@ def _write_checkpoint(
     *,
     with_optimizer: bool = False,
     recipients: Sequence[str] = (),
-) -> CheckpointRecord:
-    """Write the files of a checkpoint; they are invisible until their row is committed."""
+) -> tuple[CheckpointRecord, Callable[[], None] | None]:
+    """Write the files of a checkpoint; they are invisible until their row is committed.
+
+    Returns what its row will be, and the function that uploads the files, if they must be.
+    """
     job, run = task.job, task.run
     # Unnamed sampler weights begin with a dot and are not counted.
     quota_path = None if path.name.startswith(".") else path
@@ -105,8 +112,7 @@ def _write_checkpoint(
         size_bytes = manifest.total_bytes
         # Again, now that the size is known; a refusal discards the directory.
         context.check_checkpoint_quota(run, quota_path, size_bytes)
-    files.upload()
-    return CheckpointRecord(
+    record = CheckpointRecord(
         id=job.id,
         tenant_id=run.tenant_id,
         session_id=run.session_id,
@@ -120,6 +126,7 @@ def _write_checkpoint(
         created_at=clock.now(),
         place=files.place,
     )
+    return record, files.upload if context.storage.has_blobs else None
 
 
 def _with_options(

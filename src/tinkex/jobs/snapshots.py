@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tinkex.checkpoint.manifest import write_manifest
+from tinkex.checkpoint.places import BlobsUnavailable
 from tinkex.engine.memory_limits import choose_evictions
 from tinkex.jobs.job_types import JobKind, JobOutcome
 from tinkex.jobs.resident_models import (
@@ -98,6 +99,9 @@ class SnapshotWriter:
         run_id, applied = resident.run.id, resident.applied
         busy = self._pending_by_run.get(run_id)
         if busy is not None and not busy.done():
+            return None
+        if not self._context.storage.is_available:
+            # The changes can be replayed; the next one tries again.
             return None
         if self.pending_bytes and self.pending_bytes + resident.memory_bytes > self._max_bytes:
             # The copy would use memory of resident models; try again when others are written.
@@ -270,6 +274,8 @@ class AdapterMemory:
         busy = {one.run.id for one in self._resident_models if self._is_busy(one.run)}
         for run_id in choose_evictions(num_bytes, budget, sizes, busy):
             if not self.evict(run_id):
+                if not self._context.storage.is_available:
+                    raise BlobsUnavailable("others cannot be written to the object store")
                 raise ModelUnavailable(
                     "the server has no memory for this model: others cannot be written to disk; "
                     "try again, or ask the operator to free disk space"

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from tinkex import clock
+from tinkex.checkpoint.places import BlobsUnavailable, retry_seconds
 from tinkex.errors import RequestErrorCategory, TinkexError
 from tinkex.jobs.fair_queue import AdaptiveBatchSize, FairQueue
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, WORKER_ERRORS, Failed, JobOutcome
 from tinkex.jobs.operations import CUSTOM_LOSS_UNSUPPORTED, PassBatch, run_operation
+from tinkex.jobs.pending_saves import PendingSaves
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry
 from tinkex.jobs.snapshots import AdapterMemory
 from tinkex.jobs.worker_context import ModelTask, WorkerContext
+from tinkex.logs import get_logger
 from tinkex.store.records import JobRecord
+
+LOG = get_logger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class TrainingBatches:
@@ -28,8 +37,12 @@ class TrainingBatches:
         *,
         start_jobs: Callable[[Sequence[JobRecord]], dict[str, bytes]],
         store_results: Callable[[Sequence[ResultEntry]], None],
+        wake: Callable[[], None],
     ) -> None:
-        """`start_jobs` marks jobs as started and returns their payloads by id."""
+        """`start_jobs` marks jobs as started and returns their payloads by id.
+
+        `wake` is called on another thread when there is something to do.
+        """
         self._context = context
         self._fair_queue = fair_queue
         self._resident_models = resident_models
@@ -37,6 +50,7 @@ class TrainingBatches:
         self._start_jobs = start_jobs
         self._store_results = store_results
         self._batch_size = AdaptiveBatchSize()
+        self._saves = PendingSaves(wake)
         self._in_progress: dict[str, tuple[JobRecord, PassBatch, float]] = {}
         """Started passes by job id, with their start time."""
 
@@ -54,10 +68,10 @@ class TrainingBatches:
             self._finish_jobs([ResultEntry(job, CANCELLED, None, started_at)])
 
     def interrupt(self) -> list[str]:
-        """Drop all suspended passes; returns their ids, which run again later."""
+        """Drop all started jobs; returns their ids, which run again later."""
         for _, passes, _ in self._in_progress.values():
             passes.cancel()
-        return list(self._in_progress)
+        return [*self._in_progress, *self._saves.job_ids, *self._fair_queue.deferred_ids]
 
     def run(self, batch: Sequence[JobRecord]) -> None:
         """Run a batch, or the next micro-batch of a suspended pass."""
@@ -72,21 +86,57 @@ class TrainingBatches:
         tasks: dict[str, ModelTask] = {}
         outcomes: dict[str, JobOutcome] = {}
         for job in batch:
-            task = self._make_task(job, payloads.get(job.id))
+            task = self._unless_unavailable(job, self._make_task, job, payloads.get(job.id))
             if isinstance(task, ModelTask):
                 tasks[job.id] = task
-            else:
+            elif task is not None:
                 outcomes[job.id] = task
         if tasks and first.kind in PASS_KINDS:
             passes = PassBatch(self._context, list(tasks.values()))
             self._step_passes([task.job for task in tasks.values()], passes, started_at)
         else:
-            outcomes |= {
-                name: self._batch_size.run_timed(run_operation, self._context, task)
-                for name, task in tasks.items()
-            }
-        finished = [job for job in batch if job.id in outcomes]
-        self._finish_jobs([self._make_entry(job, outcomes[job.id], started_at) for job in finished])
+            for job_id, task in tasks.items():
+                outcome = self._unless_unavailable(task.job, self._run_operation, task)
+                if outcome is not None:
+                    outcomes[job_id] = outcome
+        entries = [
+            self._make_entry(job, outcomes[job.id], started_at)
+            for job in batch
+            if job.id in outcomes
+        ]
+        self._finish_jobs([entry for entry in entries if not self._starts_upload(entry)])
+
+    def _run_operation(self, task: ModelTask) -> JobOutcome:
+        return self._batch_size.run_timed(run_operation, self._context, task)
+
+    def _unless_unavailable(
+        self, job: JobRecord, function: Callable[P, T], *args: P.args, **options: P.kwargs
+    ) -> T | None:
+        """Call a function; if the object store is away, defer the job and return None."""
+        try:
+            return function(*args, **options)
+        except BlobsUnavailable as error:
+            self._fair_queue.defer(job, time.monotonic() + retry_seconds(error))
+            LOG.debug("deferred %s: %s", job.id, error)
+            return None
+
+    def _starts_upload(self, entry: ResultEntry) -> bool:
+        """Start the upload of a save; returns False if the job has none."""
+        outcome = entry.outcome
+        if isinstance(outcome, Failed) or outcome.upload is None:
+            return False
+        self._saves.start(entry, outcome.upload)
+        return True
+
+    def finish_saves(self) -> None:
+        """Store the outcomes of saves whose files are uploaded."""
+        finished = self._saves.pop_finished()
+        if finished:
+            self._finish_jobs(finished)
+
+    def close(self) -> None:
+        """Stop waiting for uploads."""
+        self._saves.close()
 
     def _step_passes(
         self, batch: Sequence[JobRecord], passes: PassBatch, started_at: float
@@ -126,7 +176,10 @@ class TrainingBatches:
             )
         try:
             resident = self._resident_models.get(job.run_id)
-        except WORKER_ERRORS:
+            if job.payload_ref is not None:
+                # Last: a payload that was read in the background is given out only once.
+                payload = self._context.storage.read_payload(job.payload_ref)
+        except (*WORKER_ERRORS, BlobsUnavailable):
             raise
         except TinkexError as error:
             return Failed(message=error.message, category=error.category)

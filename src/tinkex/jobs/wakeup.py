@@ -87,7 +87,8 @@ class WakeupListener:
 
     def wake(self) -> None:
         """End this process's own `wait`."""
-        self.socket.sendto(b"look", self.socket.getsockname())
+        with contextlib.suppress(OSError):  # it may be closed already
+            self.socket.sendto(b"look", self.socket.getsockname())
 
     def heartbeat(self) -> None:
         """Renew the registration of this process; thread-safe, no effect after `close`."""

@@ -16,6 +16,7 @@ from functools import partial
 from tinkex import clock
 from tinkex.checkpoint.blob_cache import BlobCache
 from tinkex.checkpoint.storage import FileStorage
+from tinkex.checkpoint.transfers import BlobTransfers
 from tinkex.engine.protocol import Engine, EngineLost
 from tinkex.errors import StoreError
 from tinkex.home import Home
@@ -83,10 +84,12 @@ class Worker:
         self._config = config
         self._database = database
         self._group_id = config.group_id
+        self._listener = WakeupListener(database, "worker")
+        self._transfers = BlobTransfers(self._listener.wake) if blobs is not None else None
         self._context = WorkerContext(
             engine,
             database,
-            FileStorage(home, blobs),
+            FileStorage(home, blobs, self._transfers),
             quotas=config.quotas,
             max_unnamed_weights=config.max_unnamed_weights,
             locks=lease_locks(group_lease(config.group_id)),
@@ -96,9 +99,10 @@ class Worker:
             database, self._lease.epoch, lease=self._lease.name, group_id=config.group_id
         )
         self._member = self._make_member(refresh_models, models_source)
-        self._listener = WakeupListener(database, "worker")
         self._fair_queue = FairQueue(config.batch_limits)
-        self._poller = QueuePoller(database, config.group_id, self._fair_queue)
+        self._poller = QueuePoller(
+            database, config.group_id, self._fair_queue, self._context.storage
+        )
         self._resident_models = ResidentModels(self._context)
         self._snapshots = SnapshotWriter(
             self._context, config.snapshots, self._result_log.check_fence
@@ -122,6 +126,7 @@ class Worker:
             self._adapter_memory,
             start_jobs=self._start_jobs,
             store_results=self._store_results,
+            wake=self._listener.wake,
         )
         self._coordinator = GroupCoordinator(
             database,
@@ -189,6 +194,9 @@ class Worker:
         finally:
             self._housekeeper.close()
             self._coordinator.close()
+            self._training.close()
+            if self._transfers is not None:
+                self._transfers.close()
             self._snapshots.close()
             self._result_log.close()
             self._drift.close()
@@ -273,10 +281,9 @@ class Worker:
     def _wait_seconds(self) -> float:
         if self._context.engine.num_samples:
             return 0.0
-        next_poll_at = self._fair_queue.next_poll_at()
-        if next_poll_at is None:
-            return POLL_SECONDS
-        return min(POLL_SECONDS, max(0.0, next_poll_at - time.monotonic()))
+        times = (self._fair_queue.next_poll_at(), self._active_samples.next_retry_at())
+        now = time.monotonic()
+        return min([POLL_SECONDS, *(max(0.0, at - now) for at in times if at is not None)])
 
     # --- running jobs ----------------------------------------------------------------------------
     def _run_timed_batch(self) -> bool:
@@ -289,6 +296,7 @@ class Worker:
     def _run_batch(self) -> bool:
         """Run samples and one training batch; returns False if there was nothing to do."""
         self._result_log.check()
+        self._training.finish_saves()
         is_busy = self._start_samples()
         if self._context.engine.num_samples:
             # As long as the last training batch took, so that each gets half of a busy engine.
@@ -322,7 +330,12 @@ class Worker:
 
     def _start_samples(self) -> bool:
         engine = self._context.engine
-        if self._active_samples.is_exclusive:
+        refused = [
+            ResultEntry(job, failed, None, clock.now())
+            for job, failed in self._active_samples.retry_waiting(time.monotonic())
+        ]
+        self._store_results(refused)
+        if not self._active_samples.can_start:
             return False
         num_free = engine.max_samples - engine.num_samples
         taken = self._fair_queue.next_samples(

@@ -14,6 +14,7 @@ import pytest
 from tinkex import types
 from tinkex.checkpoint.blob_cache import BlobCache
 from tinkex.checkpoint.blobs import BlobStore
+from tinkex.checkpoint.places import payload_place
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.home import Home
@@ -82,6 +83,12 @@ class WorkerHarness:
             self._worker_database.close()
         self.worker = self._thread = None
 
+    def kill(self) -> None:
+        """End the worker like a crash: without snapshots; the next one finds its jobs running."""
+        assert self.worker is not None
+        self.worker._snapshots.snapshot_and_wait = lambda resident: False
+        self.stop()
+
     def close(self) -> None:
         self.stop()
         self.queue.close()
@@ -138,6 +145,19 @@ class WorkerHarness:
         request = types.ForwardBackwardRequest(inputs, run_id, seq)
         body = encode_forward_backward_request(request, False)
         return self.op(run_id, seq, JobKind.FORWARD_BACKWARD, body, is_proto=True)
+
+    def forward_backward_in_blobs(
+        self, run_id: str, seq: int, tokens: list[int], payload: bytes | None = None
+    ) -> JobRecord:
+        """A pass whose payload is in the object store, as an API process puts it there."""
+        if payload is None:
+            inputs = types.ForwardBackwardInput([datum(tokens)], "cross_entropy")
+            request = types.ForwardBackwardRequest(inputs, run_id, seq)
+            payload = encode_forward_backward_request(request, False)
+        place = payload_place(payload)
+        BlobStore(self.blobs_url).create_payload(place, payload)
+        options = {"payload_ref": place, "payload_bytes": len(payload), "is_proto": True}
+        return self.op(run_id, seq, JobKind.FORWARD_BACKWARD, b"", **options)
 
     def optim_step(self, run_id: str, seq: int, learning_rate: float = 0.1) -> JobRecord:
         params = types.AdamParams(learning_rate=learning_rate)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tinkex.checkpoint.places import BlobsUnavailable
 from tinkex.errors import (
     APIStatusError,
     CheckpointError,
@@ -54,6 +55,14 @@ def response_for_error(error: BaseException) -> RawResponse:
             message = "the server's database is unavailable; try again"
         return error_response(
             503, message, error.category, retry_after_headers(STORE_RETRY_SECONDS)
+        )
+    if isinstance(error, BlobsUnavailable):
+        LOG.error("%s", error.message)
+        return error_response(
+            503,
+            "the server's object store is unavailable; try again",
+            error.category,
+            retry_after_headers(STORE_RETRY_SECONDS),
         )
     if isinstance(error, TinkexError):
         status = 422 if error.category is RequestErrorCategory.User else 500

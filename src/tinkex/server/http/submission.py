@@ -2,31 +2,73 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from tinkex import types
-from tinkex.errors import PromiseExpiredError
+from tinkex.checkpoint.places import BlobsUnavailable, payload_place
+from tinkex.checkpoint.storage import FileStorage
+from tinkex.errors import PromiseExpiredError, StoreError, TinkexError
 from tinkex.jobs.job_types import JobKind
 from tinkex.jobs.queue import PrepareJob
 from tinkex.server.http.ownership import require_open_session, require_trainable_run
-from tinkex.server.http.request_context import RequestContext, Services
+from tinkex.server.http.request_context import RequestContext, Services, run_in_thread
 from tinkex.server.http.store_access import await_store_future
 from tinkex.server.http.validation import check_number
 from tinkex.store.database import Connection
-from tinkex.store.records import NewJob
+from tinkex.store.records import JobRecord, NewJob
+
+#: Payloads of this size go to the object store, if there is one.
+LARGE_PAYLOAD_BYTES = 64 * 1024
 
 
 async def submit_job(
     services: Services, new: NewJob, prepare: PrepareJob | None = None
 ) -> types.UntypedAPIFuture:
     """Store a job and return its future once it is committed."""
-    job = await await_store_future(services.queue.submit(new, prepare))
+    if services.storage.has_blobs and is_large(new):
+        job = await _submit_large(services, new, prepare)
+    else:
+        job = await await_store_future(services.queue.submit(new, prepare))
     sequence_ids = [f"{job.id}:{index}" for index in range(job.num_sequences)]
     return types.UntypedAPIFuture(
         request_id=job.id,
         model_id=job.run_id,
         sample_sequence_ids=sequence_ids if job.kind == JobKind.SAMPLE else None,
     )
+
+
+def is_large(new: NewJob) -> bool:
+    """Whether the payload goes to the object store; loads are read by the housekeeper."""
+    return len(new.payload) >= LARGE_PAYLOAD_BYTES and new.kind != JobKind.LOAD_WEIGHTS
+
+
+async def _submit_large(services: Services, new: NewJob, prepare: PrepareJob | None) -> JobRecord:
+    """Upload the payload, then store the job that names its place."""
+    place = await run_in_thread(_upload_payload, services.storage, new.payload)
+    stored = replace(new, payload=b"", payload_ref=place, payload_bytes=len(new.payload))
+    try:
+        job = await await_store_future(services.queue.submit(stored, prepare))
+    except TinkexError as error:
+        if not isinstance(error, StoreError):
+            await run_in_thread(_discard_payload, services.storage, place)
+        # After an error of the store the job may be stored; orphans are removed later.
+        raise
+    if job.payload_ref != place:
+        # A repeated request: the first one has its own.
+        await run_in_thread(_discard_payload, services.storage, place)
+    return job
+
+
+def _upload_payload(storage: FileStorage, payload: bytes) -> str:
+    place = payload_place(payload)
+    storage.cache.store.create_payload(place, payload)
+    return place
+
+
+def _discard_payload(storage: FileStorage, place: str) -> None:
+    with suppress(BlobsUnavailable):
+        storage.cache.store.remove(place)
 
 
 async def submit_operation(
