@@ -21,6 +21,7 @@ from tinkex.jobs.wakeup import WakeupListener, WakeupSender
 from tinkex.server.app import create_app
 from tinkex.server.config import ServerConfig
 from tinkex.server.http.request_context import Handler, Services
+from tinkex.server.wiring import open_blobs
 from tinkex.store import groups, jobs, keys, schema, settings
 from tinkex.store.database import Connection, Database
 from tinkex.store.migrations import migrate
@@ -127,7 +128,7 @@ def open_harness(
         services = Services(
             config=config,
             home=Home(root),
-            storage=FileStorage(Home(root)),
+            storage=FileStorage(Home(root), open_blobs(config)),
             database=database,
             queue=queue,
             quotas=quotas,

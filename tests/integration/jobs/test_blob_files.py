@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import obstore
@@ -24,10 +25,10 @@ from tinkex.store.records import CheckpointRecord, JobRecord, JobState
 TOKENS = [1, 2, 3, 4]
 
 
-@pytest.fixture
-def harness(tmp_path: Path, blobs_url: str) -> Iterator[WorkerHarness]:
+@contextmanager
+def open_harness(root: Path, blobs_url: str) -> Iterator[WorkerHarness]:
     harness = WorkerHarness(
-        tmp_path,
+        root,
         blobs_url=blobs_url,
         snapshots=SnapshotPolicy(max_changes=2),
         housekeeping=HousekeepingPolicy(interval_seconds=0.05),
@@ -35,6 +36,19 @@ def harness(tmp_path: Path, blobs_url: str) -> Iterator[WorkerHarness]:
     BlobStore(blobs_url).create(STORE_ID_KEY, b"tests")
     yield harness
     harness.close()
+
+
+@pytest.fixture
+def harness(tmp_path: Path, s3: S3Bucket) -> Iterator[WorkerHarness]:
+    with open_harness(tmp_path, s3.url) as harness:
+        yield harness
+
+
+@pytest.fixture
+def any_harness(tmp_path: Path, blobs_url: str) -> Iterator[WorkerHarness]:
+    """On an object store of each kind."""
+    with open_harness(tmp_path, blobs_url) as harness:
+        yield harness
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -71,8 +85,9 @@ def record_of(harness: WorkerHarness, job: JobRecord) -> CheckpointRecord:
 
 
 def test_models_and_checkpoints_follow_to_another_machine(
-    harness: WorkerHarness, tmp_path: Path
+    any_harness: WorkerHarness, tmp_path: Path
 ) -> None:
+    harness = any_harness
     (tmp_path / "with home").mkdir()
     with_home = WorkerHarness(tmp_path / "with home")
     harness.start()
@@ -171,14 +186,14 @@ def test_large_payloads_are_read_again_after_a_crash(harness: WorkerHarness) -> 
     eventually(lambda: not any(place.startswith("payloads/") for place in store.list_places()))
 
 
-def test_payloads_of_failed_and_cancelled_jobs_are_removed(harness: WorkerHarness) -> None:
+def test_payload_of_a_failed_job_is_removed(harness: WorkerHarness) -> None:
     store = BlobStore(harness.blobs_url)
     tenant = harness.tenant()
     run_id = harness.model(tenant, harness.session(tenant))
     failed = harness.forward_backward_in_blobs(run_id, 1, TOKENS, payload=b"not a request")
     assert failed.payload_ref in store.list_places()
     harness.start()
-    assert "cannot be decoded" in str(harness.outcome(failed).job.error)
+    assert harness.outcome(failed).job.error
     eventually(lambda: failed.payload_ref not in store.list_places())
 
 
@@ -224,13 +239,6 @@ def test_damaged_snapshot_ends_the_model_and_nothing_else(harness: WorkerHarness
 
 class TestOutage:
     """The object store goes away and returns; nothing is lost, and training goes on."""
-
-    @pytest.fixture
-    def harness(self, tmp_path: Path, s3: S3Bucket) -> Iterator[WorkerHarness]:
-        harness = WorkerHarness(tmp_path, blobs_url=s3.url, snapshots=SnapshotPolicy(max_changes=2))
-        BlobStore(s3.url).create(STORE_ID_KEY, b"tests")
-        yield harness
-        harness.close()
 
     def test_saves_wait_and_training_goes_on(self, harness: WorkerHarness, s3: S3Bucket) -> None:
         harness.start()
