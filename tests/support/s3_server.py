@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -130,6 +131,8 @@ class Door:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._listener: socket.socket | None = None
+        self.num_received = 0
+        """Bytes that clients have received."""
         self.port = free_port()
         self.open()
 
@@ -164,17 +167,24 @@ class Door:
         with client, socket.create_connection(("127.0.0.1", self._target_port)) as server:
             with self._lock:
                 self._sockets |= {client, server}
-            back = threading.Thread(target=_copy, args=(server, client), daemon=True)
+            back = threading.Thread(target=_copy, args=(server, client, self._count), daemon=True)
             back.start()
             _copy(client, server)
             back.join()
             with self._lock:
                 self._sockets -= {client, server}
 
+    def _count(self, num_bytes: int) -> None:
+        with self._lock:
+            self.num_received += num_bytes
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+
+def _copy(
+    source: socket.socket, target: socket.socket, count: Callable[[int], None] = lambda _: None
+) -> None:
     with suppress(OSError):
         while data := source.recv(1 << 16):
+            count(len(data))
             target.sendall(data)
     for one in (source, target):
         with suppress(OSError):

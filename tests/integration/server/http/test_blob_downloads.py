@@ -6,7 +6,8 @@ import json
 import tarfile
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,10 +18,12 @@ import pytest
 import tinkex
 from tests.support.live_server import serve_on_socket
 from tests.support.s3_server import S3Bucket
-from tests.support.server_harness import BASE_MODEL, KEY, OTHER_KEY, ServerHarness, open_harness
+from tests.support.serve_process import eventually
+from tests.support.server_harness import BASE_MODEL, KEY, ServerHarness, open_harness
 from tinkex import RestClient, ServiceClient
 from tinkex.checkpoint.manifest import read_manifest
 from tinkex.checkpoint.places import STORE_ID_KEY
+from tinkex.client.download.partial_file import INFO_SUFFIX, PART_SUFFIX
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import InternalServerError
 from tinkex.ids import parse_tinker_path
@@ -51,10 +54,8 @@ def url(harness: ServerHarness, tmp_path: Path) -> Iterator[str]:
         database=database,
         engine=FakeEngine([BASE_MODEL]),
         home=other_home,
-        config=WorkerConfig(
-            owner="test", housekeeping=HousekeepingPolicy(interval_seconds=0.05)
-        ),
-        blobs=open_blobs(services.config),
+        config=WorkerConfig(owner="test", housekeeping=HousekeepingPolicy(interval_seconds=0.05)),
+        blobs=open_blobs(replace(services.config, home=other_home.root)),
     )
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
@@ -88,16 +89,18 @@ def test_files_are_downloaded_from_the_object_store(
     assert {urlsplit(link).netloc for link in links.values()} == {endpoint}
     assert "manifest.json" in links
     name = next(name for name in links if name.endswith(".safetensors"))
-    # A download that was interrupted: its first bytes are here, and are not sent again.
     with urllib.request.urlopen(links[name], timeout=10) as answer:
         content, etag = answer.read(), answer.headers["etag"]
-    partial = tmp_path / ".target.partial"
-    partial.mkdir()
-    (partial / f"{name}.partial").write_bytes(content[:100])
+    # A download that was interrupted: its first bytes are here, and are not sent again.
+    part = tmp_path / ".target.partial" / name
+    part.parent.mkdir()
+    part.with_name(name + PART_SUFFIX).write_bytes(content[:-10])
     info = {"etag": etag, "num_bytes": len(content)}
-    (partial / f"{name}.partial.json").write_bytes(json.dumps(info).encode())
+    part.with_name(name + INFO_SUFFIX).write_text(json.dumps(info))
+    num_received = s3.door.num_received
     target = rest.download_checkpoint(path, tmp_path / "target").result(TIMEOUT_SECONDS)
     assert (target / name).read_bytes() == content
+    assert s3.door.num_received - num_received < len(content)
     assert read_manifest(target).files.keys() | {"manifest.json"} == links.keys()
     # The API has read none of the files.
     assert not list(harness.services.home.blob_cache.glob("checkpoints*"))
@@ -107,7 +110,7 @@ def test_archive_goes_through_the_api(harness: ServerHarness, url: str, tmp_path
     path = save(url)
     rest = RestClient(base_url=url, api_key=KEY)
     target = tmp_path / "saved.tar"
-    rest.download_checkpoint_archive(path, target).result(TIMEOUT_SECONDS)
+    rest.download_checkpoint(path, target, extract=False).result(TIMEOUT_SECONDS)
     with tarfile.open(target) as archive:
         names = set(archive.getnames())
     assert names == set(rest.get_external_weights_urls(path).result(TIMEOUT_SECONDS).urls)
@@ -128,12 +131,14 @@ def test_encrypted_export_is_decrypted_by_the_client(url: str, tmp_path: Path) -
 
 def test_links_go_through_the_api_if_configured(tmp_path: Path, s3: S3Bucket, url: str) -> None:
     path = save(url)
-    with open_harness(tmp_path / "home", blobs=s3.url, blob_links=False) as other:
-        with serve_on_socket(other) as address:
-            rest = RestClient(base_url=address, api_key=KEY)
-            links = rest.get_external_weights_urls(path).result(TIMEOUT_SECONDS).urls
-            assert all(link.startswith(address) for link in links.values())
-            rest.download_checkpoint(path, tmp_path / "target").result(TIMEOUT_SECONDS)
+    with (
+        open_harness(tmp_path / "home", blobs=s3.url, blob_links=False) as other,
+        serve_on_socket(other) as address,
+    ):
+        rest = RestClient(base_url=address, api_key=KEY)
+        links = rest.get_external_weights_urls(path).result(TIMEOUT_SECONDS).urls
+        assert all(link.startswith(address) for link in links.values())
+        rest.download_checkpoint(path, tmp_path / "target").result(TIMEOUT_SECONDS)
 
 
 def test_damage_is_reported_with_the_links(harness: ServerHarness, url: str) -> None:
@@ -147,20 +152,18 @@ def test_damage_is_reported_with_the_links(harness: ServerHarness, url: str) -> 
         )
 
 
-def test_copy_shares_the_place(
-    harness: ServerHarness, url: str, eventually: Callable[..., None]
-) -> None:
+def test_copy_shares_the_place(harness: ServerHarness, url: str) -> None:
     path = save(url)
     rest = RestClient(base_url=url, api_key=KEY)
     copied = rest.copy_weights(path).result(TIMEOUT_SECONDS)
-    source, copy = record_at(harness, path), record_at(harness, copied.tinker_path)
+    source, copy = record_at(harness, path), record_at(harness, copied)
     store = harness.services.storage.cache.store
     assert source.place == copy.place != ""
     assert list(store.list_places()) == [source.place]
     rest.delete_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
     eventually(lambda: source.id not in harness.read(checkpoints.list_ids))
-    rest.get_external_weights_urls(copied.tinker_path).result(TIMEOUT_SECONDS)
-    rest.delete_checkpoint_from_tinker_path(copied.tinker_path).result(TIMEOUT_SECONDS)
+    rest.get_external_weights_urls(copied).result(TIMEOUT_SECONDS)
+    rest.delete_checkpoint_from_tinker_path(copied).result(TIMEOUT_SECONDS)
     eventually(lambda: list(store.list_places()) == [])
 
 
@@ -172,9 +175,7 @@ def large_datum() -> tinkex.Datum:
     )
 
 
-def test_large_requests_are_stored_as_objects(
-    harness: ServerHarness, url: str, eventually: Callable[..., None]
-) -> None:
+def test_large_requests_are_stored_as_objects(harness: ServerHarness, url: str) -> None:
     store = harness.services.storage.cache.store
     with ServiceClient(base_url=url, api_key=KEY) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=4)
@@ -196,14 +197,19 @@ def test_large_request_waits_for_the_object_store(
     with ServiceClient(base_url=url, api_key=KEY) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=4)
         s3.door.close()
-        body = b"x" * (64 * 1024)
-        answer = harness.send_request(
-            "POST", "/forward_backward", content=body, headers={"content-type": "application/json"}
-        )
-        assert answer.status_code in {422, 503}
+        datum = {
+            "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1] * 20_000}]},
+            "loss_fn_inputs": {"target_tokens": {"data": [1] * 20_000, "dtype": "int64"}},
+        }
+        inputs = {"data": [datum], "loss_fn": "cross_entropy"}
+        body = {"model_id": client.model_id, "seq_id": 100, "forward_backward_input": inputs}
+        answer = harness.post("/forward_backward", body)
+        assert answer.status_code == 503, answer.text
+        assert answer.headers["retry-after"] == "1"
+        assert "object store is unavailable" in answer.text
+        # The SDK waits.
         future = client.forward_backward([large_datum()], "cross_entropy")
-        with pytest.raises(tinkex.errors.TinkexError):
+        with pytest.raises(TimeoutError):
             future.result(0.5)
         s3.door.open()
         future.result(TIMEOUT_SECONDS)
-        assert OTHER_KEY != KEY
