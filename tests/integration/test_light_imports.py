@@ -21,6 +21,7 @@ HEAVY = {
     "httpx",
     "litestar",
     "numpy",
+    "obstore",
     "pydantic",
     "ray",
     "rich",

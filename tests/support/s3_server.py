@@ -204,6 +204,11 @@ class S3Bucket:
         """The variables of a client that goes through the door."""
         return self._server.environment | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.door.port}"}
 
+    def restart_server(self) -> None:
+        """Kill the server and start it again, which takes long."""
+        self._server.stop()
+        self._server.start()
+
     def __enter__(self) -> S3Bucket:
         return self
 

@@ -96,7 +96,8 @@ class BlobCache:
         except FileNotFoundError:
             return None
         if lock_descriptor(descriptor, shared=True) and _is_same(descriptor, directory):
-            os.utime(directory)
+            now = clock.wall_now()  # the kernel's own time is coarser
+            os.utime(directory, (now, now))
             return Pin(directory, descriptor)
         os.close(descriptor)
         return None
