@@ -55,12 +55,16 @@ class FileStorage:
         self,
         home: Home,
         cache: BlobCache | None = None,
-        transfers: BlobTransfers | None = None,
+        *,
+        wake: Callable[[], None] | None = None,
     ) -> None:
-        """With `transfers`, methods that open files raise BlobPending instead of waiting."""
+        """With `wake`, methods that open files raise BlobPending instead of waiting.
+
+        It is called on another thread when a download has ended.
+        """
         self.home = home
         self._cache = cache
-        self._transfers = transfers
+        self._transfers = BlobTransfers(wake) if wake is not None and cache is not None else None
         self._verified = VerifiedCheckpoints()
 
     @property
@@ -167,6 +171,11 @@ class FileStorage:
         store = self.cache.store
         if self._transfers is not None and store.is_available:
             self._transfers.prefetch(place, lambda: store.read_payload(place), num_bytes)
+
+    def close(self) -> None:
+        """Stop downloads in the background."""
+        if self._transfers is not None:
+            self._transfers.close()
 
     def remove_place(self, place: str) -> None:
         """Remove a place from the object store, and its local copy."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tinkex import clock, types
@@ -15,7 +15,7 @@ from tinkex.errors import InvalidInput
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs import job_types
 from tinkex.jobs.job_types import INTERNAL_TENANT, Completed, Failed, JobOutcome, to_failed
-from tinkex.jobs.result_log import count_usage
+from tinkex.jobs.result_log import ResultEntry, count_usage
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.store import checkpoints, samplers
 from tinkex.store.database import Connection
@@ -92,16 +92,25 @@ class ActiveSamples:
         """Return when the first waiting sample is tried again."""
         return min((sample.retry_at for sample in self._waiting.values()), default=None)
 
-    def retry_waiting(self, now: float) -> list[tuple[JobRecord, Failed]]:
+    def retry_waiting(self) -> list[ResultEntry]:
         """Start waiting samples whose time has come; returns those that cannot be started."""
+        now = time.monotonic()
         due = [sample for sample in self._waiting.values() if sample.retry_at <= now]
-        refused = []
         for sample in due:
             del self._waiting[sample.job.id]
-            failed = self.start(sample.job, sample.payload)
-            if failed is not None:
-                refused.append((sample.job, failed))
-        return refused
+        payloads = {sample.job.id: sample.payload for sample in due}
+        return self.start_all([sample.job for sample in due], payloads)
+
+    def start_all(
+        self, jobs: Sequence[JobRecord], payloads: Mapping[str, bytes]
+    ) -> list[ResultEntry]:
+        """Start samples; returns those that cannot be started."""
+        outcomes = [(job, self.start(job, payloads[job.id])) for job in jobs]
+        return [
+            ResultEntry(job, failed, None, clock.now())
+            for job, failed in outcomes
+            if failed is not None
+        ]
 
     @property
     def running_jobs(self) -> list[JobRecord]:

@@ -16,7 +16,6 @@ from functools import partial
 from tinkex import clock
 from tinkex.checkpoint.blob_cache import BlobCache
 from tinkex.checkpoint.storage import FileStorage
-from tinkex.checkpoint.transfers import BlobTransfers
 from tinkex.engine.protocol import Engine, EngineLost
 from tinkex.errors import StoreError
 from tinkex.home import Home
@@ -85,11 +84,10 @@ class Worker:
         self._database = database
         self._group_id = config.group_id
         self._listener = WakeupListener(database, "worker")
-        self._transfers = BlobTransfers(self._listener.wake) if blobs is not None else None
         self._context = WorkerContext(
             engine,
             database,
-            FileStorage(home, blobs, self._transfers),
+            FileStorage(home, blobs, wake=self._listener.wake),
             quotas=config.quotas,
             max_unnamed_weights=config.max_unnamed_weights,
             locks=lease_locks(group_lease(config.group_id)),
@@ -195,8 +193,7 @@ class Worker:
             self._housekeeper.close()
             self._coordinator.close()
             self._training.close()
-            if self._transfers is not None:
-                self._transfers.close()
+            self._context.storage.close()
             self._snapshots.close()
             self._result_log.close()
             self._drift.close()
@@ -330,11 +327,7 @@ class Worker:
 
     def _start_samples(self) -> bool:
         engine = self._context.engine
-        refused = [
-            ResultEntry(job, failed, None, clock.now())
-            for job, failed in self._active_samples.retry_waiting(time.monotonic())
-        ]
-        self._store_results(refused)
+        self._store_results(self._active_samples.retry_waiting())
         if not self._active_samples.can_start:
             return False
         num_free = engine.max_samples - engine.num_samples
@@ -344,14 +337,9 @@ class Worker:
         if not taken:
             return False
         payloads = self._start_jobs(taken)
-        refused = []
-        for job in taken:
-            # A job that was cancelled meanwhile has no payload.
-            payload = payloads.get(job.id)
-            failed = self._active_samples.start(job, payload) if payload is not None else None
-            if failed is not None:
-                refused.append(ResultEntry(job, failed, None, clock.now()))
-        self._store_results(refused)
+        # A job that was cancelled meanwhile has no payload.
+        present = [job for job in taken if payloads.get(job.id) is not None]
+        self._store_results(self._active_samples.start_all(present, payloads))
         return True
 
     def _start_jobs(self, started: Sequence[JobRecord]) -> dict[str, bytes]:

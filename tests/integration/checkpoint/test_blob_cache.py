@@ -15,7 +15,6 @@ from tinkex.checkpoint.blobs import BlobStore
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.checkpoint.places import STORE_ID_KEY, BlobPending, new_place
 from tinkex.checkpoint.storage import FileStorage
-from tinkex.checkpoint.transfers import BlobTransfers
 from tinkex.errors import CheckpointError
 from tinkex.home import Home
 
@@ -178,11 +177,10 @@ def test_callers_with_transfers_do_not_wait(
 ) -> None:
     place = upload(store, tmp_path, "a")
     woken = threading.Event()
-    transfers = BlobTransfers(woken.set)
-    storage = FileStorage(Home(tmp_path / "home"), cache, transfers)
+    storage = FileStorage(Home(tmp_path / "home"), cache, wake=woken.set)
     with pytest.raises(BlobPending):
         storage.pin_checkpoint("a", place, "a")
     assert woken.wait(60)
     storage.pin_checkpoint("a", place, "a").close()
     assert store.num_downloads == 1
-    transfers.close()
+    storage.close()
