@@ -25,6 +25,7 @@ from tinkex.jobs.active_samples import SampleOrigin
 from tinkex.jobs.job_types import INTERNAL_TENANT, JobKind
 from tinkex.jobs.queue import JobQueue, QueueLimits
 from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.server.http.model_specs import list_served_models
 from tinkex.store import groups, jobs, schema, stats
 from tinkex.store.database import Database
 from tinkex.store.records import GroupRecord, GroupState, JobRecord, NewJob
@@ -155,6 +156,8 @@ def tokens_of(harness: WorkerHarness, job: JobRecord) -> list[int]:
 def test_samples_go_to_vllm_and_models_do_not(harness: WorkerHarness, start: Start) -> None:
     start("")
     start("vllm")
+    (described,) = harness.read(list_served_models)
+    assert described.is_trainable and described.arch == "bigram"
     tenant = harness.tenant()
     session = harness.session(tenant)
     for number in range(4):

@@ -151,6 +151,15 @@ def test_tables_and_lists(tmp_path: Path) -> None:
     }
 
 
+def test_samplers_are_named_per_base_model(tmp_path: Path) -> None:
+    text = "samplers = { 'a/b' = 'vllm', c = 'trainer' }\nvllm_options = { max_lora_rank = 8 }\n"
+    config = read_config({"home": tmp_path}, toml(tmp_path, text), {})
+    assert config.vllm_models == {"a/b"} and config.vllm_options == {"max_lora_rank": 8}
+    assert read_config({"home": tmp_path}, None, {}).vllm_models == frozenset()
+    with pytest.raises(ConfigError, match="the sampler of c is 'vlm'; expected trainer or vllm"):
+        read_config({"home": tmp_path, "samplers": {"c": "vlm"}}, None, {})
+
+
 def test_file_types_are_strict(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"port is '80' in .*some.toml; expected a whole number"):
         read_from_file(toml(tmp_path, "port = '80'"))

@@ -22,6 +22,22 @@ def test_fake_engine_is_opt_in(tmp_path: Path) -> None:
     assert [model.name for model in engine.base_models()] == ["our/model"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"models": ("a=/x",)}, "the engine 'vllm' needs vllm_python"),
+        ({"vllm_python": "/x"}, "serves one base model, but 0 are given"),
+        ({"vllm_python": "/x", "models": ("a=/x", "b=/x")}, "one base model, but 2 are given"),
+        ({"vllm_python": "/x", "models": ("a=/nothing",)}, "folder /nothing does not exist"),
+    ],
+)
+def test_vllm_without_its_settings_is_one_sentence(
+    tmp_path: Path, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        make_engine(ServerConfig(home=tmp_path, engine="vllm", **settings))
+
+
 def test_engine_settings_match_server_settings(tmp_path: Path) -> None:
     config = ServerConfig(
         home=tmp_path,
