@@ -133,6 +133,13 @@ class Door:
         self._listener: socket.socket | None = None
         self.num_received = 0
         """Bytes that clients have received."""
+        self.num_sent = 0
+        """Bytes that clients have sent."""
+        self.may_send = threading.Event()
+        """While it is not set, nothing that clients send arrives."""
+        self.may_send.set()
+        self.stop_after: int | None = None
+        """Nothing more arrives after clients have sent this many bytes."""
         self.port = free_port()
         self.open()
 
@@ -169,10 +176,17 @@ class Door:
                 self._sockets |= {client, server}
             back = threading.Thread(target=_copy, args=(server, client, self._count), daemon=True)
             back.start()
-            _copy(client, server)
+            _copy(client, server, self._count_sent)
             back.join()
             with self._lock:
                 self._sockets -= {client, server}
+
+    def _count_sent(self, num_bytes: int) -> None:
+        with self._lock:
+            self.num_sent += num_bytes
+            if self.stop_after is not None and self.num_sent > self.stop_after:
+                self.may_send.clear()
+        self.may_send.wait(60)
 
     def _count(self, num_bytes: int) -> None:
         with self._lock:

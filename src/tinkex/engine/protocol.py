@@ -34,6 +34,8 @@ class BaseModel:
     """The Hub id of the tokenizer; None means the model's name."""
     tokenizer_folder: str | None = None
     """The folder of the tokenizer files on the server; never sent to clients."""
+    tokenizer_digest: str | None = None
+    """The digest of the tokenizer files, if they are in the object store."""
     is_trainable: bool = True
     is_sampleable: bool = True
 

@@ -25,6 +25,7 @@ from tinkex.jobs.lease import group_lease
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
 from tinkex.jobs.snapshots import AdapterMemory
+from tinkex.jobs.tokenizer_blobs import TokenizerPublisher
 from tinkex.jobs.wakeup import WakeupSender
 from tinkex.logs import get_logger
 from tinkex.store import groups, jobs
@@ -64,6 +65,7 @@ class GroupMember:
         group_id: str = "",
         source: str = "",
         check_fence: Callable[[Connection], None],
+        tokenizers: TokenizerPublisher,
     ) -> None:
         """`refresh` updates the engine's base models and returns whether they changed.
 
@@ -76,6 +78,7 @@ class GroupMember:
         self._refresh = refresh
         self._source = source
         self._check_fence = check_fence
+        self._tokenizers = tokenizers
         self._is_stale = False
         self._num_moves = 0
         self._others: list[GroupView] = []
@@ -116,7 +119,11 @@ class GroupMember:
 
     def refresh_models(self) -> None:
         """Refresh the engine's base models and publish changes; retried if the store fails."""
-        self._is_stale = self._refresh() or self._is_stale
+        if self._refresh():
+            self._is_stale = True
+            self._tokenizers.forget()
+        if self._tokenizers.publish(self._engine.base_models):
+            self._is_stale = True
         if not self._is_stale:
             return
         models = self._describe_models()
@@ -130,7 +137,8 @@ class GroupMember:
             self._is_stale = False
 
     def _describe_models(self) -> list[Mapping[str, object]]:
-        return [asdict(model) for model in self._engine.base_models()]
+        models = self._engine.base_models()
+        return [asdict(self._tokenizers.describe(model)) for model in models]
 
     def touch(self) -> None:
         """Record that the group is alive; called from another thread."""

@@ -32,6 +32,7 @@ from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
 from tinkex.jobs.snapshots import AdapterMemory, SnapshotPolicy, SnapshotWriter
+from tinkex.jobs.tokenizer_blobs import TokenizerPublisher
 from tinkex.jobs.training_batches import TrainingBatches
 from tinkex.jobs.wakeup import WakeupListener
 from tinkex.jobs.worker_context import WorkerContext
@@ -147,6 +148,7 @@ class Worker:
             group_id=self._group_id,
             source=models_source,
             check_fence=self._result_log.check_fence,
+            tokenizers=TokenizerPublisher(self._context.storage),
         )
 
     def _make_housekeeper(self) -> Housekeeper:

@@ -184,3 +184,22 @@ def test_callers_with_transfers_do_not_wait(
     storage.pin_checkpoint("a", place, "a").close()
     assert store.num_downloads == 1
     storage.close()
+
+
+def test_two_writers_of_one_save_never_share_a_place(
+    cache: BlobCache, store: CountingStore, tmp_path: Path
+) -> None:
+    homes = [Home(tmp_path / name) for name in ("zombie", "successor")]
+    caches = [BlobCache(store, home.blob_cache, MAX_BYTES) for home in homes]
+    written = []
+    for content, (home, own) in enumerate(zip(homes, caches, strict=True)):
+        with FileStorage(home, own).new_checkpoint("job") as files:
+            (files.directory / "weights").write_bytes(bytes([content]) * SIZE)
+            write_manifest(files.directory)
+        written.append(files)
+    for files in reversed(written):  # the one that lost its lease comes last
+        files.upload()
+    reader = FileStorage(Home(tmp_path / "reader"), cache)
+    with reader.open_checkpoint("job", written[1].place, "job") as directory:
+        assert (directory / "weights").read_bytes() == b"\1" * SIZE
+    assert len(store.list_places()) == 2

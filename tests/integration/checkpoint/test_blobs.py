@@ -10,10 +10,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import GenericError
 
 from tests.support.s3_server import S3Bucket
+from tests.support.small_disk import run_on_small_disk
 from tinkex.checkpoint import blobs as blobs_module
-from tinkex.checkpoint.blobs import BLOB_MANIFEST, BlobStore
+from tinkex.checkpoint.blobs import BLOB_MANIFEST, BlobStore, describe_failure
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.checkpoint.places import STORE_ID_KEY, BlobsUnavailable, new_place, payload_place
 from tinkex.errors import CheckpointError, ConfigError
@@ -222,3 +224,63 @@ def test_manifest_is_the_last_object(store: BlobStore, source: Path) -> None:
     place = new_place("checkpoints", "job")
     Recorded(store.url).upload(place, source)
     assert keys[-1] == f"{place}/{BLOB_MANIFEST}"
+
+
+def test_upload_that_is_killed_between_parts_is_invisible(s3: S3Bucket, source: Path) -> None:
+    store, place = open_store(s3.url), new_place("checkpoints", "job")
+    (source / "a/optimizer.safetensors").write_bytes(os.urandom(20 * 2**20))
+    write_manifest(source)
+    s3.door.stop_after = 9 * 2**20  # one part of 8 MiB has arrived
+    script = (
+        "import sys; from pathlib import Path; from tinkex.checkpoint.blobs import BlobStore; "
+        "BlobStore(sys.argv[1]).upload(sys.argv[2], Path(sys.argv[3]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, s3.url, place, str(source)]) as process:
+        for _ in range(6000):
+            if not s3.door.may_send.wait(0):
+                break
+            signal.sigtimedwait([], 0.01)
+        assert not s3.door.may_send.is_set()
+        process.kill()
+    s3.door.stop_after = None
+    s3.door.may_send.set()
+    keys = [key for key, _, _ in store._list(place)]
+    assert f"{place}/a/optimizer.safetensors" not in keys
+    assert f"{place}/{BLOB_MANIFEST}" not in keys
+
+
+_FULL_DISK = """
+import os, sys
+from pathlib import Path
+from tests.support.small_disk import leave_free
+from tinkex.checkpoint.blobs import BlobStore
+from tinkex.checkpoint.places import STORE_ID_KEY, BlobsUnavailable
+
+disk = Path(sys.argv[1])
+store = BlobStore(f"file://{disk}/objects")
+store.create(STORE_ID_KEY, b"tests")
+leave_free(disk, 64 * 1024)
+try:
+    store.create("checkpoints/a/b/c", bytes(1 << 20))
+except BlobsUnavailable as error:
+    print(error)
+"""
+
+
+def test_full_object_store_is_named(tmp_path: Path) -> None:
+    outcome = run_on_small_disk(tmp_path / "disk", _FULL_DISK)
+    assert outcome.stdout == "cannot write checkpoints/a/b/c: the object store is full\n", outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("status code: 507 Insufficient Storage", "the object store is full"),
+        ("400: <Code>QuotaExceeded</Code>", "the object store is full"),
+        ("<Code>XMinioStorageFull</Code>", "the object store is full"),
+        ("status code: 503 Slow Down: <?xml", "the object store answered 503 Slow Down"),
+        ("403 Forbidden: <Code>AccessDenied</Code>", "the object store refuses the credentials"),
+    ],
+)
+def test_answers_of_object_stores_are_explained(text: str, reason: str) -> None:
+    assert describe_failure(GenericError(text)) == reason

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import tarfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,16 @@ from tinkex.checkpoint.manifest import read_manifest
 from tinkex.checkpoint.places import STORE_ID_KEY
 from tinkex.client.download.partial_file import INFO_SUFFIX, PART_SUFFIX
 from tinkex.engine.fake.engine import FakeEngine
+from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InternalServerError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.housekeeping import HousekeepingPolicy
 from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.server.wiring import open_blobs
-from tinkex.store import checkpoints, jobs
+from tinkex.store import checkpoints, groups, jobs
 from tinkex.store.database import Database
 from tinkex.store.records import CheckpointRecord
+from tinkex.tokenizer_files import digest_files, read_tokenizer_files
 
 TIMEOUT_SECONDS = 60.0
 
@@ -44,6 +47,20 @@ def harness(tmp_path: Path, s3: S3Bucket) -> Iterator[ServerHarness]:
         yield opened
 
 
+class EngineWithTokenizer(FakeEngine):
+    """Its tokenizer is in a folder that the API cannot read."""
+
+    def __init__(self, models: list[str], folder: Path) -> None:
+        super().__init__(models)
+        self.folder = folder
+        folder.mkdir()
+        (folder / "vocab.txt").write_text("a b c")
+
+    def base_models(self) -> Sequence[BaseModel]:
+        folder = str(self.folder)
+        return [replace(model, tokenizer_folder=folder) for model in super().base_models()]
+
+
 @pytest.fixture
 def url(harness: ServerHarness, tmp_path: Path) -> Iterator[str]:
     """A server and a worker that share no disk, only the stores."""
@@ -52,7 +69,7 @@ def url(harness: ServerHarness, tmp_path: Path) -> Iterator[str]:
     other_home = services.home._replace(root=tmp_path / "worker")
     worker = Worker(
         database=database,
-        engine=FakeEngine([BASE_MODEL]),
+        engine=EngineWithTokenizer([BASE_MODEL], tmp_path / "tokenizer"),
         home=other_home,
         config=WorkerConfig(owner="test", housekeeping=HousekeepingPolicy(interval_seconds=0.05)),
         blobs=open_blobs(replace(services.config, home=other_home.root)),
@@ -213,3 +230,22 @@ def test_large_request_waits_for_the_object_store(
             future.result(0.5)
         s3.door.open()
         future.result(TIMEOUT_SECONDS)
+
+
+def test_tokenizer_needs_no_shared_folder(harness: ServerHarness, url: str, tmp_path: Path) -> None:
+    assert url
+    query = f"/tokenizer?base_model={BASE_MODEL}"
+    expected = read_tokenizer_files(tmp_path / "tokenizer")
+    digest = digest_files(expected)
+    store = harness.services.storage.cache.store
+    eventually(lambda: f"tokenizers/{digest}" in {key for key, _, _ in store._list("tokenizers")})
+    eventually(lambda: _served_model(harness)["tokenizer_digest"] == digest)
+    (tmp_path / "tokenizer").rename(tmp_path / "elsewhere")
+    assert harness.send_request("GET", query).json()["digest"] == digest
+    files = harness.send_request("GET", f"{query}&digest={digest}").json()["files"]
+    assert {name: base64.b64decode(text) for name, text in files.items()} == expected
+
+
+def _served_model(harness: ServerHarness) -> Any:
+    group = harness.read(lambda db: groups.find(db, ""))
+    return group.base_models[0] if group is not None else {"tokenizer_digest": None}
