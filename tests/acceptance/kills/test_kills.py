@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -172,20 +174,64 @@ def test_training_after_kills_on_postgresql_with_several_api_processes(
         postgres.drop_database(url)
 
 
+def test_training_after_restarts_of_postgresql(tmp_path: Path, undisturbed: list[Any]) -> None:
+    postgres = PostgresServer()
+    try:
+        flags = ["--store", postgres.create_database(), "--api-processes", "2", "--workers", "2"]
+        with serve(tmp_path / "home", *flags) as server, training(server) as (progress, results):
+            for _ in range(2):
+                await_steps(server, progress, 2)
+                postgres.shut_down()
+                assert_unavailable(server)
+                postgres.start_again()
+            assert results() == undisturbed
+    finally:
+        postgres.stop()
+
+
+def assert_unavailable(server: Server) -> None:
+    """Requests that need the store get 503 and are told when to repeat them."""
+    headers = {"X-API-Key": server.key, "Content-Type": "application/json"}
+    body = b'{"tags": [], "user_metadata": {}, "sdk_version": "1"}'
+    for _ in range(4):
+        request = urllib.request.Request(f"{server.url}/api/v1/create_session", body, headers)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+        assert caught.value.code == 503, caught.value.read()
+        assert int(caught.value.headers["Retry-After"]) > 0
+        caught.value.close()
+
+
 def train_among_kills(server: Server, rng: random.Random, num_kills: int) -> list[Any]:
     """The results of a client that trains while processes are killed."""
+    with training(server) as (progress, results):
+        for _ in range(num_kills):
+            # Let the loop progress between two kills, then kill at a random moment.
+            await_steps(server, progress, 2)
+            time.sleep(rng.random() * 0.05)
+            server.kill(rng.choice(["api", "worker", "worker", "both", "all"]))
+        return results()
+
+
+@contextmanager
+def training(
+    server: Server,
+) -> Iterator[tuple[threading.Semaphore, Callable[[], list[Any]]]]:
+    """Train in a thread; yields what counts its steps, and a function that returns all results."""
     outcome: list[list[Any]] = []
     progress = threading.Semaphore(0)
     loop = threading.Thread(target=lambda: outcome.append(train(server, progress)), daemon=True)
     loop.start()
-    for _ in range(num_kills):
-        # Let the loop progress between two kills, then kill at a random moment.
-        for _ in range(2):
-            assert progress.acquire(timeout=TIMEOUT_SECONDS), (server.home / "stderr").read_text()[
-                -2000:
-            ]
-        time.sleep(rng.random() * 0.05)
-        server.kill(rng.choice(["api", "worker", "worker", "both", "all"]))
-    loop.join(2 * TIMEOUT_SECONDS)
-    assert outcome, (server.home / "stderr").read_text()[-2000:]
-    return outcome[0]
+
+    def results() -> list[Any]:
+        loop.join(2 * TIMEOUT_SECONDS)
+        assert outcome, (server.home / "stderr").read_text()[-2000:]
+        return outcome[0]
+
+    yield progress, results
+
+
+def await_steps(server: Server, progress: threading.Semaphore, num_steps: int) -> None:
+    for _ in range(num_steps):
+        is_done = progress.acquire(timeout=TIMEOUT_SECONDS)
+        assert is_done, (server.home / "stderr").read_text()[-2000:]
