@@ -1,7 +1,7 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`fairness`, `groups`, `hostile`, `pipeline` and `store` take options too.
+`fairness`, `groups`, `hostile`, `limits`, `pipeline` and `store` take options too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks import (
     bench_fairness,
     bench_groups,
     bench_hostile,
+    bench_limits,
     bench_pipeline,
     bench_store,
 )
@@ -38,6 +39,7 @@ WITH_OPTIONS = {
     "fairness": bench_fairness.main,
     "groups": bench_groups.main,
     "hostile": bench_hostile.main,
+    "limits": bench_limits.main,
     "pipeline": bench_pipeline.main,
     "store": bench_store.main,
 }

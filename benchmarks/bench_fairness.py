@@ -42,7 +42,7 @@ class Scale(NamedTuple):
 
 
 @contextmanager
-def serve() -> Iterator[Server]:
+def serve(workers: str = "1") -> Iterator[Server]:
     """`tinkex serve` with the small model of the package under two names."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "tinkex", "serve", "--engine", "local", "--port", "0"]
@@ -50,7 +50,8 @@ def serve() -> Iterator[Server]:
             [*command, "--home", directory, "--model", f"{OTHER_MODEL}={built_in()[MODEL]}"],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"TINKEX_LOG": "error", "TINKEX_THREADS": "1"},
+            env=os.environ
+            | {"TINKEX_LOG": "error", "TINKEX_THREADS": "1", "TINKEX_WORKERS": workers},
         )
         try:
             assert process.stdout is not None
@@ -243,9 +244,10 @@ def main(options: Sequence[str] = ()) -> list[Row]:
     """Rows for the common table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks fairness", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="take a third of the tokens")
+    parser.add_argument("--workers", default="1", help="workers of the server")
     asked = parser.parse_args(list(options))
     scale = Scale(pass_tokens=33_000, num_rounds=1) if asked.quick else Scale()
-    with serve() as server:
+    with serve(asked.workers) as server:
         return asyncio.run(measure(server, scale))
 
 

@@ -295,10 +295,11 @@ def main(options: Sequence[str] = ()) -> list[Row]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks hostile", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="attack for a second each")
     parser.add_argument("--only", help="the attacks whose name contains this")
+    parser.add_argument("--workers", default="1", help="workers of the server")
     chosen = parser.parse_args(options)
     seconds = QUICK_SECONDS if chosen.quick else SECONDS
     rows: list[Row] = []
-    with serve() as server:
+    with serve(TINKEX_WORKERS=chosen.workers) as server:
         pid = api_pid(server)
         quiet = percentile(probe(server, seconds))
         memory = rss_mebibytes(pid)

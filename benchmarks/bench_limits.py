@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,9 +23,12 @@ ADAPTER_BYTES = 600_000_000
 LIMIT = 3.0
 
 
-def main() -> list[Row]:
+def main(options: Sequence[str] = ()) -> list[Row]:
     """Rows for models that are created and never trained."""
-    many, one = (measure(count) for count in (NUM_MODELS, 1))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks limits", description=__doc__)
+    parser.add_argument("--workers", default="1", help="workers of the server")
+    workers = parser.parse_args(list(options)).workers
+    many, one = (measure(count, workers) for count in (NUM_MODELS, 1))
     name = f"{NUM_MODELS} models of rank {RANK} against 1"
     return [
         at_most(f"{name}: memory of the server", many[0], one[0], "MB", LIMIT),
@@ -32,12 +36,12 @@ def main() -> list[Row]:
     ]
 
 
-def measure(num_models: int) -> tuple[float, float]:
+def measure(num_models: int, workers: str) -> tuple[float, float]:
     """The memory of a server with so many models, and its disk after it ended, in megabytes."""
     from tinkex import ServiceClient
 
     with tempfile.TemporaryDirectory() as home:
-        with server(Path(home)) as (process, url):
+        with server(Path(home), workers) as (process, url):
             service = ServiceClient(base_url=url, api_key=(Path(home) / "key").read_text().strip())
             for _ in range(num_models):
                 service.create_lora_training_client(BASE_MODEL, rank=RANK)
@@ -47,13 +51,14 @@ def measure(num_models: int) -> tuple[float, float]:
 
 
 @contextmanager
-def server(home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server(home: Path, workers: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server with a small memory budget, until the block ends."""
     port = 8000 + os.getpid() % 20_000
     settings = {
         "TINKEX_HOME": str(home),
         "TINKEX_ADAPTER_BYTES": str(ADAPTER_BYTES),
         "TINKEX_THREADS": "1",
+        "TINKEX_WORKERS": workers,
     }
     command = [sys.executable, "-m", "tinkex", "serve", "--port", str(port)]
     process = subprocess.Popen(

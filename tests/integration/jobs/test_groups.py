@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
 from tests.support.serve_process import eventually
 from tinkex.engine.fake.engine import FakeEngine
+from tinkex.errors import RateLimitError
 from tinkex.jobs import lease
 from tinkex.jobs.coordinator import GroupCoordinator
 from tinkex.jobs.housekeeping import HousekeepingPolicy
+from tinkex.jobs.job_types import JobKind
+from tinkex.jobs.queue import JobQueue, QueueLimits
+from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.result_log import LeaseLost
 from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.store import coordination, groups, schema
 from tinkex.store.database import Connection, Database
+from tinkex.store.quotas import Quotas
 from tinkex.store.records import GroupRecord, GroupState, JobRecord, JobState
 
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -27,7 +34,13 @@ MOVE_AFTER_SECONDS = 3.0
 class GroupWorker:
     """A worker of one group, in a thread."""
 
-    def __init__(self, harness: WorkerHarness, group_id: str, seconds_per_op: float = 0.0) -> None:
+    def __init__(
+        self,
+        harness: WorkerHarness,
+        group_id: str,
+        seconds_per_op: float = 0.0,
+        quotas: QuotaChecks | None = None,
+    ) -> None:
         self.id = group_id
         self.engine = FakeEngine([BASE_MODEL], seconds_per_op=seconds_per_op)
         self.database = Database(harness.url)
@@ -36,6 +49,7 @@ class GroupWorker:
             group_id=group_id,
             move_after_seconds=MOVE_AFTER_SECONDS,
             housekeeping=HousekeepingPolicy(interval_seconds=0.2),
+            quotas=quotas or QuotaChecks(),
         )
         self.worker = Worker(
             database=self.database, engine=self.engine, home=harness.home, config=config
@@ -72,7 +86,7 @@ def start(
     monkeypatch.setattr(lease, "RENEW_SECONDS", MOVE_AFTER_SECONDS / 10)
     started: list[GroupWorker] = []
 
-    def start_group(group_id: str, **options: float) -> GroupWorker:
+    def start_group(group_id: str, **options: Any) -> GroupWorker:
         worker = GroupWorker(harness, group_id, **options)
         started.append(worker)
         eventually(lambda: group_id in {one.id for one in harness.read(groups.list_current)})
@@ -301,3 +315,79 @@ def renew(harness: WorkerHarness, group_id: str, until: float) -> None:
 
 def current_groups(harness: WorkerHarness) -> set[str]:
     return {group.id for group in harness.read(groups.list_current)}
+
+
+# --- tenants -------------------------------------------------------------------------------------
+def models_in_groups(harness: WorkerHarness, tenant_name: str = "alice") -> list[str]:
+    """Return a tenant's models, one in each of the groups "" and "two"."""
+    tenant = harness.tenant(tenant_name)
+    session = harness.session(tenant)
+    models = [harness.model(tenant, session, number) for number in range(2)]
+    place(harness, models[1], "two")
+    return models
+
+
+def test_queue_limit_of_a_tenant_counts_all_groups(harness: WorkerHarness) -> None:
+    models = models_in_groups(harness)
+    for run_id in models:
+        harness.optim_step(run_id, 1)
+    # Two unfinished creations and two steps; every API process refuses the next one.
+    with closing(Database(harness.url)) as other:
+        for database in (harness.database, other):
+            harness.queue.close()
+            limits = QueueLimits(max_jobs_per_tenant=4)
+            harness.queue = JobQueue(database, limits, b"secret")
+            for run_id in models:
+                with pytest.raises(RateLimitError, match="4 of your requests are waiting"):
+                    harness.optim_step(run_id, 2)
+        harness.queue.close()
+
+
+def test_token_quota_counts_all_groups(
+    harness: WorkerHarness, start: Callable[..., GroupWorker]
+) -> None:
+    models = models_in_groups(harness)
+    for group_id in ("", "two"):
+        start(group_id)
+    for run_id in models:
+        harness.result(harness.forward_backward(run_id, 1, TOKENS))
+    # Each group has trained half of them.
+    quotas = QuotaChecks(Quotas(tokens_per_hour=2 * (len(TOKENS) - 1)))
+    harness.queue.close()
+    harness.queue = JobQueue(harness.database, QueueLimits(), b"secret", quotas)
+    for run_id in models:
+        with pytest.raises(RateLimitError, match="14 of 14 tokens of this hour are used"):
+            harness.op(run_id, 2, JobKind.FORWARD_BACKWARD, b"", num_tokens=1)
+
+
+def test_storage_quota_counts_checkpoints_of_all_groups(
+    harness: WorkerHarness, start: Callable[..., GroupWorker]
+) -> None:
+    models = models_in_groups(harness)
+    quotas = QuotaChecks(Quotas(checkpoints=2))
+    for group_id in ("", "two"):
+        start(group_id, quotas=quotas)
+    harness.result(harness.save(models[0], 1, "a"))
+    harness.result(harness.save(models[1], 1, "b"))
+    for run_id in models:
+        refused = harness.outcome(harness.save(run_id, 2, "c")).job
+        assert "2 of 2 checkpoints" in str(refused.error)
+
+
+def test_flood_on_two_groups_does_not_delay_another_tenant(
+    harness: WorkerHarness, start: Callable[..., GroupWorker]
+) -> None:
+    floods, others = models_in_groups(harness, "flood"), models_in_groups(harness, "other")
+    waiting = {
+        run_id: [harness.optim_step(run_id, seq) for seq in range(1, 60)] for run_id in floods
+    }
+    short = [harness.optim_step(run_id, 1) for run_id in others]
+    for group_id in ("", "two"):
+        start(group_id, seconds_per_op=0.01)
+    for job, flood in zip(short, waiting.values(), strict=True):
+        finished_at = harness.outcome(job).job.finished_at
+        before = [
+            one for one in flood if (harness.outcome(one).job.finished_at or 0.0) <= finished_at
+        ]
+        # The tenants of a group take turns: two operations each, and what shares their commits.
+        assert len(before) < len(flood) / 2
