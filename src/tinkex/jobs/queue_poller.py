@@ -64,36 +64,42 @@ class QueuePoller:
         self._announced: set[int] = set()
         self._next_late_at = 0.0
         self._next_all_at = time.monotonic() + ALL_SECONDS
+        self._is_incomplete = False
+        """Whether the last fetch of all jobs failed."""
 
     def announce(self, number: int) -> None:
         """Record the number of a job that was committed, maybe after jobs with higher numbers."""
         if not self._database.is_sqlite and number <= self._last_job_no:
             self._announced.add(number)
 
-    def fetch(self) -> None:
-        """Add the jobs that have arrived since the last call to the queue."""
+    def fetch(self) -> bool:
+        """Add the jobs that have arrived since the last call; returns False if the store fails."""
         while True:
             try:
                 if self._fetch_some() < MAX_FETCHED_JOBS:
                     self._fetch_late()
-                    return
+                    return True
             except StoreError as error:
                 LOG.warning("cannot poll the queue: %s", error)
                 time.sleep(POLL_SECONDS)
-                return
+                return False
 
     def fetch_all(self) -> None:
         """Add all queued jobs, also those with lower numbers that other groups have given away.
 
         Call it when the store knows all started jobs.
         """
-        self._last_job_no = 0
-        self.fetch()
+        last_job_no, self._last_job_no = self._last_job_no, 0
+        self._next_all_at = time.monotonic() + ALL_SECONDS
+        self._is_incomplete = not self.fetch()
+        if self._is_incomplete:
+            # The next fetch must not return jobs that are started until then.
+            self._last_job_no = last_job_no
 
     def fetch_all_if_due(self) -> None:
-        """Search all queued jobs for very late ones, now and then; see `fetch_all`."""
-        if not self._database.is_sqlite and time.monotonic() >= self._next_all_at:
-            self._next_all_at = time.monotonic() + ALL_SECONDS
+        """Fetch all again after a failure, and now and then to find very late jobs."""
+        is_due = not self._database.is_sqlite and time.monotonic() >= self._next_all_at
+        if is_due or self._is_incomplete:
             self.fetch_all()
 
     def advance_seq(self, job: JobRecord) -> None:

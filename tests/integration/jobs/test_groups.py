@@ -333,13 +333,11 @@ def test_queue_limit_of_a_tenant_counts_all_groups(harness: WorkerHarness) -> No
         harness.optim_step(run_id, 1)
     # Two unfinished creations and two steps; every API process refuses the next one.
     with closing(Database(harness.url)) as other:
-        for database in (harness.database, other):
+        for database, run_id in zip((harness.database, other), models, strict=True):
             harness.queue.close()
-            limits = QueueLimits(max_jobs_per_tenant=4)
-            harness.queue = JobQueue(database, limits, b"secret")
-            for run_id in models:
-                with pytest.raises(RateLimitError, match="4 of your requests are waiting"):
-                    harness.optim_step(run_id, 2)
+            harness.queue = JobQueue(database, QueueLimits(max_jobs_per_tenant=4), b"secret")
+            with pytest.raises(RateLimitError, match="4 of your requests are waiting"):
+                harness.optim_step(run_id, 2)
         harness.queue.close()
 
 
