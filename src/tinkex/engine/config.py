@@ -83,6 +83,8 @@ class EngineConfig:
 
         if not is_power_of_two(self.ranks) or self.ranks > MAX_SHARDS:
             raise ConfigError(f"ranks is {self.ranks}; expected a power of two up to {MAX_SHARDS}")
+        if self.shard_base and self.ranks == 1:
+            raise ConfigError("shard_base needs at least 2 ranks")
         if self.rendezvous and not _ADDRESS.fullmatch(self.rendezvous):
             raise ConfigError(f"rendezvous is {self.rendezvous!r}; expected HOST:PORT")
 

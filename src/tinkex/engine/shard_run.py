@@ -127,19 +127,21 @@ class ShardRun:
         self._ended_shards = 0
 
     def step(self) -> None:
-        """Compute the next micro-batch, if there is one."""
-        for number, batch in islice(self._remaining, 1):
-            self._end_shards_before(batch.shard)
-            parts = _group_by_pass(self._accumulators, batch.refs)
-            for part in parts:
-                part.accumulator.ensure_gradient()
-            # Recomputing activations is worthwhile only for an example that exceeds the limit.
-            is_long = batch.num_tokens > self._plan.max_tokens_at_once
-            losses = self._run_batch(parts, checkpoint_activations=is_long)
-            for part, loss, logprobs in losses:
-                result = part.accumulator.result
-                result.logprobs |= dict(zip(part.example_indices, logprobs, strict=True))
-                result.losses[number] = loss
+        """Compute the next micro-batch; without one, take part in those of other ranks."""
+        number, batch = next(self._remaining, (0, None))
+        if batch is None:
+            self._take_part()
+            return
+        self._end_shards_before(batch.shard)
+        parts = _group_by_pass(self._accumulators, batch.refs)
+        for part in parts:
+            part.accumulator.ensure_gradient()
+        # Recomputing activations is worthwhile only for an example that exceeds the limit.
+        is_long = batch.num_tokens > self._plan.max_tokens_at_once
+        for part, loss, logprobs in self._run_batch(parts, checkpoint_activations=is_long):
+            result = part.accumulator.result
+            result.logprobs |= dict(zip(part.example_indices, logprobs, strict=True))
+            result.losses[number] = loss
 
     def finish(self) -> list[PassResult]:
         """Return the result of each pass, after all micro-batches."""
@@ -153,6 +155,27 @@ class ShardRun:
             for accumulator in self._accumulators:
                 accumulator.end_shard()
             self._ended_shards += 1
+
+    def _take_part(self) -> None:
+        """Run a pass of one row without a result, if every pass is collective."""
+        hosted_model = self._get_hosted_model()
+        if not hosted_model.is_collective:
+            return
+        work = self.passes[0]
+        adapter, grad_views = work.adapter, None
+        if not work.is_forward_only:
+            grad_views = adapter.layout.views(torch.zeros_like(adapter.state.weights))
+        segment = LoraSegment(0, 1, adapter.scale, adapter.weight_views, grad_views)
+        zero = torch.zeros(1, dtype=torch.long, device=hosted_model.device)
+        with torch.set_grad_enabled(grad_views is not None):
+            hidden_TD = hosted_model.hidden_states(
+                zero,
+                zero,
+                ForwardContext(SegmentedLora([segment]), PackedAttention([1])),
+                is_announced=True,
+            )
+        if hidden_TD.requires_grad:
+            hidden_TD.backward(torch.zeros_like(hidden_TD))
 
     def _run_batch(
         self, parts: Sequence[_BatchPart], *, checkpoint_activations: bool
@@ -168,6 +191,7 @@ class ShardRun:
                 torch.from_numpy(packed.positions_T).to(device),
                 ForwardContext(segments, PackedAttention(packed.lengths)),
                 checkpoint_activations=checkpoint_activations,
+                is_announced=True,
             )
         scorer = TargetLogprobs(
             hosted_model.lm_head,

@@ -76,7 +76,13 @@ class TorchEngine:
         self._sample_seconds: dict[str, float] = {}
         """The time spent on the samples of each busy base model."""
         self._rejected_samples: list[FinishedSample] = []
-        self._registry = ModelRegistry(sources, self._config, self._is_busy, self._drop_batcher)
+        self._registry = ModelRegistry(
+            sources,
+            self._config,
+            self._is_busy,
+            self._drop_batcher,
+            followers.host if followers is not None else None,
+        )
         self._sampler_adapters: SamplerCache[SamplerAdapter] = SamplerCache(
             self._config.sampler_bytes
         )
@@ -262,6 +268,8 @@ class TorchEngine:
         name = min(busy, key=self._sample_seconds.__getitem__)
         started = time.monotonic()
         finished = self._batchers[name].step()
+        if self._followers is not None:
+            self._followers.check()
         self._sample_seconds[name] += time.monotonic() - started
         return finished
 

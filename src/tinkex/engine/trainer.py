@@ -50,8 +50,8 @@ class FollowerRun(Protocol):
         """Add the gradients of all ranks to this rank's, in the order of the tree; ends the run."""
         ...
 
-    def discard(self) -> None:
-        """Drop the run on all ranks; does nothing after its end."""
+    def discard(self, error: BaseException) -> None:
+        """Drop the run on all ranks, because of an error; does nothing after its end."""
         ...
 
 
@@ -61,6 +61,10 @@ class Followers(Protocol):
     @property
     def num_ranks(self) -> int:
         """The number of ranks, with this one."""
+        ...
+
+    def check(self) -> None:
+        """Raise EngineLost if a rank is lost."""
         ...
 
     def start_run(
@@ -83,7 +87,7 @@ class _NoFollowerRun:
     def sum_gradients(self, own: Sequence[PassResult]) -> Sequence[Tensor | None]:
         return [result.gradient for result in own]
 
-    def discard(self) -> None:
+    def discard(self, error: BaseException) -> None:
         """Do nothing."""
 
 
@@ -114,11 +118,15 @@ class Trainer:
         return [outcomes[index] for index in range(len(passes))]
 
     def _group(self, passes: Sequence[PassWork]) -> list[list[int]]:
-        """The passes that run together: all with the same number of shards."""
-        groups: dict[object, list[int]] = {}
+        """The passes that run together: all with the same number of shards.
+
+        On a sharded base model all ranks must compute the same gradients, so each runs alone.
+        """
+        if self._config.is_deterministic or self._config.shard_base:
+            return [[index] for index in range(len(passes))]
+        groups: dict[int, list[int]] = {}
         for index, work in enumerate(passes):
-            shards = work.adapter.spec.gradient_shards
-            groups.setdefault(index if self._config.is_deterministic else shards, []).append(index)
+            groups.setdefault(work.adapter.spec.gradient_shards, []).append(index)
         return list(groups.values())
 
     def _run_with_retries(
@@ -137,6 +145,8 @@ class Trainer:
             is_full, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
             if not is_full:
                 LOG.error("%d passes failed together", len(passes), exc_info=error)
+        if self._followers is not None:
+            self._followers.check()
         # Retry outside the handler: the traceback references the tensors of the failed attempt.
         if len(passes) > 1:
             half = len(passes) // 2
@@ -180,8 +190,8 @@ class Trainer:
                 _pass_output(work, [result[index] for result in results], gradients[index])
                 for index, work in enumerate(passes)
             ]
-        except BaseException:  # also if the run is cancelled
-            others.discard()
+        except BaseException as error:  # also if the run is cancelled
+            others.discard(error)
             raise
         # Nothing after this line can fail, so either all passes take effect or none.
         for work, gradient in zip(passes, gradients, strict=True):

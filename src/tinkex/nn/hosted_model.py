@@ -38,10 +38,14 @@ _ATTENTION_NAME = "tinkex"
 class HostedModel:
     """A frozen model whose linear layers accept LoRA adapters."""
 
-    def __init__(self, model: PreTrainedModel, *, packed_bytes: int = 0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, packed_bytes: int = 0, shardable: bool = False
+    ) -> None:
         """Host a model; `packed_bytes` limits the memory for second copies of weights.
 
-        The copies make some products faster. The LM head comes first, then the layers in order.
+        The copies make some products faster. The LM head comes first, then the layers in order. If
+        the model is `shardable`, there are neither copies nor fused modules, and all weights of
+        layers are parameters.
         """
         model.eval().requires_grad_(False)
         with ModuleDiscovery(model) as discovery:
@@ -52,14 +56,17 @@ class HostedModel:
         self._fused_decoder: FusedDecoder | None = None
         self.lora_targets: list[LoraTarget] = []
         """Targets of adapters; a target index is an index in this list."""
-        groups = self._install_lora(discovery)
+        self._layers = discovery.layers
+        groups = self._install_lora(discovery, shardable=shardable)
         self.lm_head = self._wrap_lm_head()
         copyable: list[LMHead | MergedLoraLinear] = [self.lm_head, *groups]
-        for one in copyable:
+        for one in () if shardable else copyable:
             if one.num_bytes <= packed_bytes:
                 one.make_packed_copy()
                 packed_bytes -= one.num_bytes if one.has_packed_copy else 0
         options_by_layer = check.check(self)
+        if shardable:
+            return
         swap_modules(iter_children(model, [self._decoder]), lambda: check.run_packed(self))
         layer_children = iter_children(model, discovery.layers)
         swap_blocks(layer_children, options_by_layer, lambda: check.run_packed(self))
@@ -97,6 +104,14 @@ class HostedModel:
         return self.lm_head.weight_VD.dtype
 
     @property
+    def is_collective(self) -> bool:
+        """Whether all ranks must run every pass."""
+        return False
+
+    def take_part(self) -> None:
+        """Run a pass without a result, because another rank runs one; not if none is collective."""
+
+    @property
     def max_positions(self) -> int | None:
         """Maximum sequence length beyond the config's own limit; None if there is no such limit.
 
@@ -112,11 +127,13 @@ class HostedModel:
         context: ForwardContext,
         *,
         checkpoint_activations: bool = False,
+        is_announced: bool = False,
     ) -> Tensor:
         """Return the last hidden states of packed rows, (T, D).
 
         `checkpoint_activations` saves memory in passes with gradients: only the input of each layer
-        is stored, and the backward pass recomputes the rest.
+        is stored, and the backward pass recomputes the rest. `is_announced` matters only if the
+        model is collective.
         """
         if self._fused_decoder is not None:
             step_TD = self._fused_decoder.hidden_states(tokens_T, positions_T, context)
@@ -132,8 +149,13 @@ class HostedModel:
         return hidden_TD
 
     # --- construction ----------------------------------------------------------------------------
-    def _install_lora(self, discovery: ModuleDiscovery) -> list[MergedLoraLinear]:
-        groups = [self._merge_linears(spec) for spec in discovery.linear_groups(CHECK_LENGTHS)]
+    def _install_lora(
+        self, discovery: ModuleDiscovery, *, shardable: bool
+    ) -> list[MergedLoraLinear]:
+        groups = [
+            self._merge_linears(spec, shardable=shardable)
+            for spec in discovery.linear_groups(CHECK_LENGTHS)
+        ]
         for child in list(iter_children(self._model, discovery.layers)):
             if is_experts_module(child.module):
                 targets = expert_targets(f"{child.parent_path}.{child.name}", child.module)
@@ -143,8 +165,8 @@ class HostedModel:
             enable_activation_checkpointing(layer)
         return groups
 
-    def _merge_linears(self, spec: LinearGroupSpec) -> MergedLoraLinear:
-        group = MergedLoraLinear(len(self.lora_targets), spec.members)
+    def _merge_linears(self, spec: LinearGroupSpec, *, shardable: bool) -> MergedLoraLinear:
+        group = MergedLoraLinear(len(self.lora_targets), spec.members, shardable=shardable)
         self.lora_targets.append(
             LoraTarget(
                 kind=spec.kind,

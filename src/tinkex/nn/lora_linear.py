@@ -19,28 +19,36 @@ from tinkex.nn.ops.packed_matmul import PackedWeight, can_pack
 _FEW_ROWS = range(2, 65)
 
 
-class FrozenLinear:
+class FrozenLinear(nn.Module):
     """The merged, frozen weights of linear layers that read the same input.
 
-    The weight is packed for the C kernels where they are available, else contiguous for torch.
+    The weight is packed for the C kernels where they are available, else contiguous for torch. If
+    it is `shardable`, it is a parameter of this module, which FSDP can divide among ranks.
     """
 
-    def __init__(self, weight_KN: Tensor, bias_N: Tensor | None) -> None:
+    def __init__(
+        self, weight_KN: Tensor, bias_N: Tensor | None, *, shardable: bool = False
+    ) -> None:
+        super().__init__()
         self.shape_KN = weight_KN.shape
         self.num_bytes = weight_KN.nbytes
         self.bias_N = bias_N
-        self.packed_weight = PackedWeight(weight_KN) if can_pack(weight_KN) else None
+        self.packed_weight = (
+            PackedWeight(weight_KN) if can_pack(weight_KN) and not shardable else None
+        )
         """The weight for the C kernels; None where torch runs the product."""
         self._weight_KN = None if self.packed_weight is not None else weight_KN.contiguous()
+        if shardable:
+            self._weight_KN = nn.Parameter(weight_KN.contiguous(), requires_grad=False)
         self._packed_transpose: PackedWeight | None = None
         self._onednn_weight: Tensor | None = None
 
     @classmethod
-    def from_modules(cls, members: Sequence[nn.Module]) -> FrozenLinear:
+    def from_modules(cls, members: Sequence[nn.Module], *, shardable: bool = False) -> FrozenLinear:
         """Merge linear modules; copies their weights transposed, which is faster to read."""
         weights = [_weight_NK(member).t() for member in members]
         weight_KN = weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)
-        return cls(weight_KN, _merge_biases(members))
+        return cls(weight_KN, _merge_biases(members), shardable=shardable)
 
     @property
     def weight_KN(self) -> Tensor:
@@ -112,10 +120,12 @@ def _merge_biases(members: Sequence[nn.Module]) -> Tensor | None:
 class MergedLoraLinear:
     """Frozen linear layers that read the same input, merged, with LoRA."""
 
-    def __init__(self, target_index: int, members: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, target_index: int, members: Sequence[nn.Module], *, shardable: bool = False
+    ) -> None:
         self.target_index = target_index
         self.sizes = [linear_out_features(member) for member in members]
-        self.frozen = FrozenLinear.from_modules(members)
+        self.frozen = FrozenLinear.from_modules(members, shardable=shardable)
         # Autograd records a function only if an input requires a gradient; adapters are not inputs.
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -229,6 +239,9 @@ class MergedLinearPart(nn.Module):
     def __init__(self, group: MergedLoraLinear, index: int) -> None:
         super().__init__()
         self.group = group
+        if index == 0:
+            # Makes the weights visible as parameters of the model.
+            self.frozen = group.frozen
         self.in_features, self.out_features = group.in_features, group.sizes[index]
         self._index = index
 

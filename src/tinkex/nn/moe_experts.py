@@ -61,16 +61,17 @@ def route_tokens(chosen_MC: Tensor, num_experts: int, lora: LoraRows) -> Routing
     )
 
 
-class ExpertWeights:
+class ExpertWeights(nn.Module):
     """One frozen parameter of all experts, with LoRA."""
 
     def __init__(self, target_index: int, weight_EKN: Tensor, bias_EN: Tensor | None) -> None:
+        super().__init__()
         self.target_index = target_index
-        self._weight_EKN = weight_EKN
+        self._weight_EKN = nn.Parameter(weight_EKN, requires_grad=False)
         self._bias_EN = bias_EN
         self._anchor = torch.zeros((), requires_grad=True)
 
-    def apply(self, x_SK: Tensor, routing: Routing) -> Tensor:
+    def apply_experts(self, x_SK: Tensor, routing: Routing) -> Tensor:
         """Apply each pair's expert; differentiable."""
         if not torch.is_grad_enabled():
             return self.forward(x_SK, routing)[0]
@@ -159,9 +160,11 @@ class LoraExperts(nn.Module):
     def forward(self, x_MK: Tensor, chosen_MC: Tensor, weights_MC: Tensor) -> Tensor:
         """Return the sum of the chosen experts' outputs, weighted by the router."""
         routing = route_tokens(chosen_MC, self._num_experts, active_context().lora)
-        h_SI = self._apply_gate(self._gate_up.apply(x_MK.index_select(0, routing.rows_S), routing))
+        h_SI = self._apply_gate(
+            self._gate_up.apply_experts(x_MK.index_select(0, routing.rows_S), routing)
+        )
         weights_S = weights_MC.reshape(-1).index_select(0, routing.order_S)
-        y_SK = self._down.apply(h_SI, routing) * weights_S.unsqueeze(1)
+        y_SK = self._down.apply_experts(h_SI, routing) * weights_S.unsqueeze(1)
         # Back to the order of rows.
         inverse_S = torch.empty_like(routing.order_S)
         inverse_S[routing.order_S] = torch.arange(len(inverse_S), device=inverse_S.device)

@@ -124,6 +124,9 @@ class ServerConfig:
     gradient_shards: int = 0
     """Parts of a batch whose gradients are added in a fixed order, stored with each new model: it
     trains with the same bits on any number of ranks that divides it. 0: 1 for one rank, else 8."""
+    shard_base: bool = False
+    """Divide the layers of base models among the ranks, for models that do not fit one device; a
+    pass then gathers each layer's weights before it runs, which is slow."""
     rendezvous: str = ""
     """HOST:PORT where the worker waits for its other ranks, which are started by hand or by a
     cluster, perhaps on other machines; empty starts them here. Use a trusted network only."""
@@ -392,6 +395,7 @@ class ServerConfig:
             num_engines=max(1, self.workers),
             ranks=self.ranks,
             rendezvous=self.rendezvous,
+            shard_base=self.shard_base,
         )
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.engine_calls import datum, forward_backward, spec, step, weights, work
 from tinkex.engine.config import EngineConfig
@@ -18,7 +19,14 @@ from tinkex.engine.parallel.leader import open_followers
 from tinkex.engine.parallel.messages import RunReply
 from tinkex.engine.protocol import EngineLost, Pass, SamplerSource
 from tinkex.engine.torch_engine import TorchEngine
-from tinkex.types import ForwardBackwardOutput, ModelInput, SampleRequest, SamplingParams
+from tinkex.nn.sharded_model import ShardedModel
+from tinkex.types import (
+    ForwardBackwardOutput,
+    ModelInput,
+    SampleRequest,
+    SampleResponse,
+    SamplingParams,
+)
 
 NAME = "tiny"
 LENGTHS = (5, 12, 12, 30, 7, 40, 21, 9, 33, 16, 28)
@@ -201,3 +209,61 @@ def test_four_ranks_train_with_the_bits_of_one(
     folder: Path, tmp_path: Path, one_rank: dict[str, object]
 ) -> None:
     assert_same(run_all(folder, 4, tmp_path / "four"), one_rank)
+
+
+def sample(engine: TorchEngine, directory: Path | None = None) -> list[int]:
+    request = SampleRequest(
+        prompt=ModelInput.from_ints([5, 6, 7]),
+        num_samples=1,
+        sampling_params=SamplingParams(max_tokens=8, temperature=0.0),
+    )
+    engine.start_sample("s", SamplerSource(base_model=NAME, directory=directory), request)
+    while engine.num_samples:
+        for finished in engine.step_samples():
+            assert isinstance(finished.outcome, SampleResponse), finished.outcome
+            return list(finished.outcome.sequences[0].tokens)
+    raise AssertionError("no sample has finished")
+
+
+def train_gradient(engine: TorchEngine, shards: int) -> torch.Tensor:
+    """The gradient of uneven work, in which some ranks have nothing to do."""
+    engine.create("a", spec(gradient_shards=shards))
+    step(engine, "a")
+    forward_backward(engine, "a", *batch(1))
+    step(engine, "a")
+    forward_backward(engine, "a", *batch(2))
+    forward_backward(engine, "a", datum(1, 100))
+    forward_backward(engine, "a", *batch(3), forward_only=True)
+    gradient = engine._adapters["a"].state.gradient
+    assert gradient is not None
+    return gradient.clone()
+
+
+def test_sharded_base_model_has_the_gradients_of_one_process(folder: Path) -> None:
+    with open_engine(folder, 1) as engine:
+        expected = [train_gradient(engine, shards) for shards in (1, 8)]
+        tokens = sample(engine)
+    with open_engine(folder, 2, shard_base=True) as engine:
+        for shards, one in zip((1, 8), expected, strict=True):
+            gradient = train_gradient(engine, shards)
+            assert ((gradient - one).norm() / one.norm()).item() <= 1e-6
+        hosted_model = engine._registry.get(NAME).hosted_model
+        assert isinstance(hosted_model, ShardedModel)
+        assert hosted_model.local_fraction() == 0.5
+        assert sample(engine) == tokens
+        # Between two micro-batches of a pass.
+        run = engine.start_passes([Pass(adapter_id="a", request=work(*batch(1), *batch(2)))])
+        assert run.step() is None
+        assert sample(engine) == tokens
+        run.cancel()
+        _check_failure_of_sharded_model(engine)
+
+
+def _check_failure_of_sharded_model(engine: TorchEngine) -> None:
+    """After a failure in a collective pass, the engine refuses to continue."""
+    hosted_model = engine._registry.get(NAME).hosted_model
+    hosted_model._decoder.forward = None
+    with pytest.raises(EngineLost, match="a pass on a sharded base model failed"):
+        engine.run_passes([Pass(adapter_id="a", request=work(*batch(1)))])
+    with pytest.raises(EngineLost):
+        sample(engine)

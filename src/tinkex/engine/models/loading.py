@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from tinkex.nn.hosted_model import HostedModel
+
+    HostModel: TypeAlias = Callable[[str, PreTrainedModel], HostedModel]
+    """Hosts a model by name, instead of on one device."""
 
 LOG = get_logger(__name__)
 Item = TypeVar("Item")
@@ -106,7 +109,11 @@ def read_max_context_tokens(config: PreTrainedConfig) -> int | None:
 
 
 def load_base_model(
-    name: str, folder: ModelFolder, config: EngineConfig, max_context_tokens: int
+    name: str,
+    folder: ModelFolder,
+    config: EngineConfig,
+    max_context_tokens: int,
+    host: HostModel | None = None,
 ) -> LoadedModel:
     """Load a model; raises UnusableModel with a one-line reason if that fails."""
     # Imports the model classes of transformers, which takes seconds: only once a model is needed.
@@ -119,8 +126,11 @@ def load_base_model(
         with _log_progress(name):
             model = _load_weights(folder, compute_dtype(config))
         num_bytes = _copy_weights(name, model)
-        torch.nn.Module.to(model, device)
-        hosted_model = HostedModel(model, packed_bytes=config.packed_bytes)
+        if host is not None:
+            hosted_model = host(name, model)
+        else:
+            torch.nn.Module.to(model, device)
+            hosted_model = HostedModel(model, packed_bytes=config.packed_bytes)
     except pickle.UnpicklingError as error:
         raise UnusableModel(
             f"base model {name!r} cannot be loaded: a pickle in {folder.path} holds more than "

@@ -6,6 +6,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +28,9 @@ from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
 from tinkex.settings import expand_path
+
+if TYPE_CHECKING:
+    from tinkex.engine.models.loading import HostModel
 
 LOG = get_logger(__name__)
 
@@ -74,8 +78,10 @@ class ModelRegistry:
         config: EngineConfig,
         is_busy: Callable[[str], bool] = lambda name: False,
         on_evict: Callable[[str], None] = lambda name: None,
+        host: HostModel | None = None,
     ) -> None:
         """`on_evict` must release all references to the model of a name."""
+        self._host = host
         self._config = config
         self._is_busy = is_busy
         self._on_evict = on_evict
@@ -145,7 +151,7 @@ class ModelRegistry:
         known = self._get_registered(name)
         self._evict_for(name, known.num_bytes)
         loaded = load_base_model(
-            name, known.folder, self._config, known.base_model.max_context_tokens
+            name, known.folder, self._config, known.base_model.max_context_tokens, self._host
         )
         self._loaded[name] = loaded
         return loaded

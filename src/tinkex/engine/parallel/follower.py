@@ -37,9 +37,11 @@ from tinkex.engine.parallel.messages import (
     StepRun,
     Stop,
     SumGradients,
+    TakePart,
     decode_message,
     encode,
 )
+from tinkex.engine.parallel.sharding import make_host
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.shard_run import PassResult, PassWork, ShardRun
 from tinkex.engine.trainer import is_out_of_memory
@@ -76,7 +78,11 @@ class Follower:
     ) -> None:
         self._ranks = ranks
         self._device = compute_device(config)
-        self._registry = ModelRegistry(sources, config)
+        self._is_sharded = config.shard_base
+        host = None
+        if config.shard_base:
+            host = make_host(ranks, self._device, lambda _: None, lambda _: None)
+        self._registry = ModelRegistry(sources, config, host=host)
         self._weights: dict[str, tuple[AdapterSpec, Tensor]] = {}
         self._runs: dict[int, _Run] = {}
 
@@ -108,6 +114,8 @@ class Follower:
                 self._sum_gradients(self._runs.pop(message.run_id), message.is_present)
             case DiscardRun():
                 self._runs.pop(message.run_id, None)
+            case TakePart():
+                self._registry.get(message.base_model).hosted_model.take_part()
 
     # --- runs ----------------------------------------------------------------------------------
     def _start(self, message: StartRun) -> None:
@@ -129,7 +137,13 @@ class Follower:
                 lambda: self._registry.get(message.base_model).hosted_model,
             )
         except Exception as error:  # noqa: BLE001 - reported at the end of the run
-            run.fail(error)
+            self._fail(run, error)
+
+    def _fail(self, run: _Run, error: Exception) -> None:
+        """Record an error; in a collective pass, end this rank, for which the others wait."""
+        if self._is_sharded:
+            raise error
+        run.fail(error)
 
     def _make_adapter(self, adapter_id: str) -> TrainableAdapter:
         spec, weights = self._weights[adapter_id]
@@ -141,7 +155,7 @@ class Follower:
             if run.shard_run is not None:
                 run.shard_run.step()
         except Exception as error:  # noqa: BLE001 - reported at the end of the run
-            run.fail(error)
+            self._fail(run, error)
 
     def _finish(self, run: _Run) -> None:
         if run.shard_run is not None:
@@ -190,8 +204,9 @@ def _run(options: argparse.Namespace) -> int:
     LOG.debug("rank %d is ready", options.rank)
     try:
         follower.serve()
-    except RuntimeError as error:
-        LOG.error("rank %d ends: the leader is gone (%s)", options.rank, error)
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        LOG.error("rank %d ends: %s: %s", options.rank, type(error).__name__, reason)
         return 1
     dist.destroy_process_group()
     return 0

@@ -10,7 +10,9 @@ import itertools
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -35,14 +37,19 @@ from tinkex.engine.parallel.messages import (
     StepRun,
     Stop,
     SumGradients,
+    TakePart,
     decode_reply,
     encode,
 )
+from tinkex.engine.parallel.sharding import make_host
 from tinkex.engine.protocol import EngineLost
 from tinkex.engine.shard_run import PassResult, PassWork, RankPlan
 from tinkex.errors import ConfigError
 from tinkex.logs import get_logger
 from tinkex.nn.ranks import DistributedContext
+
+if TYPE_CHECKING:
+    from tinkex.engine.models.loading import HostModel
 
 LOG = get_logger(__name__)
 
@@ -74,14 +81,24 @@ def open_followers(sources: Mapping[str, str], config: EngineConfig) -> Follower
         if isinstance(error, RuntimeError):
             raise ConfigError(f"the {config.ranks} ranks cannot connect: {error}") from error
         raise
-    return FollowerGroup(ranks, processes)
+    return FollowerGroup(ranks, processes, shard_device=device if config.shard_base else None)
 
 
 class FollowerGroup:
     """The followers of this process."""
 
-    def __init__(self, ranks: DistributedContext, processes: FollowerProcesses) -> None:
+    def __init__(
+        self,
+        ranks: DistributedContext,
+        processes: FollowerProcesses,
+        *,
+        shard_device: torch.device | None = None,
+    ) -> None:
         self._ranks = ranks
+        self.host: HostModel | None = None
+        """Hosts base models on all ranks, if they are sharded."""
+        if shard_device is not None:
+            self.host = make_host(ranks, shard_device, self._announce, self.fail)
         self._processes = processes
         # The heartbeat is sent by another thread.
         self._lock = threading.RLock()
@@ -100,7 +117,8 @@ class FollowerGroup:
     ) -> LeaderRun:
         """Begin an attempt to run passes; `plans` has the plan of each rank."""
         run_id = next(self._run_ids)
-        members = range(1, self.num_ranks) if any(plan.batches for plan in plans[1:]) else range(0)
+        is_shared = self.is_sharded or any(plan.batches for plan in plans[1:])
+        members = range(1, self.num_ranks) if is_shared else range(0)
         for work in passes if members else ():
             self._send_weights(work)
         for rank in members:
@@ -146,6 +164,27 @@ class FollowerGroup:
     def ping(self) -> None:
         """Raise EngineLost if a follower has died; may be called from another thread."""
         self.send(Ping(), range(1, self.num_ranks))
+
+    def check(self) -> None:
+        """Raise EngineLost if a follower is known to be lost."""
+        if self._lost is not None:
+            raise self._lost
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether base models are divided among the ranks, so that all passes are collective."""
+        return self.host is not None
+
+    def fail(self, error: Exception) -> None:
+        """Give up after a failure in a collective pass: the ranks no longer agree on the next."""
+        if self._lost is None:
+            self._lost = EngineLost(
+                f"a pass on a sharded base model failed, so all ranks restart: "
+                f"{type(error).__name__}: {error}"
+            )
+
+    def _announce(self, base_model: str) -> None:
+        self.send(TakePart(base_model=base_model), range(1, self.num_ranks))
 
     def close(self) -> None:
         """End all followers."""
@@ -242,8 +281,10 @@ class LeaderRun:
                 for work, result, present in zip(self._passes, own, self._is_present, strict=True)
             ]
 
-    def discard(self) -> None:
+    def discard(self, error: BaseException) -> None:
         """Drop the run in all followers; does nothing after its end."""
+        if self._group.is_sharded and isinstance(error, Exception):
+            self._group.fail(error)
         if not self._is_ended and not self._group.is_lost:
             self._is_ended = True
             self._group.send(DiscardRun(run_id=self._run_id), self._members)

@@ -173,6 +173,12 @@ class DiscardRun(_Message, frozen=True, kw_only=True):
     run_id: int
 
 
+class TakePart(_Message, frozen=True, kw_only=True):
+    """Run a forward pass of a sharded base model, because the leader runs one."""
+
+    base_model: str
+
+
 class Stop(_Message, frozen=True, kw_only=True):
     """End the follower."""
 
@@ -187,6 +193,7 @@ LeaderMessage: TypeAlias = (
     | FinishRun
     | SumGradients
     | DiscardRun
+    | TakePart
     | Stop
 )
 
