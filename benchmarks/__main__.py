@@ -1,7 +1,7 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`fairness`, `groups`, `hostile`, `limits`, `pipeline` and `store` take options too.
+`fairness`, `groups`, `hostile`, `limits`, `parallel`, `pipeline` and `store` take options too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks import (
     bench_groups,
     bench_hostile,
     bench_limits,
+    bench_parallel,
     bench_pipeline,
     bench_store,
 )
@@ -40,6 +41,7 @@ WITH_OPTIONS = {
     "groups": bench_groups.main,
     "hostile": bench_hostile.main,
     "limits": bench_limits.main,
+    "parallel": bench_parallel.main,
     "pipeline": bench_pipeline.main,
     "store": bench_store.main,
 }

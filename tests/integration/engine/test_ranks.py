@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from tests.support.engine_calls import datum, forward_backward, spec, step, weights, work
+from tests.support.ports import free_port
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.parallel.leader import open_followers
 from tinkex.engine.parallel.messages import RunReply
@@ -243,7 +246,13 @@ def test_sharded_base_model_has_the_gradients_of_one_process(folder: Path) -> No
     with open_engine(folder, 1) as engine:
         expected = [train_gradient(engine, shards) for shards in (1, 8)]
         tokens = sample(engine)
-    with open_engine(folder, 2, shard_base=True) as engine:
+    # Started by hand, before the leader.
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tinkex.engine.parallel.follower", "--rank", "1"]
+    with (
+        subprocess.Popen([*command, "--rendezvous", address, "--threads", "1"]) as follower,
+        open_engine(folder, 2, shard_base=True, rendezvous=address) as engine,
+    ):
         for shards, one in zip((1, 8), expected, strict=True):
             gradient = train_gradient(engine, shards)
             assert ((gradient - one).norm() / one.norm()).item() <= 1e-6
@@ -257,6 +266,8 @@ def test_sharded_base_model_has_the_gradients_of_one_process(folder: Path) -> No
         assert sample(engine) == tokens
         run.cancel()
         _check_failure_of_sharded_model(engine)
+        # It would end with this process.
+        follower.kill()
 
 
 def _check_failure_of_sharded_model(engine: TorchEngine) -> None:
