@@ -236,6 +236,8 @@ def measure_drift(sampler: tinker.SamplingClient, seed: int, **params: float) ->
 
 
 @pytest.mark.slow
+# The official clients have no way to close their connections.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="run scripts/install-vllm.sh")
 def test_official_sdk_samples_with_vllm(serve: Serve, home: Path, start_vllm: StartVllm) -> None:
     import tinker
