@@ -175,16 +175,23 @@ class DriftMonitor:
             outcomes = self._database.read(self._find_outcomes)
         except StoreError:
             return
-        for job_id, outcome in outcomes.items():
-            pending = self._pending[job_id]
-            is_late = self._monotonic() > pending.submitted_at + MAX_WAIT_SECONDS
+        done = [job_id for job_id, outcome in outcomes.items() if self._is_done(job_id, outcome)]
+        for job_id in done:
+            pending, outcome = self._pending.pop(job_id), outcomes[job_id]
             if outcome is not None and outcome.result is not None:
                 self._drifts.append(compare(pending.logprobs, outcome.result))
-            elif not is_late and (outcome is None or not outcome.job.is_finished):
-                continue
-            del self._pending[job_id]
+        if not done:
+            return
+        # So that they are deleted soon.
+        self._database.write_soon(lambda db: jobs.mark_fetched(db, done, clock.now()), SHARED)
         self._member.measurements = summarize(self._drifts)
         self._warn()
+
+    def _is_done(self, job_id: str, outcome: jobs.JobWithResult | None) -> bool:
+        """Return whether a score has come, has failed or is given up."""
+        if outcome is not None and outcome.job.is_finished:
+            return True
+        return self._monotonic() > self._pending[job_id].submitted_at + MAX_WAIT_SECONDS
 
     def _find_outcomes(self, db: Connection) -> dict[str, jobs.JobWithResult | None]:
         return {job_id: jobs.find_with_result(db, job_id) for job_id in self._pending}

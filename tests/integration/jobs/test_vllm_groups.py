@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
 from tests.support.fake_vllm import ENDLESS_TOKENS, write_python
@@ -18,7 +19,7 @@ from tests.support.serve_process import eventually
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.models.model_folder import read_model_folder
-from tinkex.engine.protocol import Engine, EngineLost, SamplerSource
+from tinkex.engine.protocol import Engine, EngineLost, FinishedSample, SamplerSource
 from tinkex.engine.vllm.bridge import VllmConfig, VllmEngine
 from tinkex.jobs import drift
 from tinkex.jobs.active_samples import SampleOrigin
@@ -266,6 +267,15 @@ def test_drift_is_measured_on_the_trainer(
         ).fetchall()
     )
     assert [row.group_id for row in scored] == [""]
+    eventually(lambda: not harness.read(lambda db: db.execute(unfetched()).fetchall()))
+
+
+def unfetched() -> sa.Select[Any]:
+    """The scores that are not marked for deletion."""
+    table = schema.jobs
+    return sa.select(table.c.id).where(
+        table.c.tenant_id == INTERNAL_TENANT, table.c.fetched_at.is_(None)
+    )
 
 
 def test_one_sample_a_minute_and_one_of_a_hundred_are_scored(
@@ -284,7 +294,9 @@ def test_one_sample_a_minute_and_one_of_a_hundred_are_scored(
     )
     source = SamplerSource(base_model=BASE_MODEL)
     engine.start_sample("a", source, request)
-    response = engine.step_samples()[0].outcome
+    finished: list[FinishedSample] = []
+    eventually(lambda: bool(finished.extend(engine.step_samples()) or finished))
+    response = finished[0].outcome
     assert isinstance(response, types.SampleResponse)
     origin = SampleOrigin(source)
     for at, number, expected in [(0, 0.5, 1), (30, 0.5, 1), (60, 0.5, 2), (61, 0.009, 3)]:
