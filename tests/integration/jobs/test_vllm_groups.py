@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +222,7 @@ def test_samples_of_dead_vllm_run_elsewhere_once(harness: WorkerHarness, start: 
     assert isinstance(vllm.engine, VllmEngine)
     tenant = harness.tenant()
     tokens_of(harness, submit(harness, tenant))
-    vllm.engine._limits = type(vllm.engine._limits)(
-        vocab_size=257, max_context_tokens=4096, eos_tokens=frozenset(), has_tokenizer=False
-    )
+    vllm.engine._limits = replace(vllm.engine._limits, max_context_tokens=4096)
     held = [submit(harness, tenant, max_tokens=ENDLESS_TOKENS, stop=[]) for _ in range(3)]
     eventually(lambda: vllm.engine.num_samples == 3)
     os.kill(vllm.engine.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +188,14 @@ def test_tenants_are_cache_salts(vllm: Vllm) -> None:
     assert salts == ["alice", "bob"]
 
 
-def test_cancelled_sample_ends_without_an_outcome(vllm: Vllm) -> None:
+def test_cancelled_sample_ends_without_an_outcome(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = SamplerSource(base_model=MODEL)
     endless = types.SamplingParams(max_tokens=ENDLESS_TOKENS)
     # The limit of the context is not that of the fake.
-    vllm.engine._limits = type(vllm.engine._limits)(
-        vocab_size=257, max_context_tokens=4096, eos_tokens=frozenset(), has_tokenizer=False
-    )
+    limits = replace(vllm.engine._limits, max_context_tokens=4096)
+    monkeypatch.setattr(vllm.engine, "_limits", limits)
     sample = types.SampleRequest(prompt=types.ModelInput.from_ints(PROMPT), sampling_params=endless)
     vllm.engine.start_sample("endless", source, sample)
     vllm.engine.step_samples()
