@@ -171,7 +171,7 @@ class Door:
             threading.Thread(target=self._forward, args=(client,), daemon=True).start()
 
     def _forward(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._target_port)) as server:
+        with client, suppress(ConnectionRefusedError), self._connect() as server:
             with self._lock:
                 self._sockets |= {client, server}
             back = threading.Thread(target=_copy, args=(server, client, self._count), daemon=True)
@@ -180,6 +180,9 @@ class Door:
             back.join()
             with self._lock:
                 self._sockets -= {client, server}
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._target_port))
 
     def _count_sent(self, num_bytes: int) -> None:
         with self._lock:
