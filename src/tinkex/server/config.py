@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from tinkex.home import Home
 from tinkex.jobs.fair_queue import BatchLimits
 from tinkex.jobs.queue import QueueLimits
 from tinkex.logs import LEVELS
+from tinkex.server.config_limits import check_numbers
 from tinkex.server.pools import CLUSTERS, DEFAULT_POOL, PoolConfig, check_pools
 from tinkex.store.quotas import Quotas
 
@@ -30,54 +30,6 @@ MAX_WORKERS = 256
 #: The tenant that owns the key created with a home.
 DEFAULT_TENANT = "default"
 _DEVICE = re.compile(r"auto|[a-z]+(:\d+)?")
-_NOT_NEGATIVE = (
-    "max_connections",
-    "max_connections_per_peer",
-    "api_hang_seconds",
-    "idle_stop_seconds",
-    "inline_result_bytes",
-    "gap_seconds",
-    "fake_seconds",
-    "max_models_per_tenant",
-    "max_checkpoints_per_tenant",
-    "max_stored_bytes_per_tenant",
-    "max_tokens_per_hour",
-    "max_sessions_per_hour",
-)
-_POSITIVE = (
-    "stop_seconds",
-    "max_body_bytes",
-    "max_inflight_bytes",
-    "body_seconds",
-    "head_seconds",
-    "jwt_seconds",
-    "url_seconds",
-    "max_request_tokens",
-    "max_jobs_per_tenant",
-    "max_bytes_per_tenant",
-    "session_seconds",
-    "snapshot_changes",
-    "snapshot_seconds",
-    "keep_sampler_weights",
-    "metrics_seconds",
-    "metrics_per_session",
-    "max_attempts",
-    "blob_cache_bytes",
-)
-#: The fewest connections with which a process works.
-MIN_CONNECTIONS = 3
-#: Upper limits of settings that protect the server: a larger value would disable the protection.
-_MAXIMUM = {
-    "head_seconds": 600.0,
-    "body_seconds": 600.0,
-    "jwt_seconds": 30 * 86400.0,
-    "max_connections": 1 << 20,
-    "max_connections_per_peer": 1 << 20,
-}
-#: A shorter limit would replace a process only because the machine is busy.
-MIN_HANG_SECONDS = 5.0
-#: Workers renew their lease every 5 seconds; a shorter limit would move models of busy workers.
-MIN_MOVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +228,7 @@ class ServerConfig:
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device is {self.device!r}; expected auto, cpu, cuda or cuda:N")
         self._check_samplers()
-        self._check_numbers()
+        check_numbers(self)
         self._check_cluster()
         # EngineConfig checks its fields, which have the same names, when it is built.
         _ = self.engine_config
@@ -301,35 +253,6 @@ class ServerConfig:
         for name, value in self.samplers.items():
             if value not in SAMPLERS:
                 raise ConfigError(f"the sampler of {name} is {value!r}; expected trainer or vllm")
-
-    def _check_numbers(self) -> None:
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} is {value}; expected a number from 0")
-        if self.store_connections < MIN_CONNECTIONS:
-            raise ConfigError(
-                f"store_connections is {self.store_connections}; expected {MIN_CONNECTIONS} or "
-                "more: one listens, one writes, the others read"
-            )
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{name} is {value}; expected more than 0")
-        for name, maximum in _MAXIMUM.items():
-            value = getattr(self, name)
-            if value > maximum:
-                raise ConfigError(f"{name} is {value}; expected at most {maximum:g}")
-        if not MIN_MOVE_SECONDS <= self.move_after_seconds < math.inf:
-            raise ConfigError(
-                f"move_after_seconds is {self.move_after_seconds}; expected {MIN_MOVE_SECONDS:g} "
-                "or more"
-            )
-        if 0 < self.api_hang_seconds < MIN_HANG_SECONDS:
-            raise ConfigError(
-                f"api_hang_seconds is {self.api_hang_seconds}; expected {MIN_HANG_SECONDS:g} or "
-                "more, or 0 to turn it off"
-            )
 
     def _check_cluster(self) -> None:
         if self.cluster not in CLUSTERS:
