@@ -9,11 +9,11 @@ from functools import partial
 
 from tinkex import clock
 from tinkex.jobs.groups import Placement, can_train, ready_views
-from tinkex.jobs.lease import LeaseWatch, group_lease
+from tinkex.jobs.lease import LeaseWatch
 from tinkex.jobs.wakeup import WakeupSender
 from tinkex.logs import get_logger
 from tinkex.store import coordination, groups, jobs
-from tinkex.store.coordination import LeaseState
+from tinkex.store.coordination import LeaseState, group_lease
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import GroupRecord, GroupState
 

@@ -21,7 +21,6 @@ from tinkex.jobs.groups import (
     ready_views,
 )
 from tinkex.jobs.job_types import Failed
-from tinkex.jobs.lease import group_lease
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
 from tinkex.jobs.snapshots import AdapterMemory
@@ -29,6 +28,7 @@ from tinkex.jobs.tokenizer_blobs import TokenizerPublisher
 from tinkex.jobs.wakeup import WakeupSender
 from tinkex.logs import get_logger
 from tinkex.store import groups, jobs
+from tinkex.store.coordination import group_lease
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import GroupRecord, GroupState, JobRecord
 from tinkex.store.write_locks import SHARED, lease_locks
@@ -146,8 +146,10 @@ class GroupMember:
         self._database.write_soon(lambda db: groups.touch(db, self.id, now), SHARED)
 
     # --- load ------------------------------------------------------------------------------------
-    def report(self, queued_seconds: float) -> GroupNews:
+    def report(self, queued_seconds: float, busy: float) -> GroupNews:
         """Store the load, and look for new work, new peers and a request to drain.
+
+        `busy` is the fraction of time that the engine was busy.
 
         The only worker of a server does not write.
         """
@@ -156,7 +158,11 @@ class GroupMember:
         def work(db: Connection) -> list[GroupRecord]:
             if is_reported:
                 num_runs = groups.count_runs_of(db, self.id)
-                load = {"queued_seconds": queued_seconds, "num_runs": float(num_runs)}
+                load = {
+                    "queued_seconds": queued_seconds,
+                    "num_runs": float(num_runs),
+                    "busy": round(busy, 3),
+                }
                 load |= self.measurements
                 groups.report_load(db, self.id, load, clock.now())
             return groups.list_current(db)
@@ -300,11 +306,21 @@ class ThroughputMeter:
         self._is_measured = False
         self._num_tokens = 0
         self._busy_seconds = 0.0
+        self._unreported_seconds = 0.0
+        self._reported_at = time.monotonic()
+
+    def take_busy_fraction(self) -> float:
+        """Return the fraction of time since the last call that the engine was busy."""
+        now = time.monotonic()
+        elapsed, self._reported_at = max(now - self._reported_at, 1e-3), now
+        busy, self._unreported_seconds = self._unreported_seconds, 0.0
+        return min(1.0, busy / elapsed)
 
     def add(self, num_tokens: int, busy_seconds: float) -> None:
         """Count finished tokens and the time that the engine was busy."""
         self._num_tokens += num_tokens
         self._busy_seconds += busy_seconds
+        self._unreported_seconds += busy_seconds
         if self._busy_seconds >= REPORT_SECONDS and self._num_tokens:
             rate = self._num_tokens / self._busy_seconds
             weight = _EMA_WEIGHT if self._is_measured else 1.0
@@ -348,7 +364,9 @@ class WorkExchange:
         seconds = REPORT_SECONDS if self._member.has_peers else ALONE_SECONDS
         self._next_at = time.monotonic() + seconds
         num_tokens = self._fair_queue.num_queued_tokens()
-        news = self._member.report(self.throughput.seconds_for(num_tokens))
+        news = self._member.report(
+            self.throughput.seconds_for(num_tokens), self.throughput.take_busy_fraction()
+        )
         if self._member.has_peers and not news.is_draining and self._fair_queue.num_lanes > 1:
             self._give_model_away()
         return news

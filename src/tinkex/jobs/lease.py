@@ -23,11 +23,6 @@ LEASE_SECONDS = 20.0
 RENEW_SECONDS = 5.0
 
 
-def group_lease(group_id: str) -> str:
-    """Return the name of a group's lease."""
-    return f"group:{group_id}" if group_id else "worker"
-
-
 class LeaseWatch:
     """Detects, by the monotonic clock, that the owner of a lease has stopped renewing it."""
 

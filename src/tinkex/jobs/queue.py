@@ -26,11 +26,11 @@ from tinkex.errors import (
 )
 from tinkex.jobs.groups import Placement, ready_views
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, JobKind
-from tinkex.jobs.lease import group_lease
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.wakeup import ALIVE_SECONDS, WakeupSender
 from tinkex.logs import get_logger
 from tinkex.store import groups, jobs
+from tinkex.store.coordination import group_lease
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord, NewJob
 from tinkex.store.write_locks import EXCLUSIVE, SHARED, WriteLocks, lease_locks, sampler_locks

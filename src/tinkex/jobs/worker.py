@@ -25,7 +25,7 @@ from tinkex.jobs.drift import DriftMonitor
 from tinkex.jobs.fair_queue import BatchLimits, FairQueue
 from tinkex.jobs.group_member import GroupMember, WorkExchange
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
-from tinkex.jobs.lease import CoordinatorLease, WorkerLease, group_lease
+from tinkex.jobs.lease import CoordinatorLease, WorkerLease
 from tinkex.jobs.queue import CANCEL_PREFIX, NUMBER_PREFIX
 from tinkex.jobs.queue_poller import POLL_SECONDS, QueuePoller
 from tinkex.jobs.quotas import QuotaChecks
@@ -38,6 +38,7 @@ from tinkex.jobs.wakeup import WakeupListener
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import jobs
+from tinkex.store.coordination import group_lease
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord
 from tinkex.store.write_locks import SHARED, lease_locks

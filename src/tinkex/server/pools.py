@@ -46,10 +46,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.ranks not in _NUM_RANKS:
             expected = ", ".join(map(str, _NUM_RANKS))
             raise ConfigError(f"pool {self.name!r}: ranks is {self.ranks}; expected {expected}")
-        if not 0 <= self.min <= self.largest <= MAX_GROUPS:
+        if not 1 <= self.min <= self.largest <= MAX_GROUPS:
             raise ConfigError(
                 f"pool {self.name!r}: min is {self.min} and max is {self.max}; expected "
-                f"0 <= min <= max <= {MAX_GROUPS}"
+                f"1 <= min <= max <= {MAX_GROUPS}"
             )
         for name, amount in self.resources.items():
             if not 0 < amount < math.inf:

@@ -31,6 +31,11 @@ class LeaseState(NamedTuple):
     until: float
 
 
+def group_lease(group_id: str) -> str:
+    """Return the name of the lease of a group's worker."""
+    return f"group:{group_id}" if group_id else "worker"
+
+
 def acquire_lease(
     db: sa.Connection, name: str, owner: str, *, until: float, expired: LeaseState | None = None
 ) -> int | LeaseState:

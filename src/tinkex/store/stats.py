@@ -9,8 +9,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tinkex.store import groups
+from tinkex.store.coordination import group_lease
 from tinkex.store.records import GroupRecord, JobState
-from tinkex.store.schema import jobs, processes, sessions, steps
+from tinkex.store.schema import jobs, leases, processes, sessions, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,12 @@ class StoreStats:
     """Mean difference of sampled log-probabilities from the trainer's, by base model."""
     drift_max: Mapping[str, float]
     """The largest of these differences, by base model."""
+    busy: Mapping[str, float]
+    """Fraction of time that the engine was busy, by worker group."""
+    num_moves: Mapping[str, float]
+    """How often a worker group was given work of others."""
+    num_restarts: Mapping[str, float]
+    """How often the worker of a group was started again."""
 
 
 def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
@@ -60,6 +67,9 @@ def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
         num_models={name: load.get("num_runs", 0.0) for name, load in loads.items()},
         drift_mean=_max_by_model(current, "drift_mean"),
         drift_max=_max_by_model(current, "drift_max"),
+        busy={name: load.get("busy", 0.0) for name, load in loads.items()},
+        num_moves={group.id: float(group.num_moves) for group in current},
+        num_restarts=_count_restarts(db, list(loads)),
     )
 
 
@@ -71,6 +81,13 @@ def _max_by_model(current: Sequence[GroupRecord], name: str) -> dict[str, float]
             base_model = str(model["name"])
             largest[base_model] = max(largest.get(base_model, 0.0), group.load[name])
     return largest
+
+
+def _count_restarts(db: sa.Connection, group_ids: Sequence[str]) -> dict[str, float]:
+    """Return how often workers were started again: each start raises the epoch of the lease."""
+    names = {group_lease(group_id): group_id for group_id in group_ids}
+    query = sa.select(leases.c.name, leases.c.epoch).where(leases.c.name.in_(list(names)))
+    return {names[name]: float(max(epoch - 1, 0)) for name, epoch in db.execute(query)}
 
 
 def _count_jobs(db: sa.Connection, state: JobState) -> tuple[int, float | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,10 +19,10 @@ from tinkex.cli.options import Group
 from tinkex.cli.output import Column, TableOutput, announce, show
 from tinkex.cli.output.base import list_title
 from tinkex.display import format_count
-from tinkex.errors import InvalidInput, StoreBusy
+from tinkex.errors import ConfigError, InvalidInput, StoreBusy
 
 if TYPE_CHECKING:
-    from tinkex.store.clusters import ClusterReport
+    from tinkex.store.clusters import ClusterReport, GroupReport
     from tinkex.store.database import Connection, Database
     from tinkex.store.records import GroupRecord
 
@@ -30,6 +32,7 @@ COLUMNS = {
     "host": Column("Host", 2),
     "models": Column("Models", is_number=True),
     "queued_seconds": Column("Queued s", is_number=True),
+    "busy": Column("Busy", 2, is_number=True),
     "base_models": Column("Base models", 3),
     "seen": Column("Seen", 1),
 }
@@ -38,9 +41,21 @@ DEFAULT_GROUP = "default"
 _POLL_SECONDS = 0.2
 
 
+NODE_COLUMNS = {
+    "node": Column("Node"),
+    "host": Column("Host"),
+    "address": Column("Address", 2),
+    "state": Column("State"),
+    "resources": Column("Resources", 1),
+    "groups": Column("Groups", 1),
+}
+#: A controller that has not reported for this time does not run.
+CONTROLLER_SECONDS = 60.0
+
+
 @click.group(cls=Group)
 def cluster() -> None:
-    """Show and drain the worker groups of a server."""
+    """Show, scale and drain the worker groups of a server."""
 
 
 @cluster.command()
@@ -50,22 +65,143 @@ def status(context: Context, home: Path | None, store: str | None) -> None:
     """List the worker groups: their state, models and queued work."""
     with open_server_store(home, store) as database:
         records, report = database.read(lambda db: (_list_groups(db), _read_report(db)))
+    registered = {group.id for group, _ in records}
     started = {group.id: group for group in report.groups} if report is not None else {}
+    rows = [_group_row(group, num_models, started.get(group.id)) for group, num_models in records]
+    rows += [_starting_row(group) for group in started.values() if group.id not in registered]
+    shown = [
+        {
+            **row,
+            "base_models": ", ".join(map(str, row["base_models"])),
+            "seen": format_timestamp(row["seen"]) if row["seen"] else "-",
+        }
+        for row in rows
+    ]
+    show(context, TableOutput(shown, COLUMNS, list_title(len(rows), 0, "group"), data=rows))
+
+
+@cluster.command()
+@store_options
+@pass_context
+def nodes(context: Context, home: Path | None, store: str | None) -> None:
+    """List the nodes of the Ray cluster, with the groups on each."""
+    with open_server_store(home, store) as database:
+        report = _require_report(database)
     rows = [
-        {**_group_row(group, num_models), "pid": started[group.id].pid}
-        if group.id in started
-        else _group_row(group, num_models)
-        for group, num_models in records
+        {
+            "node": node.id,
+            "host": node.host,
+            "address": node.address,
+            "state": "alive" if node.is_alive else "lost",
+            "resources": dict(node.resources),
+            "groups": list(node.groups),
+        }
+        for node in sorted(report.nodes, key=lambda node: (not node.is_alive, node.host, node.id))
     ]
     shown = [
         {
             **row,
-            "base_models": ", ".join(_model_names(group)),
-            "seen": format_timestamp(_iso_time(group.seen_at)),
+            "node": node_id[:12],
+            "resources": ", ".join(f"{name} {amount:g}" for name, amount in amounts.items()),
+            "groups": ", ".join(names),
         }
-        for row, (group, _) in zip(rows, records, strict=True)
+        for row, node_id, amounts, names in (
+            (row, str(row["node"]), _shown_resources(row["resources"]), row["groups"])
+            for row in rows
+        )
     ]
-    show(context, TableOutput(shown, COLUMNS, list_title(len(rows), 0, "group"), data=rows))
+    show(context, TableOutput(shown, NODE_COLUMNS, list_title(len(rows), 0, "node"), data=rows))
+
+
+@cluster.command()
+@store_options
+@pass_context
+def up(context: Context, home: Path | None, store: str | None) -> None:
+    """Start the groups that `tinkex cluster down` has stopped, with their models."""
+    with open_server_store(home, store) as database:
+        _require_report(database)
+        _change_target(database, is_up=True)
+    announce(context, "the groups of all pools are started", {"is_up": True})
+
+
+@cluster.command()
+@store_options
+@pass_context
+def down(context: Context, home: Path | None, store: str | None) -> None:
+    """Stop all groups of the Ray cluster; their models continue after `tinkex cluster up`.
+
+    Requests are accepted meanwhile and wait.
+    """
+    with open_server_store(home, store) as database:
+        _require_report(database)
+        _change_target(database, is_up=False)
+    announce(context, "the groups of all pools are stopped", {"is_up": False})
+
+
+@cluster.command()
+@store_options
+@click.argument("pool")
+@click.argument("minimum", type=click.IntRange(1, 10_000), metavar="MIN")
+@click.argument("maximum", type=click.IntRange(1, 10_000), metavar="[MAX]", required=False)
+@pass_context
+def scale(
+    context: Context,
+    home: Path | None,
+    store: str | None,
+    pool: str,
+    minimum: int,
+    maximum: int | None,
+) -> None:
+    """Set how many groups a pool has: always MIN, and up to MAX when work is queued."""
+    largest = minimum if maximum is None else maximum
+    if largest < minimum:
+        raise InvalidInput(f"MAX is {largest}, which is less than MIN, {minimum}")
+    with open_server_store(home, store) as database:
+        names = [each.name for each in _require_report(database).pools]
+        if pool not in names:
+            raise InvalidInput(f"pool {pool!r} does not exist; there is {', '.join(names)}")
+        _change_target(database, pools={pool: (minimum, largest)})
+    data = {"pool": pool, "min": minimum, "max": largest}
+    announce(context, f"pool {pool} has {minimum} to {largest} groups", data)
+
+
+def _require_report(database: Database) -> ClusterReport:
+    """Return the report of the controller; raises ConfigError if none runs."""
+    from tinkex.store import clusters
+
+    report = database.read(clusters.read_report)
+    if report is None or report.at < clock.now() - CONTROLLER_SECONDS:
+        raise ConfigError(
+            "no server runs its workers on a cluster with this store",
+            hint="Start one with `tinkex serve --cluster ray`.",
+        )
+    return report
+
+
+def _change_target(
+    database: Database,
+    *,
+    is_up: bool | None = None,
+    pools: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> None:
+    from tinkex.store import clusters
+
+    def work(db: Connection) -> None:
+        before = clusters.read_target(db)
+        target = clusters.ClusterTarget(
+            is_up=before.is_up if is_up is None else is_up, pools={**before.pools, **pools}
+        )
+        clusters.write_target(db, target)
+
+    database.write(work)
+
+
+def _shown_resources(resources: object) -> dict[str, float]:
+    """Return the resources that pools ask for; memory is in GiB."""
+    amounts = dict(resources) if isinstance(resources, Mapping) else {}
+    return {
+        name: amount / 2**30 if name == "memory" else amount for name, amount in amounts.items()
+    }
 
 
 def _list_groups(db: Connection) -> list[tuple[GroupRecord, int]]:
@@ -80,16 +216,38 @@ def _read_report(db: Connection) -> ClusterReport | None:
     return clusters.read_report(db)
 
 
-def _group_row(group: GroupRecord, num_models: int) -> dict[str, object]:
+def _starting_row(started: GroupReport) -> dict[str, Any]:
+    """Return the row of a group whose worker has not registered yet."""
+    state = "waiting" if not started.node else "starting"
+    return {
+        **dict.fromkeys(("host", "seen"), ""),
+        "group": started.id,
+        "state": "failed" if started.error else state,
+        "pool": started.pool,
+        "node": started.node,
+        "pid": started.pid,
+        "models": 0,
+        "queued_seconds": 0.0,
+        "busy": 0.0,
+        "base_models": [],
+        "error": started.error,
+    }
+
+
+def _group_row(group: GroupRecord, num_models: int, started: GroupReport | None) -> dict[str, Any]:
     return {
         "group": group.id or DEFAULT_GROUP,
         "state": _describe_state(group),
         "host": group.host,
-        "pid": 0,
+        "pool": started.pool if started is not None else "",
+        "node": started.node if started is not None else "",
+        "pid": started.pid if started is not None else 0,
         "models": num_models,
         "queued_seconds": round(group.load.get("queued_seconds", 0.0), 1),
+        "busy": group.load.get("busy", 0.0),
         "base_models": _model_names(group),
         "seen": _iso_time(group.seen_at),
+        "error": started.error if started is not None else "",
     }
 
 

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import platform
+import re
+import socket
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,21 +22,28 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tinkex.errors import ConfigError, TinkexError
+from tinkex.errors import ConfigError
+from tinkex.logs import get_logger
 from tinkex.server.cluster.hosted_worker import HostedWorker, WorkerStatus
 from tinkex.server.cluster.views import ClusterNode, PlacedGroup
 from tinkex.server.config_sources import decode_config
 from tinkex.server.pools import PoolConfig
+from tinkex.server.process.restart_policy import CONFIG_EXIT_CODE
 
 #: Parts of the name of a placement group: prefix, store, group, version of the settings.
 _PREFIX = "tinkex"
 _SEPARATOR = "|"
 _CALL_SECONDS = 5.0
+#: How long to wait for a head, which may be restarting, and then for the connection.
+_HEAD_SECONDS = 10.0
+_CONNECT_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+_HINT = (
+    "Start Ray here with `ray start --head`, or `ray start --address=HOST:PORT` to join a cluster, "
+    "or pass --ray-address ray://HOST:10001."
+)
+LOG = get_logger(__name__)
 _REMOVED = "REMOVED"
-
-
-class ClusterLost(TinkexError):
-    """Ray cannot be reached; the process connects again after a restart."""
 
 
 class GroupActor:
@@ -54,16 +67,22 @@ class RayCluster:
     def __init__(self, address: str, store_id: str) -> None:
         """Connect; raises ConfigError if there is no such cluster."""
         self._prefix = f"{_PREFIX}{_SEPARATOR}{store_id}{_SEPARATOR}"
-        self._namespace = f"{_PREFIX}-{store_id}"
+        wait_for_head(address)
+        # Ray waits for minutes for what answers but is not Ray.
+        timer = threading.Timer(_CONNECT_SECONDS, _give_up, [address])
+        timer.daemon = True
+        timer.start()
         try:
             ray.init(
                 address=address,
-                namespace=self._namespace,
+                namespace=f"{_PREFIX}-{store_id}",
                 log_to_driver=False,
-                logging_level=logging.ERROR,
+                logging_level=logging.CRITICAL,
             )
-        except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-            raise connection_error(address, error) from error
+        except Exception as error:
+            raise describe_failure(address, str(error)) from error
+        finally:
+            timer.cancel()
 
     def list_nodes(self) -> list[ClusterNode]:
         """Return the nodes, also those that were lost."""
@@ -151,17 +170,46 @@ class RayCluster:
         ray.shutdown()
 
 
-def connection_error(address: str, error: Exception) -> ConfigError:
-    """Describe in a sentence why Ray cannot be used."""
-    text = str(error)
-    if "Version mismatch" in text or "version" in text.lower():
-        words = " ".join(text.split())
+def wait_for_head(address: str) -> None:
+    """Wait until a head answers; raises ConfigError if none does."""
+    deadline = time.monotonic() + _HEAD_SECONDS
+    while not _answers(address):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"there is no Ray cluster at {address!r}", hint=_HINT)
+        time.sleep(_POLL_SECONDS)
+
+
+def _answers(address: str) -> bool:
+    found: str | None = address.removeprefix("ray://")
+    if found == address:
+        try:
+            # Also finds the cluster of `auto`.
+            found = ray._private.services.canonicalize_bootstrap_address(address)
+        except ValueError as error:
+            raise ConfigError(f"ray_address is {address!r}; expected HOST:PORT or auto") from error
+    host, _, port = (found or "").rpartition(":")
+    if not host or not port.isdecimal() or not int(port) < 65536:
+        return False
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _give_up(address: str) -> None:
+    LOG.error("what answers at %r is not the head of a Ray cluster. %s", address, _HINT)
+    os._exit(CONFIG_EXIT_CODE)
+
+
+def describe_failure(address: str, reason: str) -> ConfigError:
+    """Describe in a sentence why a cluster cannot be used."""
+    if "ersion mismatch" in reason:
+        versions = re.findall(r"(Ray|Python): ?([\w.]+)", reason)
+        of_cluster = ", ".join(f"{name} {version}" for name, version in versions[:2])
         return ConfigError(
-            f"the Ray cluster at {address!r} has another version of Ray or Python: {words}",
-            hint=f"Install ray=={ray.__version__} on its nodes, or its version here.",
+            f"the Ray cluster at {address!r} has other versions ({of_cluster}) than this machine "
+            f"(Ray {ray.__version__}, Python {platform.python_version()})",
+            hint="Install the same versions on all nodes.",
         )
-    return ConfigError(
-        f"there is no Ray cluster at {address!r}, or this machine is not one of its nodes",
-        hint="Start Ray with `ray start --head` here, or `ray start --address=HOST:PORT` to join a "
-        "cluster, or pass --ray-address ray://HOST:10001.",
-    )
+    return ConfigError(f"this machine is not a node of the Ray cluster at {address!r}", hint=_HINT)

@@ -37,6 +37,9 @@ def main() -> int:
     except TinkexError as error:
         LOG.error("%s%s", error.message, f". {error.hint}" if error.hint else "")
         return exit_code_for(error)
+    except Exception as error:  # noqa: BLE001 - whatever Ray raises, a new process connects anew
+        LOG.error("the Ray cluster is lost: %s", " ".join(str(error).split())[:500])
+        return 1
     return 0
 
 

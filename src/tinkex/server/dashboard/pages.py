@@ -1,4 +1,4 @@
-"""The read-only pages: the overview at `/` and one run at `/runs/<id>`."""
+"""The read-only pages: the overview at `/`, one run at `/runs/<id>`, and `/cluster`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ async def show_overview(request: HttpRequest) -> Response[str]:
 async def show_run(request: HttpRequest, run_id: FromPath[str]) -> Response[str]:
     """Show one run: curve, latest steps and checkpoints."""
     return await _render_page(request, "run.html", lambda reader: reader.run(run_id))
+
+
+@route("/cluster", http_method=_READ_METHODS, name="cluster_page")
+async def show_cluster(request: HttpRequest) -> Response[str]:
+    """Show the worker groups, their load, and the nodes of the cluster."""
+    return await _render_page(request, "cluster.html", DashboardReader.cluster)
 
 
 async def _render_page(
@@ -90,6 +96,7 @@ def _key_file(services: Services, visitor: Visitor) -> str:
 HANDLERS: list[ControllerRouterHandler] = [
     show_overview,
     show_run,
+    show_cluster,
     show_login,
     login,
     logout,

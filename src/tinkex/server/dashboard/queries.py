@@ -10,8 +10,10 @@ from typing import Generic, TypeVar
 
 from tinkex import types
 from tinkex.display import select_headlines
+from tinkex.errors import NotFoundError
 from tinkex.jobs.quotas import QuotaChecks, QuotaUse
 from tinkex.jobs.wakeup import ALIVE_SECONDS
+from tinkex.server.config import DEFAULT_TENANT
 from tinkex.server.http.model_specs import list_served_models
 from tinkex.server.http.ownership import require_run
 from tinkex.server.http.request_context import CallerIdentity
@@ -23,9 +25,20 @@ from tinkex.server.http.run_history import (
     tokens_per_second,
 )
 from tinkex.server.http.run_summaries import RunSummary, summarize_runs
-from tinkex.store import checkpoints, coordination, runs, sessions, stats, steps
+from tinkex.store import (
+    checkpoints,
+    clusters,
+    coordination,
+    groups,
+    keys,
+    runs,
+    sessions,
+    stats,
+    steps,
+)
+from tinkex.store.clusters import ClusterReport
 from tinkex.store.database import Connection
-from tinkex.store.records import CheckpointRecord, RunRecord
+from tinkex.store.records import CheckpointRecord, GroupRecord, RunRecord
 from tinkex.store.sessions import SessionWithStorage
 
 K = TypeVar("K")
@@ -145,6 +158,28 @@ class RunPage:
         return list(select_headlines({"loss": 0.0} | dict.fromkeys(reported, 0.0)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """A worker group as a row of the cluster page."""
+
+    group: GroupRecord
+    num_models: int
+    state: str
+    node: str
+    """Where a cluster has placed it; its host otherwise."""
+    num_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPage:
+    """The data of the cluster page."""
+
+    groups: Sequence[GroupRow]
+    stats: stats.StoreStats
+    report: ClusterReport | None
+    """What the controller of a Ray cluster reports; None without one."""
+
+
 class DashboardReader:
     """Reads the data of one tenant's pages within one transaction."""
 
@@ -194,6 +229,30 @@ class DashboardReader:
             history=history,
             updates=_latest_updates(history),
             checkpoints=checkpoints.list_by_run(self._db, run_id, self._now),
+        )
+
+    def cluster(self) -> ClusterPage:
+        """Read the worker groups of the server and the nodes of its cluster."""
+        db, alive_since = self._db, self._now - ALIVE_SECONDS
+        tenant = keys.find_tenant(db, self._tenant_id)
+        if tenant is None or tenant.name != DEFAULT_TENANT:
+            raise NotFoundError("only the default tenant of a server can see its workers")
+        report = clusters.read_report(db)
+        nodes = {group.id: group.node[:12] for group in report.groups} if report else {}
+        statistics = stats.collect_stats(db, alive_since=alive_since)
+        return ClusterPage(
+            groups=[
+                GroupRow(
+                    group=group,
+                    num_models=groups.count_runs_of(db, group.id),
+                    state=group.state if group.seen_at >= alive_since else "lost",
+                    node=nodes.get(group.id) or group.host,
+                    num_restarts=int(statistics.num_restarts.get(group.id, 0)),
+                )
+                for group in groups.list_current(db)
+            ],
+            stats=statistics,
+            report=report,
         )
 
     def _queue(self) -> QueueSummary:

@@ -69,6 +69,24 @@ SAMPLER_DRIFT_MAX = Gauge(
     ["base_model"],
     registry=REGISTRY,
 )
+GROUP_BUSY = Gauge(
+    "tinkex_group_busy",
+    "Fraction of time that the engine of a worker group was busy, if there are several.",
+    ["group"],
+    registry=REGISTRY,
+)
+GROUP_MOVES = Gauge(
+    "tinkex_group_moves",
+    "How often a group was given work of others.",
+    ["group"],
+    registry=REGISTRY,
+)
+GROUP_RESTARTS = Gauge(
+    "tinkex_group_restarts",
+    "How often the worker of a group was started again.",
+    ["group"],
+    registry=REGISTRY,
+)
 STORE_BYTES = Gauge("tinkex_store_bytes", "Size of the database.", registry=REGISTRY)
 STORE_UP = Gauge("tinkex_store_up", "Whether the database is reachable.", registry=REGISTRY)
 
@@ -106,6 +124,9 @@ def render_metrics(stats: StoreStats | None, now: float) -> bytes:
         _set_by_label(GROUP_MODELS, stats.num_models)
         _set_by_label(SAMPLER_DRIFT_MEAN, stats.drift_mean)
         _set_by_label(SAMPLER_DRIFT_MAX, stats.drift_max)
+        _set_by_label(GROUP_BUSY, stats.busy)
+        _set_by_label(GROUP_MOVES, stats.num_moves)
+        _set_by_label(GROUP_RESTARTS, stats.num_restarts)
     return generate_latest(REGISTRY)
 
 
