@@ -279,14 +279,19 @@ class ServerConfig:
         if self.device.startswith("cuda"):
             resources["GPU"] = 1.0
         pool = PoolConfig(
-            name=DEFAULT_POOL, min=self.workers, max=self.max_workers, resources=resources
+            name=DEFAULT_POOL,
+            ranks=self.ranks,
+            min=self.workers,
+            max=self.max_workers,
+            resources=resources,
         )
         return (pool,)
 
     @property
     def shards_per_model(self) -> int:
         """The number of gradient shards of new models."""
-        return self.gradient_shards or (1 if self.ranks == 1 else DEFAULT_SHARDS)
+        most_ranks = max([self.ranks, *(pool.ranks for pool in self.pools)])
+        return self.gradient_shards or (1 if most_ranks == 1 else DEFAULT_SHARDS)
 
     @property
     def store_url(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -195,3 +196,12 @@ def test_cluster_commands_show_and_drain_groups(
     missing = cluster(home, "drain", "nowhere")
     assert missing.returncode == 1
     assert "group 'nowhere' does not exist" in missing.stderr
+
+
+def test_server_without_a_cluster_does_not_import_ray(serve: Serve, home: Path) -> None:
+    server = serve(home, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    server.ready()
+    log = server.log_text
+    assert "tinkex.server.process.supervisor" in log
+    assert "tinkex.jobs.worker" in log
+    assert not re.search(r"\| +ray$", log, re.MULTILINE)

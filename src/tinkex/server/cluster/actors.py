@@ -15,6 +15,8 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -23,7 +25,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tinkex.errors import ConfigError
-from tinkex.logs import get_logger
+from tinkex.logs import attach_logger, get_logger
+from tinkex.server.cluster.hosted_follower import HostedFollower
 from tinkex.server.cluster.hosted_worker import HostedWorker, WorkerStatus
 from tinkex.server.cluster.views import ClusterNode, PlacedGroup
 from tinkex.server.config_sources import decode_config
@@ -47,10 +50,16 @@ _REMOVED = "REMOVED"
 
 
 class GroupActor:
-    """Runs the worker of a group on the node where Ray has placed it."""
+    """Runs the worker of a group, its rank 0, on the node where Ray has placed it."""
 
     def __init__(self, config: bytes, group_id: str) -> None:
-        self._worker = HostedWorker(decode_config(config), group_id)
+        settings = decode_config(config)
+        self._rendezvous = _free_address() if settings.ranks > 1 else ""
+        self._worker = HostedWorker(replace(settings, rendezvous=self._rendezvous), group_id)
+
+    def rendezvous(self) -> str:
+        """Return where the worker waits for its other ranks."""
+        return self._rendezvous
 
     def status(self) -> WorkerStatus:
         """Return the state of the worker process."""
@@ -59,6 +68,29 @@ class GroupActor:
     def stop(self) -> None:
         """Stop the worker process; its group keeps its models."""
         self._worker.stop()
+
+
+class FollowerActor:
+    """Runs another rank of a group."""
+
+    def __init__(self, config: bytes, group_id: str, rank: int) -> None:
+        settings = decode_config(config)
+        attach_logger(settings.log_level)
+        self._follower = HostedFollower(rank, settings.threads, partial(_find_leader, group_id))
+
+
+def _free_address() -> str:
+    host = ray.util.get_node_ip_address()
+    with socket.create_server((host, 0)) as listener:
+        return f"{host}:{listener.getsockname()[1]}"
+
+
+def _find_leader(group_id: str) -> str:
+    """Return the rendezvous of a group; empty if its leader does not run now."""
+    try:
+        return str(ray.get(ray.get_actor(group_id).rendezvous.remote(), timeout=_CONNECT_SECONDS))
+    except (ValueError, RayError):
+        return ""
 
 
 class RayCluster:
@@ -98,7 +130,7 @@ class RayCluster:
                     if not name.startswith(("node:", "object_store"))
                 },
             )
-            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            for node in ray.nodes()
         ]
 
     def list_groups(self) -> list[PlacedGroup]:
@@ -119,18 +151,24 @@ class RayCluster:
         placement_group = self._find(name) or ray.util.placement_group(
             [resources] * pool.ranks, strategy="PACK", name=name, lifetime="detached"
         )
-        strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=0)
-        cpus, gpus = resources.pop("CPU", 0), resources.pop("GPU", 0)
-        ray.remote(GroupActor).options(
-            name=group_id,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            num_cpus=cpus,
-            num_gpus=gpus,
-            resources=resources,
-            scheduling_strategy=strategy,
-        ).remote(config, group_id)
+        options = {
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_restarts": -1,
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "resources": resources,
+        }
+        for rank in range(pool.ranks):
+            strategy = PlacementGroupSchedulingStrategy(
+                placement_group, placement_group_bundle_index=rank
+            )
+            actor = ray.remote(FollowerActor if rank else GroupActor).options(
+                name=f"{group_id}/{rank}" if rank else group_id,
+                scheduling_strategy=strategy,
+                **options,
+            )
+            actor.remote(config, group_id, *([rank] if rank else []))
 
     def statuses(self, group_ids: Sequence[str]) -> dict[str, WorkerStatus | None]:
         """Return the states of groups; None if a group does not respond, omitted if it is gone."""
@@ -141,8 +179,10 @@ class RayCluster:
         ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=_CALL_SECONDS)
         states: dict[str, WorkerStatus | None] = {calls[call]: None for call in late}
         for call in ready:
-            with contextlib.suppress(RayActorError, GetTimeoutError):
+            try:
                 states[calls[call]] = ray.get(call, timeout=_CALL_SECONDS)
+            except (RayActorError, GetTimeoutError) as error:
+                states[calls[call]] = _failed_status(str(error))
         return states
 
     def stop(self, group_id: str) -> None:
@@ -168,6 +208,14 @@ class RayCluster:
     def close(self) -> None:
         """Disconnect; the groups stay."""
         ray.shutdown()
+
+
+def _failed_status(reason: str) -> WorkerStatus | None:
+    """Return the state of a group whose actor cannot be created; None if it only restarts."""
+    if "creation task" not in reason:
+        return None
+    last_line = reason.strip().rpartition("\n")[2]
+    return WorkerStatus(pid=0, num_restarts=0, has_ended=True, error=last_line, version="")
 
 
 def wait_for_head(address: str) -> None:

@@ -6,6 +6,7 @@ All it knows is read anew from both, so it may be killed and started anywhere at
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +45,8 @@ from tinkex.store.records import GroupRecord, GroupState
 LOG = get_logger(__name__)
 #: The report is written when it changes, and at least at this interval.
 REPORT_SECONDS = 5.0
+#: Interval of attempts to start the processes of a group that has none.
+COMPLETE_SECONDS = 10.0
 
 
 class Cluster(Protocol):
@@ -66,6 +69,8 @@ def group_config(config: ServerConfig, pool: PoolConfig) -> ServerConfig:
         max_workers=0,
         workers=1,
         api_key="",
+        ranks=pool.ranks,
+        gradient_shards=config.shards_per_model,
         models=pool.models or config.models,
         threads=config.threads or max(1, int(pool.resources.get("CPU", 1))),
     )
@@ -96,6 +101,7 @@ class ClusterController:
         self._scalings: dict[str, Scaling] = {}
         self._waiting_since: dict[str, float] = {}
         self._failed_since: dict[str, float] = {}
+        self._completed_at: dict[str, float] = {}
         self._was_ready = False
         self._reported: ClusterReport | None = None
         self._pools = {
@@ -115,6 +121,8 @@ class ClusterController:
         for name, facts in by_pool.items():
             for action in self._plan(name, facts, target, records):
                 self._act(action, name, placed, statuses)
+        if target.is_up:
+            self._complete(placed, statuses)
         self._report(placed, statuses, target)
         self._check_start(statuses, records)
 
@@ -185,7 +193,13 @@ class ClusterController:
         records: Mapping[str, GroupRecord],
     ) -> list[Action]:
         if name not in self._pools:
-            return plan_pool([group for group in facts if group.is_started], 0)
+            elsewhere = frozenset(
+                str(model["name"])
+                for group_id, record in records.items()
+                for model in record.base_models
+                if pool_of_group(group_id) in self._pools and record.state == GroupState.READY
+            )
+            return plan_pool([group for group in facts if group.is_started], 0, elsewhere)
         if not target.is_up:
             return plan_stop(facts)
         size = self._size(name, target)
@@ -236,6 +250,21 @@ class ClusterController:
     def _start(self, group_id: str) -> None:
         pool, config = self._pools[pool_of_group(group_id) or ""]
         self._cluster.start(group_id, settings_digest(config, pool), pool, config)
+
+    def _complete(
+        self, placed: Mapping[str, PlacedGroup], statuses: Mapping[str, WorkerStatus | None]
+    ) -> None:
+        """Start the processes of groups that have resources only: a controller was interrupted."""
+        now = self._monotonic()
+        for group_id, group in placed.items():
+            is_due = now - self._completed_at.get(group_id, -math.inf) >= COMPLETE_SECONDS
+            if group_id in statuses or not is_due:
+                continue
+            self._completed_at[group_id] = now
+            if group.digest == self._digest(group_id):
+                self._start(group_id)
+            else:
+                self._cluster.remove(group)
 
     def _check_start(
         self, statuses: Mapping[str, WorkerStatus | None], records: Mapping[str, GroupRecord]

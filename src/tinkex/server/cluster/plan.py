@@ -82,14 +82,16 @@ class GroupFacts(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs or starts, and keeps its work."""
+        """Whether it runs, starts or will be tried again, and keeps its work."""
         is_leaving = self.state in {GroupState.DRAINING, GroupState.RETIRED}
-        return self.is_started and not is_leaving and not self.has_ended
+        has_left = self.has_ended and self.failed_seconds is None
+        return self.is_started and not is_leaving and not has_left
 
     @property
     def is_ready(self) -> bool:
         """Whether it takes work."""
-        return self.is_active and self.state == GroupState.READY
+        is_running = self.is_active and self.failed_seconds is None
+        return is_running and self.state == GroupState.READY
 
 
 class ActionKind(StrEnum):
@@ -118,8 +120,13 @@ def plan_stop(groups: Sequence[GroupFacts]) -> list[Action]:
     ]
 
 
-def plan_pool(groups: Sequence[GroupFacts], num_wanted: int) -> list[Action]:
-    """Return what to do so that a pool has the wanted number of groups with current settings."""
+def plan_pool(
+    groups: Sequence[GroupFacts], num_wanted: int, served_elsewhere: frozenset[str] = frozenset()
+) -> list[Action]:
+    """Return what to do so that a pool has the wanted number of groups with current settings.
+
+    `served_elsewhere` are the base models of ready groups of other pools.
+    """
     actions = [Action(ActionKind.REMOVE, group.id) for group in groups if _is_over(group)]
     active = [group for group in groups if group.is_active]
     num_missing = num_wanted - len(active)
@@ -134,9 +141,11 @@ def plan_pool(groups: Sequence[GroupFacts], num_wanted: int) -> list[Action]:
     if num_missing > 0 or any(group.state == GroupState.DRAINING for group in groups):
         return actions
     outdated = [group for group in active if not group.is_current]
-    if outdated:
+    if outdated and num_wanted:
         return actions + _plan_replacement(active, outdated, num_wanted)
-    return actions + _plan_scale_down(active, num_wanted)
+    if len(active) > num_wanted:
+        actions += _drain_least_used(active, active, served_elsewhere)
+    return actions
 
 
 def _is_over(group: GroupFacts) -> bool:
@@ -161,18 +170,18 @@ def _plan_replacement(
     return []
 
 
-def _plan_scale_down(active: Sequence[GroupFacts], num_wanted: int) -> list[Action]:
-    return _drain_least_used(active, active) if len(active) > num_wanted else []
-
-
 def _drain_least_used(
-    candidates: Sequence[GroupFacts], active: Sequence[GroupFacts]
+    candidates: Sequence[GroupFacts],
+    active: Sequence[GroupFacts],
+    served_elsewhere: frozenset[str] = frozenset(),
 ) -> list[Action]:
     """Drain one group, but never the only one that serves a base model."""
 
     def is_replaceable(group: GroupFacts) -> bool:
         others = [each.base_models for each in active if each.is_ready and each.id != group.id]
-        return bool(others) and group.base_models <= frozenset().union(*others)
+        return bool(others or served_elsewhere) and group.base_models <= served_elsewhere.union(
+            *others
+        )
 
     replaceable = [group for group in candidates if is_replaceable(group)]
     by_use = sorted(replaceable, key=lambda group: (group.queued_seconds, group.num_runs, group.id))
