@@ -30,7 +30,8 @@ COMMANDS = {
         "tinkex.cli.commands.checkpoint:checkpoint", "Save, list and manage checkpoints."
     ),
     "cluster": LazyCommand(
-        "tinkex.cli.commands.cluster:cluster", "Show and drain the worker groups of a server."
+        "tinkex.cli.commands.cluster:cluster",
+        "Show, scale and drain the worker groups of a server.",
     ),
     "completion": LazyCommand(
         "tinkex.cli.commands.completion:completion", "Print a shell completion script."

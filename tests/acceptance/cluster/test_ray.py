@@ -121,6 +121,10 @@ def run_commands(server: ClusterServer, url: str) -> None:
     # Another one takes its place.
     eventually(lambda: len(server.ready_groups()) == 2)
     assert first["group"] not in {row["group"] for row in server.ready_groups()}
+    assert server.command("scale", "default", "2", "3") == {"pool": "default", "min": 2, "max": 3}
+    missing = run_tinkex("cluster", "scale", "other", "1", "--store", server.store_url)
+    assert missing.returncode == 1
+    assert "pool 'other' does not exist; there is default" in missing.stderr
     server.command("down")
     eventually(lambda: all(not node["groups"] for node in server.command("nodes")))
 

@@ -193,6 +193,9 @@ def test_cluster_commands_show_and_drain_groups(
         assert worker.wait(TIMEOUT_SECONDS) == 0
     assert groups_of_models(server) == {"": NUM_MODELS}
     assert_equal_models(losses)
+    no_cluster = cluster(home, "nodes")
+    assert no_cluster.returncode == 1
+    assert "no server runs its workers on a cluster with this store" in no_cluster.stderr
     missing = cluster(home, "drain", "nowhere")
     assert missing.returncode == 1
     assert "group 'nowhere' does not exist" in missing.stderr

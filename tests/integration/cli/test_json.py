@@ -53,7 +53,9 @@ def error_of(out: str, err: str) -> dict[str, Any]:
 
 def test_every_command_has_an_example() -> None:
     """Commands that run or need server processes have no example; they have their own tests."""
-    with_own_tests = ["serve", "worker", "cluster drain", "pipeline tensorboard"]
+    of_clusters = ("drain", "nodes", "up", "down", "scale")
+    with_own_tests = ["serve", "worker", "pipeline tensorboard"]
+    with_own_tests += [f"cluster {name}" for name in of_clusters]
     assert sorted([*EXAMPLES, *with_own_tests]) == sorted(all_commands())
 
 
