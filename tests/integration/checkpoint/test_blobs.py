@@ -74,12 +74,12 @@ def test_large_files_are_uploaded_and_read_in_parts(
 
 
 def test_removed_place_has_no_objects(store: BlobStore, source: Path) -> None:
-    kept, removed = new_place("checkpoints", "one"), new_place("snapshots", "two")
-    store.upload(kept, source)
+    other, removed = new_place("checkpoints", "one"), new_place("snapshots", "two")
+    store.upload(other, source)
     store.upload(removed, source)
     store.remove(removed)
     store.remove(removed)
-    assert list(store.list_places()) == [kept]
+    assert list(store.list_places()) == [other]
     with pytest.raises(CheckpointError, match="does not exist"):
         store.read_manifest(removed)
 
