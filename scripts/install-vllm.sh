@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Creates an environment with the CPU build of vLLM: install-vllm.sh [DIRECTORY]   (default: .vllm)
-# About 2 GB on disk. PYTHON names the Python to create it with, 3.11 to 3.14.
+# About 3.5 GB on disk. PYTHON names the Python to create it with, 3.11 to 3.14.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
