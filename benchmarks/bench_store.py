@@ -59,11 +59,18 @@ def write_jobs(url: str, group_id: str, locks: str, seconds: float) -> dict[str,
         print("ready", flush=True)
         sys.stdin.readline()
         deadline, latencies, num_jobs = time.perf_counter() + seconds, list[float](), 0
+        cpu_seconds = -time.process_time()
         while time.perf_counter() < deadline:
             latencies += writer.run_batch(queue, log)
             num_jobs += BATCH_SIZE
+        cpu_seconds += time.process_time()
     cuts = quantiles(latencies, n=100)
-    return {"num_jobs": num_jobs, "p50": 1000 * cuts[49], "p99": 1000 * cuts[98]}
+    return {
+        "num_jobs": num_jobs,
+        "cpu": 1000 * cpu_seconds / num_jobs,
+        "p50": 1000 * cuts[49],
+        "p99": 1000 * cuts[98],
+    }
 
 
 class _Writer:
@@ -155,6 +162,7 @@ def run_writers(
     found = [json.loads(writer.communicate(timeout=seconds + 300)[0]) for writer in writers]
     return {
         "rate": sum(each["num_jobs"] for each in found) / seconds,
+        "cpu": max(each["cpu"] for each in found),
         "p50": max(each["p50"] for each in found),
         "p99": max(each["p99"] for each in found),
     }
@@ -221,15 +229,20 @@ def _compare(
     ]
 
 
-def measure_sqlite(seconds: float, num_rounds: int, baseline: str) -> Row:
-    """Compare the jobs per second of one writer on SQLite with those of another tree."""
-    rates: dict[str, list[float]] = {"": [], baseline: []}
+def measure_sqlite(seconds: float, num_rounds: int, baseline: str) -> list[Row]:
+    """Compare the jobs per second and the CPU of one writer on SQLite with another tree."""
+    found: dict[str, list[dict[str, float]]] = {"": [], baseline: []}
     with tempfile.TemporaryDirectory() as directory:
-        for number, source in enumerate([*rates] * num_rounds):
+        for number, source in enumerate([*found] * num_rounds):
             url = f"sqlite:///{Path(directory) / f'{number}.db'}"
-            rates[source].append(run_writers(url, 1, "narrow", seconds, source)["rate"])
-    now, before = median(rates[""]), median(rates[baseline])
-    return at_least("SQLite: jobs/s : of the other tree", now, before, "/s", 0.99)
+            found[source].append(run_writers(url, 1, "narrow", seconds, source))
+    rate, cpu = (
+        [median(run[name] for run in runs) for runs in found.values()] for name in ("rate", "cpu")
+    )
+    return [
+        at_least("SQLite: jobs/s : of the other tree", *rate, "/s", 0.99),
+        at_most("SQLite: CPU per job : of the other tree", *cpu, "ms", 1.01),
+    ]
 
 
 def main(options: Sequence[str] = ()) -> list[Row]:
@@ -240,7 +253,7 @@ def main(options: Sequence[str] = ()) -> list[Row]:
     asked = parser.parse_args(list(options))
     seconds, num_rounds = (1.5, 1) if asked.quick else (SECONDS, NUM_ROUNDS)
     if asked.baseline:
-        return [measure_sqlite(seconds, num_rounds, asked.baseline)]
+        return measure_sqlite(seconds, num_rounds, asked.baseline)
     return measure_postgresql(seconds, num_rounds)
 
 
