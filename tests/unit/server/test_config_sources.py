@@ -243,6 +243,7 @@ def test_settings_round_trip_to_child_process() -> None:
         ({"port": 65536}, "port is 65536; expected 0 to 65535"),
         ({"engine": "magic"}, "engine is 'magic'; expected one of"),
         ({"api_processes": 0}, "api_processes is 0; expected at least 1"),
+        ({"store_connections": 2}, "store_connections is 2; expected 3 or more"),
         ({"api_key": "secret"}, "api_key must begin with 'tml-'"),
         ({"log_level": "loud"}, "log_level is 'loud'; expected debug"),
         ({"idle_stop_seconds": -1.0}, "idle_stop_seconds is -1.0; expected a number from 0"),
