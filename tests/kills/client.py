@@ -63,9 +63,9 @@ def train(service: tinker.ServiceClient, base_model: str, model: int) -> dict[st
 def digest_of(path: str) -> str:
     """Return a digest of the tensors of a checkpoint; the official SDK cannot download one."""
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as directory, tinkex.RestClient() as rest:
+    with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "checkpoint"
-        rest.download_checkpoint(path, target).result()
+        tinkex.RestClient().download_checkpoint(path, target).result()
         for file in sorted(target.rglob("*.safetensors")):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()
