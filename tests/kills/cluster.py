@@ -1,4 +1,4 @@
-"""A cluster whose parts can be killed: PostgreSQL, an API server and workers."""
+"""A cluster whose parts can be killed: PostgreSQL, an S3 server, an API server and workers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
+from tests.support.s3_server import S3Bucket, S3Server
 
 #: Only a limit against hanging.
 TIMEOUT_SECONDS = 180.0
 KEY = "tml-kills"
+MAX_OUTAGE_SECONDS = 3.0
 
 
 class Command:
@@ -67,16 +70,20 @@ class Command:
 
 
 class Cluster:
-    """PostgreSQL, one server without workers, and workers of their own groups."""
+    """PostgreSQL, S3, a server without workers, and workers with groups and homes of their own."""
 
     def __init__(self, directory: Path, engine: str, num_workers: int) -> None:
         self.directory = directory
         self.workers: list[Command] = []
         self.postgres = PostgresServer()
         self.store = self.postgres.create_database()
+        self.s3 = S3Server()
+        self.bucket = S3Bucket(self.s3)
         self.port = free_port()
         env = {
+            **self.bucket.environment,
             "TINKEX_STORE": self.store,
+            "TINKEX_BLOBS": self.bucket.url,
             "TINKEX_SERVER_API_KEY": KEY,
             "TINKEX_DETERMINISTIC": "true",
             # A job that was running during many kills must not count as failed.
@@ -85,15 +92,14 @@ class Cluster:
             "TINKEX_SNAPSHOT_CHANGES": "7",
             "OMP_NUM_THREADS": "1",
         }
-        home = ["--home", str(directory / "home")]
-        engine_words = ["--engine", engine]
-        words = ["serve", *home, *engine_words, "--workers", "0", "--port", str(self.port)]
-        self.server = Command("serve", words, env, directory)
+
+        def start(name: str, *words: str) -> Command:
+            home = ["--home", str(directory / f"home-{name}")]
+            return Command(name, [*words, *home, "--engine", engine], env, directory)
+
+        self.server = start("serve", "serve", "--workers", "0", "--port", str(self.port))
         self.server.wait_until_ready()
-        self.workers = [
-            Command(f"worker-{n}", ["worker", *home, *engine_words], env, directory)
-            for n in range(num_workers)
-        ]
+        self.workers = [start(f"worker-{n}", "worker") for n in range(num_workers)]
         for worker in self.workers:
             worker.wait_until_ready()
 
@@ -117,6 +123,12 @@ class Cluster:
     def restart_postgres(self, rng: random.Random) -> None:
         self.postgres.restart()
 
+    def interrupt_s3(self, rng: random.Random) -> None:
+        """Refuse connections to the object store for a while."""
+        self.bucket.door.close()
+        time.sleep(rng.random() * MAX_OUTAGE_SECONDS)
+        self.bucket.door.open()
+
     @property
     def faults(self) -> dict[str, tuple[int, Callable[[random.Random], None]]]:
         """What can be killed, with a weight."""
@@ -126,9 +138,12 @@ class Cluster:
             "server": (2, self.kill_server),
             "node": (1, self.lose_worker),
             "postgres": (2, self.restart_postgres),
+            "s3": (2, self.interrupt_s3),
         }
 
     def close(self) -> None:
         for command in (*self.workers, self.server):
             command.stop()
+        self.bucket.door.close()
+        self.s3.close()
         self.postgres.stop()
