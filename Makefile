@@ -18,7 +18,9 @@ test: qa
 test-all: $(VENV)/.ready
 	PYTHON=$(PYTHON) scripts/install-vllm.sh .vllm
 	HYPOTHESIS_PROFILE=nightly VENV=$(VENV) RINGS=all scripts/qa.sh
-	$(MAKE) kills flaky compat
+	$(MAKE) kills RAY=1
+	$(MAKE) kills ENGINE=local KILLS=25
+	$(MAKE) flaky compat
 
 qa: $(VENV)/.ready
 	VENV=$(VENV) scripts/qa.sh
@@ -28,10 +30,10 @@ flaky: $(VENV)/.ready
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.flakes $(ONLY) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LOGS),--logs $(LOGS))
 
-# KILLS=1000 kills more, ENGINE=local trains with PyTorch, LOGS=directory keeps the logs there.
+# KILLS=1000 kills more, RAY=1 runs the workers on Ray, ENGINE=local trains with PyTorch, LOGS=directory keeps the logs there.
 kills: $(VENV)/.ready
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.kills \
-		$(if $(KILLS),--kills $(KILLS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(LOGS),--logs $(LOGS))
+		$(if $(KILLS),--kills $(KILLS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(RAY),--ray) $(if $(LOGS),--logs $(LOGS))
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks

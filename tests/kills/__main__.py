@@ -1,6 +1,6 @@
 """Kill the processes of a cluster at random while the official SDK trains and samples.
 
-python -m tests.kills [--kills 200] [--seed 1] [--workers 2] [--engine fake] [--logs DIR]
+python -m tests.kills [--kills 200] [--seed 1] [--workers 2] [--ray] [--engine fake] [--logs DIR]
 
 A round trains and samples several models. The first round is undisturbed; every later one must give
 the same losses, samples and checkpoint bytes, and every operation must have run once. Prints a line
@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 
 from tests.kills.client import NUM_OPERATIONS
-from tests.kills.cluster import KEY, TIMEOUT_SECONDS, Cluster
+from tests.kills.cluster import KEY, TIMEOUT_SECONDS, Cluster, RayWorkers
 
 BASE_MODELS = {"fake": "tinkex/bigram", "local": "tinkex/tiny"}
 #: A kill comes up to this long after a training step.
@@ -143,13 +143,15 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ray", action="store_true", help="run the workers on a Ray cluster")
     parser.add_argument("--engine", choices=sorted(BASE_MODELS), default="fake")
     parser.add_argument("--logs", type=Path)
     options = parser.parse_args()
     logs = options.logs or Path(tempfile.mkdtemp(prefix="tinkex-kills-"))
     logs.mkdir(parents=True, exist_ok=True)
     print(f"logs in {logs}", flush=True)
-    cluster = Cluster(logs, options.engine, options.workers)
+    kind = RayWorkers if options.ray else Cluster
+    cluster = kind(logs, options.engine, options.workers)
     client = Client(cluster, BASE_MODELS[options.engine], logs / "client.log")
     run = KillRun(cluster, client, random.Random(options.seed))
     started = time.monotonic()

@@ -9,12 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
+from tests.support.ray_nodes import ENVIRONMENT, LocalRayCluster
 from tests.support.s3_server import S3Bucket, S3Server
+from tinkex.errors import StoreError
+from tinkex.store import clusters
+from tinkex.store.database import Database
+
+Fault: TypeAlias = Callable[[random.Random], None]
 
 #: Only a limit against hanging.
 TIMEOUT_SECONDS = 180.0
@@ -51,8 +58,7 @@ class Command:
         pid = self.process.pid
         with suppress(OSError):
             for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(child), signal.SIGKILL)
+                kill(int(child))
 
     def kill(self) -> None:
         """Kill the command itself, whose children end with it, and start it again."""
@@ -73,17 +79,16 @@ class Cluster:
     """PostgreSQL, S3, a server without workers, and workers with groups and homes of their own."""
 
     def __init__(self, directory: Path, engine: str, num_workers: int) -> None:
-        self.directory = directory
-        self.workers: list[Command] = []
+        self._directory, self._engine, self._num_workers = directory, engine, num_workers
         self.postgres = PostgresServer()
         self.store = self.postgres.create_database()
-        self.s3 = S3Server()
-        self.bucket = S3Bucket(self.s3)
-        self.port = free_port()
-        env = {
-            **self.bucket.environment,
+        self._s3 = S3Server()
+        self._bucket = S3Bucket(self._s3)
+        self._port = free_port()
+        self._env = {
+            **self._bucket.environment,
             "TINKEX_STORE": self.store,
-            "TINKEX_BLOBS": self.bucket.url,
+            "TINKEX_BLOBS": self._bucket.url,
             "TINKEX_SERVER_API_KEY": KEY,
             "TINKEX_DETERMINISTIC": "true",
             # A job that was running during many kills must not count as failed.
@@ -92,58 +97,105 @@ class Cluster:
             "TINKEX_SNAPSHOT_CHANGES": "7",
             "OMP_NUM_THREADS": "1",
         }
-
-        def start(name: str, *words: str) -> Command:
-            home = ["--home", str(directory / f"home-{name}")]
-            return Command(name, [*words, *home, "--engine", engine], env, directory)
-
-        self.server = start("serve", "serve", "--workers", "0", "--port", str(self.port))
+        self.start_workers()
+        self.server = self.start("serve", "serve", "--port", str(self._port), *self.serve_options())
         self.server.wait_until_ready()
-        self.workers = [start(f"worker-{n}", "worker") for n in range(num_workers)]
-        for worker in self.workers:
+
+    def start(self, name: str, *words: str) -> Command:
+        home = ["--home", str(self._directory / f"home-{name}")]
+        return Command(name, [*words, *home, "--engine", self._engine], self._env, self._directory)
+
+    def start_workers(self) -> None:
+        self._workers = [self.start(f"worker-{n}", "worker") for n in range(self._num_workers)]
+        for worker in self._workers:
             worker.wait_until_ready()
+
+    def serve_options(self) -> list[str]:
+        return ["--workers", "0"]
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def kill_worker(self, rng: random.Random) -> None:
-        rng.choice(self.workers).kill_children()
-
-    def lose_worker(self, rng: random.Random) -> None:
-        """Kill a worker with its supervisor: a new one gets another group, and its models move."""
-        rng.choice(self.workers).kill()
-
-    def kill_api(self, rng: random.Random) -> None:
-        self.server.kill_children()
-
-    def kill_server(self, rng: random.Random) -> None:
-        self.server.kill()
-
-    def restart_postgres(self, rng: random.Random) -> None:
-        self.postgres.restart()
-
-    def interrupt_s3(self, rng: random.Random) -> None:
-        """Refuse connections to the object store for a while."""
-        self.bucket.door.close()
-        time.sleep(rng.random() * MAX_OUTAGE_SECONDS)
-        self.bucket.door.open()
+        return f"http://127.0.0.1:{self._port}"
 
     @property
-    def faults(self) -> dict[str, tuple[int, Callable[[random.Random], None]]]:
+    def faults(self) -> dict[str, tuple[int, Fault]]:
         """What can be killed, with a weight."""
         return {
             "worker": (8, self.kill_worker),
-            "api": (5, self.kill_api),
-            "server": (2, self.kill_server),
-            "node": (1, self.lose_worker),
-            "postgres": (2, self.restart_postgres),
+            "node": (1, self.lose_node),
+            "api": (5, lambda _: self.server.kill_children()),
+            "server": (2, lambda _: self.server.kill()),
+            "postgres": (2, lambda _: self.postgres.restart()),
             "s3": (2, self.interrupt_s3),
         }
 
+    def kill_worker(self, rng: random.Random) -> None:
+        rng.choice(self._workers).kill_children()
+
+    def lose_node(self, rng: random.Random) -> None:
+        """Kill a worker with its supervisor: a new one gets another group, and its models move."""
+        rng.choice(self._workers).kill()
+
+    def interrupt_s3(self, rng: random.Random) -> None:
+        """Refuse connections to the object store for a while."""
+        self._bucket.door.close()
+        time.sleep(rng.random() * MAX_OUTAGE_SECONDS)
+        self._bucket.door.open()
+
+    def stop_workers(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+
     def close(self) -> None:
-        for command in (*self.workers, self.server):
-            command.stop()
-        self.bucket.door.close()
-        self.s3.close()
+        self.server.stop()
+        self.stop_workers()
+        self._bucket.door.close()
+        self._s3.close()
         self.postgres.stop()
+
+
+class RayWorkers(Cluster):
+    """The same with the workers on a Ray cluster, whose nodes and head can be killed too."""
+
+    def start_workers(self) -> None:
+        self._env |= ENVIRONMENT
+        # The nodes of a cluster have the credentials of the object store.
+        os.environ.update(self._bucket.environment)
+        self._ray = LocalRayCluster(self._num_workers)
+
+    def serve_options(self) -> list[str]:
+        address = ["--cluster", "ray", "--ray-address", self._ray.address]
+        return [*address, "--workers", str(self._num_workers)]
+
+    @property
+    def faults(self) -> dict[str, tuple[int, Fault]]:
+        return {**super().faults, "node": (2, self.lose_node), "ray head": (1, self.restart_head)}
+
+    def kill_worker(self, rng: random.Random) -> None:
+        # The store may be away because of the previous fault.
+        with closing(Database(self.store)) as database, suppress(StoreError):
+            report = database.read(clusters.read_report)
+            pids = [group.pid for group in report.groups if group.pid] if report else []
+            if pids:
+                kill(rng.choice(pids))
+
+    def lose_node(self, rng: random.Random) -> None:
+        """Kill the raylet of a node, and start another node."""
+        self._ray.nodes.pop(rng.randrange(len(self._ray.nodes))).kill()
+        self._ray.add_nodes(1)
+
+    def restart_head(self, rng: random.Random) -> None:
+        """Kill the head, which loses all that Ray knows, and with it all nodes."""
+        for node in self._ray.nodes:
+            node.kill()
+        self._ray.nodes.clear()
+        self._ray.restart_head()
+        self._ray.add_nodes(self._num_workers)
+
+    def stop_workers(self) -> None:
+        self._ray.stop()
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
