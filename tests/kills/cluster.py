@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -80,11 +80,21 @@ class Cluster:
 
     def __init__(self, directory: Path, engine: str, num_workers: int) -> None:
         self._directory, self._engine, self._num_workers = directory, engine, num_workers
-        self.postgres = PostgresServer()
-        self.store = self.postgres.create_database()
-        self._s3 = S3Server()
-        self._bucket = S3Bucket(self._s3)
         self._port = free_port()
+        self._stack = ExitStack()
+        try:
+            self._start_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_all(self) -> None:
+        self.postgres = PostgresServer()
+        self._stack.callback(self.postgres.stop)
+        self.store = self.postgres.create_database()
+        s3 = S3Server()
+        self._stack.callback(s3.close)
+        self._bucket = self._stack.enter_context(S3Bucket(s3))
         self._env = {
             **self._bucket.environment,
             "TINKEX_STORE": self.store,
@@ -102,8 +112,10 @@ class Cluster:
         self.server.wait_until_ready()
 
     def start(self, name: str, *words: str) -> Command:
-        home = ["--home", str(self._directory / f"home-{name}")]
-        return Command(name, [*words, *home, "--engine", self._engine], self._env, self._directory)
+        home = ["--home", str(self._directory / f"home-{name}"), "--engine", self._engine]
+        command = Command(name, [*words, *home], self._env, self._directory)
+        self._stack.callback(command.stop)
+        return command
 
     def start_workers(self) -> None:
         self._workers = [self.start(f"worker-{n}", "worker") for n in range(self._num_workers)]
@@ -142,16 +154,8 @@ class Cluster:
         time.sleep(rng.random() * MAX_OUTAGE_SECONDS)
         self._bucket.door.open()
 
-    def stop_workers(self) -> None:
-        for worker in self._workers:
-            worker.stop()
-
     def close(self) -> None:
-        self.server.stop()
-        self.stop_workers()
-        self._bucket.door.close()
-        self._s3.close()
-        self.postgres.stop()
+        self._stack.close()
 
 
 class RayWorkers(Cluster):
@@ -162,6 +166,7 @@ class RayWorkers(Cluster):
         # The nodes of a cluster have the credentials of the object store.
         os.environ.update(self._bucket.environment)
         self._ray = LocalRayCluster(self._num_workers)
+        self._stack.callback(self._ray.stop)
 
     def serve_options(self) -> list[str]:
         address = ["--cluster", "ray", "--ray-address", self._ray.address]
@@ -191,9 +196,6 @@ class RayWorkers(Cluster):
         self._ray.nodes.clear()
         self._ray.restart_head()
         self._ray.add_nodes(self._num_workers)
-
-    def stop_workers(self) -> None:
-        self._ray.stop()
 
 
 def kill(pid: int) -> None:
