@@ -33,7 +33,7 @@ EXTRA_PACKAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "huggingface_hub": "huggingface-hub",
         },
         "pipeline": {"tensorboard": "tensorboard"},
-        "ray": {"ray": "ray"},
+        "ray": {"ray": "ray[client]"},
     }
 )
 
