@@ -1,7 +1,8 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`fairness`, `groups`, `hostile`, `limits`, `parallel`, `pipeline` and `store` take options too.
+`cluster`, `fairness`, `groups`, `hostile`, `limits`, `parallel`, `pipeline` and `store` take
+options too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from statistics import median
 from benchmarks import (
     Row,
     at_most,
+    bench_cluster,
     bench_codec,
     bench_engine,
     bench_fairness,
@@ -36,6 +38,7 @@ NAMES = sorted(
 CODEC_ROUNDS = 10
 #: Benchmarks that take options of their own.
 WITH_OPTIONS = {
+    "cluster": bench_cluster.main,
     "engine": bench_engine.main,
     "fairness": bench_fairness.main,
     "groups": bench_groups.main,

@@ -44,7 +44,7 @@ async def _train_and_sample(client: TrainingClient, sampler: SamplingClient) -> 
         await stepped
 
 
-async def _measure(service: ServiceClient) -> float:
+async def measure_rate(service: ServiceClient) -> float:
     """Return the tokens per second of all runs together."""
     clients = [service.create_lora_training_client(MODEL, rank=RANK) for _ in range(NUM_RUNS)]
     samplers = [service.create_sampling_client(base_model=MODEL) for _ in range(NUM_RUNS)]
@@ -69,7 +69,7 @@ def measure_workers(num_rounds: int) -> Row:
         for num_workers in [*rates] * num_rounds:
             settings = {"TINKEX_WORKERS": str(num_workers), "TINKEX_THREADS": "1"}
             with serve(folder, **settings) as service:
-                rates[num_workers].append(asyncio.run(_measure(service)))
+                rates[num_workers].append(asyncio.run(measure_rate(service)))
     one, two = median(rates[1]), median(rates[2])
     return at_least(f"{NUM_RUNS} runs on 2 workers : on 1", two, one, "tokens/s", 1.8)
 
