@@ -50,6 +50,11 @@ class ClusterServer:
         eventually(lambda: len(self.ready_groups()) == number)
         return self.ready_groups()
 
+    def stop_groups(self) -> None:
+        """Free the resources of the cluster for other servers."""
+        self.command("down")
+        eventually(lambda: all(not node["groups"] for node in self.command("nodes")))
+
     def worker_pids(self) -> list[int]:
         eventually(lambda: all(row["pid"] for row in self.ready_groups()))
         return [row["pid"] for row in self.ready_groups()]
@@ -125,8 +130,7 @@ def run_commands(server: ClusterServer, url: str) -> None:
     missing = run_tinkex("cluster", "scale", "other", "1", "--store", server.store_url)
     assert missing.returncode == 1
     assert "pool 'other' does not exist; there is default" in missing.stderr
-    server.command("down")
-    eventually(lambda: all(not node["groups"] for node in server.command("nodes")))
+    server.stop_groups()
 
 
 def test_unusable_clusters_are_refused_with_a_sentence(

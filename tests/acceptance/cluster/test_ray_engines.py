@@ -89,4 +89,4 @@ def test_results_are_equal_after_kills(
     losses += train(sdk, client, NUM_STEPS)
     assert (losses, sample(sdk, client)) == undisturbed
     assert losses[-1] < losses[0]
-    server.command("down")
+    server.stop_groups()
