@@ -44,4 +44,4 @@ def _batch(seed: int) -> list[Any]:
 
 def _squared_logprobs(data: Any, logprobs: Any) -> Any:
     loss = sum((each**2).sum() for each in logprobs) / len(data)
-    return loss, {"custom": float(loss)}
+    return loss, {"custom": float(loss.detach())}

@@ -19,6 +19,7 @@ from tinkex.settings import child_environment
 LOG = get_logger(__name__)
 #: Time for followers to end after they were asked to.
 _STOP_SECONDS = 5.0
+_POLL_SECONDS = 0.02
 _STDERR = 2
 
 
@@ -53,8 +54,17 @@ class FollowerProcesses:
         if reason := self.describe_exit():
             raise ConfigError(reason, hint="The log lines above give the reason.")
 
-    def describe_exit(self) -> str:
-        """How a follower has ended; empty if none has, as far as is known."""
+    def describe_exit(self, wait_seconds: float = 0.0) -> str:
+        """How a follower has ended; empty if none has, as far as is known.
+
+        The connections of a killed process close a moment before it can be waited for.
+        """
+        deadline = time.monotonic() + wait_seconds
+        while not (reason := self._describe_exit()) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return reason
+
+    def _describe_exit(self) -> str:
         for rank, process in enumerate(self._processes, 1):
             code = process.poll()
             if code is not None:

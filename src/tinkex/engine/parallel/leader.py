@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from tinkex.engine.models.loading import HostModel
 
 LOG = get_logger(__name__)
+#: How long to wait for the exit code of a follower whose connection has closed.
+_EXIT_SECONDS = 1.0
 
 
 def open_followers(sources: Mapping[str, str], config: EngineConfig) -> FollowerGroup:
@@ -230,7 +232,9 @@ class FollowerGroup:
             try:
                 yield
             except RuntimeError as error:
-                reason = self._processes.describe_exit() or str(error).partition("\n")[0]
+                reason = (
+                    self._processes.describe_exit(_EXIT_SECONDS) or str(error).partition("\n")[0]
+                )
                 self._lost = EngineLost(f"a rank of this worker is lost: {reason}")
                 raise self._lost from error
 
