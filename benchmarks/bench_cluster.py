@@ -61,7 +61,11 @@ def _serve_on_ray(folder: Path, store: str) -> Iterator[ServiceClient]:
         settings = {"TINKEX_STORE": store, "TINKEX_RAY_ADDRESS": cluster.address}
         settings |= {"TINKEX_CLUSTER": "ray", "TINKEX_THREADS": "1", **ENVIRONMENT}
         with serve(folder, **settings) as service:
-            yield service
+            try:
+                yield service
+            finally:
+                # The worker writes to the home, which ends with the server.
+                cluster.stop()
     finally:
         cluster.stop()
 
