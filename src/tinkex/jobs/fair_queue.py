@@ -6,7 +6,6 @@ Pure decisions over job records: no database or engine.
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import ParamSpec, TypeVar
 
 from tinkex.jobs.fair_share import FairShare
 from tinkex.jobs.job_types import PASS_KINDS, JobKind
+from tinkex.jobs.operation_order import ModelLane
 from tinkex.jobs.sample_queue import SampleQueue
 from tinkex.store.records import JobRecord, RunRecord
 
@@ -45,28 +45,10 @@ class BatchLimits:
 
 
 @dataclass(slots=True)
-class _ModelLane:
-    """The waiting jobs of one model, by sequence number."""
-
-    next_seq: int
-    waiting: list[tuple[int, int, float, JobRecord]] = field(default_factory=list)
-    """(position, order of arrival, time of arrival, job), sorted."""
-    is_busy: bool = False
-
-    def next_ready(self, now: float, gap_seconds: float) -> JobRecord | None:
-        if self.is_busy or not self.waiting:
-            return None
-        position, _, seen_at, job = self.waiting[0]
-        if position > self.next_seq and now < seen_at + gap_seconds:
-            return None
-        return job
-
-
-@dataclass(slots=True)
 class _TenantQueue:
     """The training jobs of one tenant."""
 
-    lanes: OrderedDict[str, _ModelLane] = field(default_factory=OrderedDict)
+    lanes: OrderedDict[str, ModelLane] = field(default_factory=OrderedDict)
     suspended: deque[JobRecord] = field(default_factory=deque)
     """Started, unfinished passes."""
     is_resumed_next: bool = True
@@ -110,8 +92,8 @@ class FairQueue:
             self._fair_share.join(job.tenant_id)
         lanes = self._tenants[job.tenant_id].lanes
         # A job without a model gets its own lane.
-        lane = lanes.setdefault(job.run_id or job.id, _ModelLane(next_seq))
-        insort(lane.waiting, (job.position, job.no, now, job))
+        lane = lanes.setdefault(job.run_id or job.id, ModelLane(next_seq))
+        lane.add(job, now)
 
     def has_lane(self, tenant_id: str, run_id: str) -> bool:
         """Return whether a model has jobs in the queue."""
@@ -305,8 +287,7 @@ class FairQueue:
         if job in tenant.suspended:
             tenant.suspended.remove(job)
         lane = tenant.lanes[name]
-        lane.is_busy = False
-        lane.next_seq = max(lane.next_seq, job.position + 1)
+        lane.finish(job)
         if not lane.waiting:
             del tenant.lanes[name]
         self._remove_if_empty(job.tenant_id)
@@ -320,10 +301,10 @@ class FairQueue:
         """Return when the first job stops waiting: for a missing sequence number, or deferred."""
         times = [until for until, _ in self._deferred.values()]
         times += [
-            lane.waiting[0][2] + self._limits.gap_seconds
+            ends_at
             for tenant in self._tenants.values()
             for lane in tenant.lanes.values()
-            if lane.waiting and not lane.is_busy
+            if (ends_at := lane.gap_ends_at(self._limits.gap_seconds)) is not None
         ]
         return min(times, default=None)
 

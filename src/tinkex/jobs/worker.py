@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 from tinkex import clock
@@ -22,19 +21,20 @@ from tinkex.home import Home
 from tinkex.jobs.active_samples import ActiveSamples
 from tinkex.jobs.coordinator import MOVED_MESSAGE, GroupCoordinator
 from tinkex.jobs.drift import DriftMonitor
-from tinkex.jobs.fair_queue import BatchLimits, FairQueue
-from tinkex.jobs.group_member import GroupMember, WorkExchange
-from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
+from tinkex.jobs.fair_queue import FairQueue
+from tinkex.jobs.group_member import GroupMember
+from tinkex.jobs.housekeeping import Housekeeper
 from tinkex.jobs.lease import CoordinatorLease, WorkerLease
 from tinkex.jobs.queue import CANCEL_PREFIX, NUMBER_PREFIX
 from tinkex.jobs.queue_poller import POLL_SECONDS, QueuePoller
-from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
-from tinkex.jobs.snapshots import AdapterMemory, SnapshotPolicy, SnapshotWriter
+from tinkex.jobs.snapshots import AdapterMemory, SnapshotWriter
 from tinkex.jobs.tokenizer_blobs import TokenizerPublisher
 from tinkex.jobs.training_batches import TrainingBatches
 from tinkex.jobs.wakeup import WakeupListener
+from tinkex.jobs.work_exchange import WorkExchange
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import jobs
@@ -46,26 +46,6 @@ from tinkex.store.write_locks import SHARED, lease_locks
 LOG = get_logger(__name__)
 #: Interval of the maintenance.
 MAINTENANCE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """Limits and policies of a worker."""
-
-    batch_limits: BatchLimits = field(default_factory=BatchLimits)
-    snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
-    housekeeping: HousekeepingPolicy = field(default_factory=HousekeepingPolicy)
-    max_attempts: int = 3
-    """A job fails after it was interrupted by this number of worker crashes."""
-    quotas: QuotaChecks = field(default_factory=QuotaChecks)
-    max_unnamed_weights: int = 3
-    """Number of unnamed sampler weights kept per model, the most recently used."""
-    owner: str = ""
-    """Identifies the starter of this worker; its next worker takes over the lease at once."""
-    group_id: str = ""
-    """The group whose jobs it runs; empty for the only worker of a server."""
-    move_after_seconds: float = 30.0
-    """A group without a worker for this long loses its models to other groups."""
 
 
 class Worker:
@@ -86,14 +66,7 @@ class Worker:
         self._database = database
         self._group_id = config.group_id
         self._listener = WakeupListener(database, "worker")
-        self._context = WorkerContext(
-            engine,
-            database,
-            FileStorage(home, blobs, wake=self._listener.wake),
-            quotas=config.quotas,
-            max_unnamed_weights=config.max_unnamed_weights,
-            locks=lease_locks(group_lease(config.group_id)),
-        )
+        self._context = self._make_context(engine, home, blobs)
         self._lease = WorkerLease(database, group_lease(config.group_id), config.owner)
         self._result_log = ResultLog(
             database, self._lease.epoch, lease=self._lease.name, group_id=config.group_id
@@ -110,16 +83,31 @@ class Worker:
         self._adapter_memory = AdapterMemory(
             self._context, self._resident_models, self._snapshots, self._fair_queue.is_busy
         )
-        self._exchange = WorkExchange(
-            self._member,
-            self._fair_queue,
-            self._resident_models,
-            self._adapter_memory,
-            self._result_log,
-        )
+        self._exchange = self._make_exchange()
         self._drift = DriftMonitor(database, self._member)
         self._active_samples = ActiveSamples(self._context, self._drift.observe)
-        self._training = TrainingBatches(
+        self._training = self._make_training()
+        self._coordinator = self._make_coordinator()
+        self._housekeeper = self._make_housekeeper()
+        self._training_seconds = 0.0
+        """Duration of the last training batch."""
+        self._is_stopping = False
+        self.is_draining = False
+        """Whether the group is or was drained, which ends the worker."""
+        self._next_maintenance_at = 0.0
+
+    def _make_context(self, engine: Engine, home: Home, blobs: BlobCache | None) -> WorkerContext:
+        return WorkerContext(
+            engine,
+            self._database,
+            FileStorage(home, blobs, wake=self._listener.wake),
+            quotas=self._config.quotas,
+            max_unnamed_weights=self._config.max_unnamed_weights,
+            locks=lease_locks(group_lease(self._group_id)),
+        )
+
+    def _make_training(self) -> TrainingBatches:
+        return TrainingBatches(
             self._context,
             self._fair_queue,
             self._resident_models,
@@ -128,18 +116,6 @@ class Worker:
             store_results=self._store_results,
             wake=self._listener.wake,
         )
-        self._coordinator = GroupCoordinator(
-            database,
-            move_after_seconds=config.move_after_seconds,
-            max_attempts=config.max_attempts,
-        )
-        self._housekeeper = self._make_housekeeper()
-        self._training_seconds = 0.0
-        """Duration of the last training batch."""
-        self._is_stopping = False
-        self.is_draining = False
-        """Whether the group is or was drained, which ends the worker."""
-        self._next_maintenance_at = 0.0
 
     def _make_member(self, refresh_models: Callable[[], bool], models_source: str) -> GroupMember:
         return GroupMember(
@@ -150,6 +126,22 @@ class Worker:
             source=models_source,
             check_fence=self._result_log.check_fence,
             tokenizers=TokenizerPublisher(self._context.storage),
+        )
+
+    def _make_exchange(self) -> WorkExchange:
+        return WorkExchange(
+            self._member,
+            self._fair_queue,
+            self._resident_models,
+            self._adapter_memory,
+            self._result_log,
+        )
+
+    def _make_coordinator(self) -> GroupCoordinator:
+        return GroupCoordinator(
+            self._database,
+            move_after_seconds=self._config.move_after_seconds,
+            max_attempts=self._config.max_attempts,
         )
 
     def _make_housekeeper(self) -> Housekeeper:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tinkex.engine.protocol import Engine
     from tinkex.engine.torch_engine import TorchEngine
     from tinkex.engine.vllm.bridge import VllmEngine
-    from tinkex.jobs.worker import Worker, WorkerConfig
+    from tinkex.jobs.worker import Worker
+    from tinkex.jobs.worker_config import WorkerConfig
     from tinkex.server.http.request_context import Services
 
 LOG = get_logger(__name__)
@@ -302,7 +303,7 @@ def worker_config(config: ServerConfig, group_id: str = "", owner: str = "") -> 
     from tinkex.jobs.housekeeping import HousekeepingPolicy
     from tinkex.jobs.quotas import QuotaChecks
     from tinkex.jobs.snapshots import SnapshotPolicy
-    from tinkex.jobs.worker import WorkerConfig
+    from tinkex.jobs.worker_config import WorkerConfig
     from tinkex.store.retention import RetentionPolicy
 
     return WorkerConfig(

@@ -30,7 +30,8 @@ from tinkex.engine.protocol import AdapterSpec, PassRun
 from tinkex.engine.torch_engine import TorchEngine
 from tinkex.home import Home
 from tinkex.jobs.snapshots import SnapshotPolicy
-from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.jobs.worker import Worker
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.store.database import Database
 from tinkex.store.schema import jobs
 

@@ -21,7 +21,8 @@ from tinkex.home import Home
 from tinkex.ids import new_id
 from tinkex.jobs.job_types import JobKind, LoadPayload
 from tinkex.jobs.queue import JobQueue, QueueLimits
-from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.jobs.worker import Worker
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.store import jobs, keys, runs, samplers, sessions
 from tinkex.store.database import Connection, Database
 from tinkex.store.migrations import migrate

@@ -15,7 +15,8 @@ from tests.integration.jobs.conftest import BASE_MODEL
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.home import Home
 from tinkex.jobs.snapshots import SnapshotPolicy
-from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.jobs.worker import Worker
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.store.database import Connection, Database
 from tinkex.store.write_locks import EXCLUSIVE, WriteLocks
 

@@ -20,7 +20,8 @@ from tinkex.jobs.job_types import JobKind
 from tinkex.jobs.queue import JobQueue, QueueLimits
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.result_log import LeaseLost
-from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.jobs.worker import Worker
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.store import coordination, groups, schema
 from tinkex.store.database import Connection, Database
 from tinkex.store.quotas import Quotas

@@ -26,7 +26,8 @@ from tinkex.jobs import drift
 from tinkex.jobs.active_samples import SampleOrigin
 from tinkex.jobs.job_types import INTERNAL_TENANT, JobKind
 from tinkex.jobs.queue import JobQueue, QueueLimits
-from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.jobs.worker import Worker
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.server.http.model_specs import list_served_models
 from tinkex.store import groups, jobs, schema, stats
 from tinkex.store.database import Database

@@ -30,7 +30,8 @@ from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InternalServerError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.housekeeping import HousekeepingPolicy
-from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.jobs.worker import Worker
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.server.wiring import open_blobs
 from tinkex.store import checkpoints, groups, jobs
 from tinkex.store.database import Database

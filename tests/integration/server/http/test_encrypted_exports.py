@@ -31,7 +31,8 @@ from tinkex.checkpoint.manifest import (
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import InternalServerError, RequestErrorCategory
 from tinkex.ids import parse_tinker_path
-from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.jobs.worker import Worker
+from tinkex.jobs.worker_config import WorkerConfig
 from tinkex.server.http.checkpoint_copies import copy_files
 from tinkex.server.http.downloads import FileArea, FileRef, sign_url
 from tinkex.store import checkpoints
