@@ -5,8 +5,8 @@ shared. Transactions that share it take the locks of the leases and sampling ses
 write for. All locks are taken in the same order when the transaction begins, so they never cause a
 deadlock.
 
-* A lease lock makes the check of a worker's epoch and the write one step. Whoever takes the lease
-  waits for the transactions of the previous owner.
+* A lease lock makes the check of a worker's epoch and the write one step. A transaction that takes
+  the lease waits for the transactions of the previous owner.
 * A lock of a sampling session makes the numbers of its completions grow in commit order.
 """
 
