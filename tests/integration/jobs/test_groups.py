@@ -168,7 +168,7 @@ def kill(worker: GroupWorker) -> None:
 
 
 def revoke_lease(worker: GroupWorker) -> None:
-    name = lease.group_lease(worker.id)
+    name = coordination.group_lease(worker.id)
 
     def take_lease(db: Connection) -> None:
         state = coordination.find_lease(db, name)
@@ -304,13 +304,13 @@ def register(harness: WorkerHarness, group_id: str) -> None:
 
     def work(db: Connection) -> None:
         groups.register(db, group)
-        coordination.acquire_lease(db, lease.group_lease(group_id), "test", until=1.0)
+        coordination.acquire_lease(db, coordination.group_lease(group_id), "test", until=1.0)
 
     harness.database.write(work)
 
 
 def renew(harness: WorkerHarness, group_id: str, until: float) -> None:
-    name = lease.group_lease(group_id)
+    name = coordination.group_lease(group_id)
     assert harness.database.write(lambda db: coordination.renew_lease(db, name, 1, until=until))
 
 

@@ -23,7 +23,7 @@ def test_run_round_trip(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     run = add_run(database, session, spec={"rank": 8, "seed": None}, user_metadata={"a": "b"})
     assert database.read(lambda db: runs.find(db, run.id)) == run
-    database.write(lambda db: runs.touch(db, run.id, NOW + 5))
+    finish_job(database, add_job(database, session, run_id=run.id), finished_at=NOW + 5)
     stored = database.read(lambda db: runs.find(db, run.id))
     assert stored is not None
     assert stored.used_at == NOW + 5
