@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -27,13 +28,15 @@ Fault: TypeAlias = Callable[[random.Random], None]
 TIMEOUT_SECONDS = 180.0
 KEY = "tml-kills"
 MAX_OUTAGE_SECONDS = 3.0
+RESTART_SECONDS = 0.5
 
 
 class Command:
-    """A `tinkex` command that prints a line when it is ready; restarted after it was killed."""
+    """A `tinkex` command, started again whenever it ends, as systemd or Kubernetes would."""
 
     def __init__(self, name: str, words: list[str], env: dict[str, str], logs: Path) -> None:
         self._name, self._words, self._env, self._logs = name, words, env, logs
+        self._is_stopped = threading.Event()
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -52,6 +55,14 @@ class Command:
         if "ready" not in self.process.stdout.readline():
             log = (self._logs / f"{self._name}.log").read_text()
             raise RuntimeError(f"{self._name} did not start: {log[-2000:]}")
+        threading.Thread(target=self._restart_when_ended, daemon=True).start()
+
+    def _restart_when_ended(self) -> None:
+        """Start the command again: it also ends if the object store is away when it starts."""
+        while not self._is_stopped.is_set():
+            self.process.wait()
+            if not self._is_stopped.wait(RESTART_SECONDS):
+                self.process = self._start()
 
     def kill_children(self) -> None:
         """Kill the processes that this command has started; it restarts them."""
@@ -61,12 +72,11 @@ class Command:
                 kill(int(child))
 
     def kill(self) -> None:
-        """Kill the command itself, whose children end with it, and start it again."""
+        """Kill the command itself, whose children end with it."""
         self.process.kill()
-        self.process.communicate()
-        self.process = self._start()
 
     def stop(self) -> None:
+        self._is_stopped.set()
         self.process.terminate()
         try:
             self.process.communicate(timeout=TIMEOUT_SECONDS)
