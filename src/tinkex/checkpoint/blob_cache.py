@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -203,10 +203,11 @@ def _modified_at(path: Path) -> float:
 
 
 def _directory_bytes(directory: Path) -> int:
+    """The size of a copy; another process may remove it at any time."""
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue
+    # Unlike rglob, os.walk skips directories that disappear.
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += (Path(parent) / name).stat().st_size
     return total

@@ -143,7 +143,7 @@ def to_failed(error: Exception, operation: str) -> Failed:
         reason = f"the server could not use its disk: {DISK_FULL_MESSAGE}"
         return Failed(message=reason, category=RequestErrorCategory.Server)
     if isinstance(error, OSError) and error.strerror:
-        LOG.error("%s failed: %s", operation, error)
+        LOG.error("%s failed", operation, exc_info=error)
         reason = f"the server could not use its disk: {error.strerror}"
         return Failed(message=reason, category=RequestErrorCategory.Server)
     LOG.error("%s failed", operation, exc_info=error)

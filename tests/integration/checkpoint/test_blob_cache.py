@@ -145,6 +145,24 @@ def test_two_caches_of_one_home_agree(
     assert errors == []
 
 
+def test_copy_that_disappears_does_not_disturb_eviction(
+    cache: BlobCache, store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = upload(store, tmp_path, "a")
+    cache.pin(place).close()
+    scandir = os.scandir
+
+    def scandir_after_removal(path: os.PathLike[str]) -> object:
+        if Path(path) == cache.local_path(place):
+            (Path(path) / "weights").unlink(missing_ok=True)
+            cache.local_path(place).rename(tmp_path / "removed")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_after_removal)
+    cache.evict()
+    assert (tmp_path / "removed").is_dir()
+
+
 def test_damaged_object_is_read_twice_and_never_kept(
     cache: BlobCache, store: CountingStore, tmp_path: Path
 ) -> None:
