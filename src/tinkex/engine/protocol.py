@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput, SampleRequest, SampleResponse
 from tinkex.types.optimizers import OptimParams
+from tinkex.types.sampling import TopkRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,20 @@ class FinishedSample(NamedTuple):
 
     job_id: str
     outcome: SampleResponse | EngineFailure | Declined
+
+
+class SampleProgress(NamedTuple):
+    """New tokens of one sequence of a running sample."""
+
+    job_id: str
+    sequence: int
+    """The index of the sequence."""
+    offset: int
+    """The number of tokens of the sequence before these."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    topk: tuple[TopkRow | None, ...] = ()
+    """The most likely tokens at each position; empty if not requested."""
 
 
 WriteSnapshot: TypeAlias = Callable[[Path], None]

@@ -1,0 +1,1 @@
+"""Inference endpoints for clients of the OpenAI and Anthropic APIs."""
