@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.support.tiny_models import tiny_host
 from tinkex.engine.config import EngineConfig
+from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
 from tinkex.engine.sampling.request_state import SamplerAdapter
@@ -73,6 +74,21 @@ def request(prompt: Sequence[int], num_samples: int = 1, **fields: Any) -> Sampl
         num_samples=num_samples,
         prompt=ModelInput.from_ints(list(prompt)),
         sampling_params=SamplingParams(**params),
+        **others,
+    )
+
+
+def inference_request(
+    prompt: Sequence[int], num_samples: int = 1, **fields: Any
+) -> InferenceRequest:
+    """A request of the inference endpoints; other keyword arguments are as for `request`."""
+    names = InferenceParams.__struct_fields__
+    params = {"max_tokens": 8} | {k: v for k, v in fields.items() if k in names}
+    others = {k: v for k, v in fields.items() if k not in names}
+    return InferenceRequest(
+        num_samples=num_samples,
+        prompt=ModelInput.from_ints(list(prompt)),
+        sampling_params=InferenceParams(**params),
         **others,
     )
 

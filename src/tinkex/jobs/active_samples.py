@@ -131,7 +131,7 @@ class ActiveSamples:
         try:
             if job.payload_ref is not None and not payload:
                 payload = self._context.storage.read_payload(job.payload_ref)
-            request = job_types.decode_payload(payload, types.SampleRequest)
+            request = job_types.decode_sample_payload(payload)
             origin = self._find_origin(job, request)
             pin = self._pin_files(origin)
             self._context.engine.start_sample(job.id, origin.source, request)

@@ -10,12 +10,13 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from tinkex import types
+from tinkex.engine.inference_request import InferenceRequest
 from tinkex.engine.protocol import EngineLost, StepRefused
 from tinkex.errors import InvalidInput, RequestErrorCategory, StoreError, TinkexError
 from tinkex.logs import get_logger
 from tinkex.store.database import Connection
 from tinkex.system.disk_errors import DISK_FULL_MESSAGE, is_disk_full
-from tinkex.types.base import Message
+from tinkex.types.base import Message, encode_hook
 from tinkex.wire.codec import convert_json, decode_json
 from tinkex.wire.proto import decode_forward_backward_request
 
@@ -45,6 +46,9 @@ PASS_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD})
 PROTO_RESULT_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD, JobKind.SAMPLE})
 #: The tenant of the server's own jobs, whose usage is not counted.
 INTERNAL_TENANT = "tinkex:internal"
+#: Precedes the JSON of a request of the inference endpoints. The payloads of other samples are
+#: bodies that clients sent; those are JSON objects, so they never begin like this.
+_INFERENCE_PREFIX = b"inference:"
 #: The sum of token weights of a pass; stored, but not sent to the client.
 TOTAL_WEIGHT_METRIC = "weight:sum"
 
@@ -67,6 +71,18 @@ def decode_payload(payload: bytes, type_: type[T]) -> T:
         return decode_json(payload, type_)
     except msgspec.DecodeError as error:
         raise _invalid_payload(error) from None
+
+
+def encode_inference_payload(request: InferenceRequest) -> bytes:
+    """The payload of a sample of the inference endpoints."""
+    return _INFERENCE_PREFIX + msgspec.json.encode(request, enc_hook=encode_hook)
+
+
+def decode_sample_payload(payload: bytes) -> types.SampleRequest:
+    """Decode a sample of a client or of the inference endpoints; raises InvalidInput."""
+    if payload.startswith(_INFERENCE_PREFIX):
+        return decode_payload(payload.removeprefix(_INFERENCE_PREFIX), InferenceRequest)
+    return decode_payload(payload, types.SampleRequest)
 
 
 def decode_pass_payload(

@@ -8,9 +8,16 @@ import json
 import pytest
 
 from tinkex import types
+from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.engine.protocol import StepRefused
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory
-from tinkex.jobs.job_types import decode_pass_payload, decode_payload, to_failed
+from tinkex.jobs.job_types import (
+    decode_pass_payload,
+    decode_payload,
+    decode_sample_payload,
+    encode_inference_payload,
+    to_failed,
+)
 from tinkex.wire.codec import encode_json
 from tinkex.wire.proto import encode_forward_backward_request
 
@@ -46,6 +53,24 @@ def test_pass_is_decoded_from_every_form(
 def test_invalid_pass_is_refused(payload: bytes) -> None:
     with pytest.raises(InvalidInput, match="the request cannot be decoded"):
         decode_pass_payload(payload, is_proto=False, is_forward_only=False)
+
+
+SAMPLE = InferenceRequest(
+    prompt=types.ModelInput.from_ints([1, 2]),
+    sampling_params=InferenceParams(stop_texts=("x",), stop_token_ids=(7,), is_prompt_only=True),
+)
+
+
+def test_inference_request_is_decoded_from_its_payload() -> None:
+    assert decode_sample_payload(encode_inference_payload(SAMPLE)) == SAMPLE
+
+
+def test_clients_cannot_send_inference_fields() -> None:
+    sample = decode_sample_payload(encode_json(SAMPLE))
+    assert type(sample) is types.SampleRequest
+    assert type(sample.sampling_params) is types.SamplingParams
+    with pytest.raises(InvalidInput, match="the request cannot be decoded"):
+        decode_payload(encode_inference_payload(SAMPLE), types.SampleRequest)
 
 
 def test_invalid_payload_is_refused() -> None:

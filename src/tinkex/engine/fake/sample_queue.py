@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tinkex.engine.checkpoints.metadata import read_metadata
 from tinkex.engine.examples import count_text_tokens
 from tinkex.engine.fake.bigram import Bigram
-from tinkex.engine.fake.sampler import DEFAULT_MAX_TOKENS, BigramSampler
+from tinkex.engine.fake.sampler import BigramSampler, max_sampled_tokens
 from tinkex.engine.fake.storage import read_model
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import EngineFailure, FinishedSample, SamplerSource
@@ -150,7 +150,7 @@ class FakeSampleQueue:
 def _check_sample(request: SampleRequest) -> None:
     """Raise InvalidInput for a prompt that is too long or not text, or for too many results."""
     num_prompt = count_text_tokens("the prompt", request.prompt, MAX_CONTEXT_TOKENS)
-    num_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
+    num_tokens = max_sampled_tokens(request.sampling_params)
     if num_prompt + num_tokens > MAX_CONTEXT_TOKENS:
         raise InvalidInput(
             f"the prompt has {num_prompt} tokens and max_tokens is {num_tokens}; together they "

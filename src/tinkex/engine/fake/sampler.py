@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tinkex.engine.examples import check_tokens
 from tinkex.engine.fake.bigram import Bigram, Floats, Tokens, flatten_tokens, score_tokens
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
+from tinkex.engine.sampling.request import is_prompt_only
 from tinkex.engine.sampling.stop_conditions import StopConditions, StopTextMatcher, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import (
@@ -105,6 +106,11 @@ DEFAULT_MAX_TOKENS = 128
 _MAX_TABLES = 8
 
 
+def max_sampled_tokens(params: SamplingParams) -> int:
+    """The maximum number of tokens of a sequence."""
+    return 0 if is_prompt_only(params) else params.max_tokens or DEFAULT_MAX_TOKENS
+
+
 class _ByteDecoder:
     """Decodes tokens for stop strings; EOS and tokens that are not bytes have no text."""
 
@@ -149,7 +155,7 @@ class BigramSampler:
         spec = GenerationSpec(
             self._get_table(params),
             parse_stop(params, frozenset({EOS_TOKEN}), has_tokenizer=True),
-            params.max_tokens or DEFAULT_MAX_TOKENS,
+            max_sampled_tokens(params),
             request.topk_sample_logprobs,
         )
         sequences = []
@@ -271,7 +277,8 @@ def generate_sequence(previous: int, spec: GenerationSpec, rng: random.Random) -
             break
     tokens = np.array(path)
     logprobs = score_tokens(transitions.scoring_model, tokens).astype(np.float32)
-    topk = find_topk(transitions.scoring_model, tokens[:-1], num_topk) if num_topk > 0 else None
+    has_topk = num_topk > 0 and max_tokens > 0
+    topk = find_topk(transitions.scoring_model, tokens[:-1], num_topk) if has_topk else None
     return SampledSequence(reason, "", tokens[1:].astype(np.int32), logprobs, topk)
 
 

@@ -221,7 +221,7 @@ class AdmissionControl:
         waiting = request.next_sequences
         num_free = self._num_free_sequences(request)
         num = num_to_start(len(waiting), num_free, prompt_kv.num_tokens, self._max_sequences)
-        is_last_token = request.spec.max_length - prompt_kv.num_tokens == 1
+        is_last_token = request.spec.max_length - prompt_kv.num_tokens <= 1
         if num and not is_last_token:
             num = self._kv_manager.allocate(waiting[:num], prompt_kv)
         return request.start_next(num)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.engine.examples import check_tokens, count_text_tokens
+from tinkex.engine.inference_request import InferenceParams
 from tinkex.engine.sampling.stop_conditions import StopConditions, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import SampleRequest, SamplingParams, TensorData
@@ -58,6 +59,7 @@ class SampleSpec:
     prompt: Tokens
     num_samples: int
     max_tokens: int
+    """0 to score the prompt only."""
     seed: int
     temperature: float
     top_k: int
@@ -77,7 +79,7 @@ def parse_sample_request(request: SampleRequest, limits: ModelLimits) -> SampleS
     """Parse a request; raises InvalidInput if it is invalid."""
     params = request.sampling_params
     num_prompt = count_text_tokens("the prompt", request.prompt, limits.max_context_tokens)
-    max_tokens = _parse_max_tokens(params.max_tokens, num_prompt, limits.max_context_tokens)
+    max_tokens = _parse_max_tokens(params, num_prompt, limits.max_context_tokens)
     _check_counts(request, limits.vocab_size)
     prompt = check_tokens("the prompt", request.prompt.to_ints(), limits.vocab_size)
     return SampleSpec(
@@ -94,11 +96,19 @@ def parse_sample_request(request: SampleRequest, limits: ModelLimits) -> SampleS
     )
 
 
-def _parse_max_tokens(given: int | None, num_prompt: int, max_context_tokens: int) -> int:
+def is_prompt_only(params: SamplingParams) -> bool:
+    """Whether a request only scores its prompt."""
+    return isinstance(params, InferenceParams) and params.is_prompt_only
+
+
+def _parse_max_tokens(params: SamplingParams, num_prompt: int, max_context_tokens: int) -> int:
     if num_prompt == 0:
         raise InvalidInput("the prompt is empty")
-    remaining = max_context_tokens - num_prompt
-    max_tokens = given if given is not None else min(max(remaining, 1), DEFAULT_MAX_TOKENS)
+    remaining, max_tokens = max_context_tokens - num_prompt, params.max_tokens
+    if is_prompt_only(params):
+        max_tokens = 0
+    elif max_tokens is None:
+        max_tokens = min(max(remaining, 1), DEFAULT_MAX_TOKENS)
     if max_tokens > remaining:
         raise InvalidInput(
             f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}; together they "

@@ -84,6 +84,9 @@ class SequenceState:
 
     def append_token(self, token: int, logprob: float, topk: TopkRow | None = None) -> bool:
         """Append a sampled token; returns whether the sequence is finished."""
+        if not self.spec.max_tokens:
+            self.stop_reason = "length"
+            return True
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if topk is not None:
@@ -109,7 +112,7 @@ class SequenceState:
             "",
             np.array(self.tokens, dtype=np.int32),
             np.array(self.logprobs, dtype=np.float32),
-            stack_topk(self._topk) if self.spec.num_topk > 0 else None,
+            stack_topk(self._topk) if self._topk else None,
         )
 
 

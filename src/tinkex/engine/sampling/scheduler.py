@@ -185,4 +185,4 @@ def max_kv_tokens(max_length: int, capacity: int, max_tokens: int) -> int:
     The prefill and the slot for decoding exist at the same time; a sequence of a single token needs
     no slot.
     """
-    return max_length if max_tokens == 1 else max_length + capacity
+    return max_length if max_tokens <= 1 else max_length + capacity

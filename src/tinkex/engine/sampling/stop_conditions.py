@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from tinkex.engine.inference_request import InferenceParams
 from tinkex.errors import InvalidInput
 from tinkex.types import SamplingParams
 
@@ -35,18 +36,19 @@ def parse_stop(
     params: SamplingParams, eos_tokens: frozenset[int], *, has_tokenizer: bool
 ) -> StopConditions:
     """Parse the stop parameter, which replaces the EOS tokens if given."""
-    stop = params.stop
-    if stop is None:
-        return StopConditions(eos_tokens)
-    given = [stop] if isinstance(stop, str) else list(stop)
+    stop = params.stop if params.stop is not None else ()
+    given: list[str | int] = [stop] if isinstance(stop, str) else list(stop)
+    if isinstance(params, InferenceParams):
+        given += [*params.stop_texts, *params.stop_token_ids]
     texts = tuple(text for text in given if isinstance(text, str))
     if "" in texts:
-        raise InvalidInput(f"stop has an empty string: {stop!r:.80}")
+        raise InvalidInput(f"stop has an empty string: {given!r:.80}")
     if texts and not has_tokenizer:
         raise InvalidInput(
             "stop has strings, but this model has no tokenizer; give token ids instead"
         )
-    return StopConditions(frozenset(token for token in given if isinstance(token, int)), texts)
+    tokens = frozenset(token for token in given if isinstance(token, int))
+    return StopConditions(tokens | eos_tokens if params.stop is None else tokens, texts)
 
 
 class StopTextMatcher:

@@ -89,7 +89,8 @@ def encode_sample(
     prompt = spec.prompt_logprobs
     params = {
         "n": spec.num_samples,
-        "max_tokens": spec.max_tokens,
+        # vLLM samples at least one.
+        "max_tokens": max(1, spec.max_tokens),
         "seed": spec.seed & _SEED_MASK,
         "temperature": spec.temperature,
         "stop": list(spec.stops.texts),
@@ -112,7 +113,7 @@ def decode_done(frame: DoneFrame, spec: SampleSpec) -> SampleResponse | None:
     """The response of a sample; None if vLLM has aborted it."""
     if any(sequence.stop_reason not in {"stop", "length"} for sequence in frame.sequences):
         return None
-    sequences = [_decode_sequence(sequence, spec.num_topk) for sequence in frame.sequences]
+    sequences = [_decode_sequence(sequence, spec) for sequence in frame.sequences]
     logprobs, topk = None, None
     if spec.prompt_logprobs is not None:
         logprobs, topk = _decode_prompt(frame, spec.prompt_logprobs)
@@ -121,15 +122,14 @@ def decode_done(frame: DoneFrame, spec: SampleSpec) -> SampleResponse | None:
     )
 
 
-def _decode_sequence(frame: SequenceFrame, num_topk: int) -> SampledSequence:
+def _decode_sequence(frame: SequenceFrame, spec: SampleSpec) -> SampledSequence:
+    tokens = np.frombuffer(frame.tokens, dtype=np.int32)
+    logprobs = np.frombuffer(frame.logprobs, dtype=np.float32)
+    if not spec.max_tokens:
+        return SampledSequence("length", "", tokens[:0], logprobs[:0])
     stop_reason: StopReason = "stop" if frame.stop_reason == "stop" else "length"
-    return SampledSequence(
-        stop_reason,
-        "",
-        np.frombuffer(frame.tokens, dtype=np.int32),
-        np.frombuffer(frame.logprobs, dtype=np.float32),
-        _decode_topk(frame.topk, num_topk),
-    )
+    topk = _decode_topk(frame.topk, spec.num_topk)
+    return SampledSequence(stop_reason, "", tokens, logprobs, topk)
 
 
 def _decode_prompt(

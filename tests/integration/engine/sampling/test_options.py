@@ -12,6 +12,7 @@ from tests.support.sampling_runner import (
     adapter,
     answer,
     failure,
+    inference_request,
     model_logits,
     new_runner,
     prompt_of,
@@ -100,6 +101,32 @@ def test_eos_ends_a_sequence_unless_stop_is_given() -> None:
     assert long.stop_reason == "length"
     assert len(long.tokens) == 400
     assert long.tokens[: len(short.tokens)] == short.tokens
+
+
+def test_stop_texts_and_tokens_are_added_to_eos() -> None:
+    params = {"temperature": 50.0, "max_tokens": 400, "seed": 2}
+    whole = tokens_of(answer(new_runner(), request(PROMPT, stop=None, **params)))[0]
+    text = _Letters().decode(whole[5:7])
+    ends = {
+        len(whole): {"stop_texts": ("nothing",)},
+        7: {"stop_texts": (text,)},
+        whole.index(whole[3]) + 1: {"stop_texts": (text,), "stop_token_ids": (whole[3],)},
+    }
+    for end, stops in ends.items():
+        asked = inference_request(PROMPT, **params, **stops)
+        one = answer(new_runner(texts=_Letters()), asked).sequences[0]
+        assert (one.tokens, one.stop_reason) == (whole[:end], "stop")
+
+
+@pytest.mark.parametrize("length", [40, 512])
+def test_prompt_is_scored_without_sampling(length: int) -> None:
+    prompt = prompt_of(length)
+    scores = {"prompt_logprobs": True, "topk_prompt_logprobs": 3, "topk_sample_logprobs": 3}
+    asked = inference_request(prompt, 2, is_prompt_only=True, max_tokens=None, **scores)
+    scored = answer(new_runner(), asked, adapter(1))
+    assert [(one.tokens, one.stop_reason) for one in scored.sequences] == [([], "length")] * 2
+    wanted = _logprobs(prompt)[range(length - 1), prompt[1:]]
+    assert np.allclose(scored.prompt_logprobs_np[1:], wanted, atol=1e-4)
 
 
 def test_max_tokens_defaults_to_context_length() -> None:

@@ -18,6 +18,7 @@ from tests.support.model_folder_files import write_folder
 from tests.support.serve_process import eventually
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
+from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.engine.protocol import AdapterSpec, Declined, EngineLost, SamplerSource
 from tinkex.engine.vllm import process
@@ -85,6 +86,23 @@ def run(
     eventually(lambda: bool(outcomes.extend(engine.step_samples()) or outcomes), 20.0)
     assert engine.num_samples == 0
     return outcomes[0].outcome
+
+
+def test_inference_requests_combine_stop_conditions(vllm: Vllm) -> None:
+    params = InferenceParams(max_tokens=4, seed=3, stop_token_ids=(9,))
+    sample = InferenceRequest(prompt=types.ModelInput.from_ints(PROMPT), sampling_params=params)
+    run(vllm.engine, sample)
+    assert vllm.frames("sample")[-1]["params"]["stop_token_ids"] == [9, 256]
+
+
+def test_prompt_is_scored_without_sampling(scorer: Vllm) -> None:
+    params = InferenceParams(seed=3, is_prompt_only=True)
+    sample = InferenceRequest(
+        prompt=types.ModelInput.from_ints(PROMPT), sampling_params=params, prompt_logprobs=True
+    )
+    response = run(scorer.engine, sample)
+    assert [(one.tokens, one.stop_reason) for one in response.sequences] == [([], "length")]
+    assert response == run(FakeEngine([MODEL]), sample)
 
 
 def save_adapter(folder: Path, *, rank: int = 8, seed: int = 1, unembed: bool = True) -> Path:

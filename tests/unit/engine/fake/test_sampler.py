@@ -12,6 +12,7 @@ import pytest
 from tinkex.engine.fake.bigram import Bigram
 from tinkex.engine.fake.sampler import BigramSampler, TransitionParams, build_transition_row
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN
+from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.errors import InvalidInput
 from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
 
@@ -39,6 +40,37 @@ def sample(
         **(asked or {}),
     )
     return BigramSampler(model).sample(request, random.Random(dice))
+
+
+def infer(model: Bigram, prompt: list[int], params: InferenceParams, **fields: Any) -> Any:
+    request = InferenceRequest(
+        prompt=ModelInput.from_ints(prompt), sampling_params=params, **fields
+    )
+    return BigramSampler(model).sample(request, random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("stops", "tokens"),
+    [
+        ({}, [2, 97, 98, 4, EOS_TOKEN]),
+        ({"stop_texts": ("ab",)}, [2, 97, 98]),
+        ({"stop_texts": ("zz",)}, [2, 97, 98, 4, EOS_TOKEN]),
+        ({"stop_texts": ("ab",), "stop_token_ids": (2,)}, [2]),
+    ],
+)
+def test_stop_texts_and_tokens_are_added_to_eos(stops: dict[str, Any], tokens: list[int]) -> None:
+    params = InferenceParams(max_tokens=9, **stops)
+    [sequence] = infer(chain(1, 2, 97, 98, 4, EOS_TOKEN), [1], params).sequences
+    assert (sequence.tokens, sequence.stop_reason) == (tokens, "stop")
+
+
+def test_prompt_is_scored_without_sampling() -> None:
+    params = InferenceParams(max_tokens=9, seed=1, is_prompt_only=True)
+    fields = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "topk_sample_logprobs": 2}
+    scored = infer(MODEL, [1, 2, 3], params, **fields)
+    assert [(one.tokens, one.stop_reason) for one in scored.sequences] == [([], "length")]
+    assert scored.prompt_logprobs == sample(asked=fields).prompt_logprobs
+    assert scored.topk_prompt_logprobs == sample(asked=fields).topk_prompt_logprobs
 
 
 def test_temperature_zero_is_greedy() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.engine.sampling.request import (
     DEFAULT_MAX_TOKENS,
     ModelLimits,
@@ -67,6 +68,14 @@ def test_invalid_parameters_are_rejected(
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
         _read(prompt, **fields)
+
+
+def test_prompt_of_full_context_can_be_scored() -> None:
+    request = InferenceRequest(
+        prompt=ModelInput.from_ints([1] * 100),
+        sampling_params=InferenceParams(max_tokens=5, is_prompt_only=True),
+    )
+    assert parse_sample_request(request, LIMITS).max_tokens == 0
 
 
 def test_targets_must_match_prompt_and_vocabulary() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex.engine.inference_request import InferenceParams
 from tinkex.engine.sampling.stop_conditions import StopConditions, StopTextMatcher, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import SamplingParams
@@ -39,7 +41,30 @@ def test_eos_tokens_stop_unless_stop_is_given() -> None:
     assert _read(["ab", "c"]) == StopConditions(frozenset(), ("ab", "c"))
 
 
+def test_inference_requests_combine_all_stop_conditions() -> None:
+    params = InferenceParams(stop_texts=("ab", "c"), stop_token_ids=(3,))
+    both = parse_stop(params, EOS, has_tokenizer=True)
+    assert both == StopConditions(EOS | {3}, ("ab", "c"))
+    params = InferenceParams(stop=[], stop_texts=("ab",))
+    assert parse_stop(params, EOS, has_tokenizer=True) == StopConditions(frozenset(), ("ab",))
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"stop_texts": ("x",) * 129}, "129 stop texts"),
+        ({"stop_texts": ("x" * 1001,)}, "1001 characters in a stop text"),
+        ({"stop_token_ids": tuple(range(1025))}, "1025 stop token ids"),
+    ],
+)
+def test_stop_conditions_are_limited(params: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        InferenceParams(**params)
+
+
 def test_empty_stop_string_raises() -> None:
+    with pytest.raises(InvalidInput, match="empty string"):
+        parse_stop(InferenceParams(stop_texts=("",)), EOS, has_tokenizer=True)
     with pytest.raises(InvalidInput, match="empty string"):
         _read(["a", ""])
 
