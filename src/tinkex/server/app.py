@@ -14,6 +14,7 @@ from litestar.types import ControllerRouterHandler
 
 from tinkex.errors import RequestErrorCategory
 from tinkex.ids import CHECKPOINT_ID_SHAPE, PATH_SHAPE
+from tinkex.server.dashboard.page_session import PageSessionMiddleware
 from tinkex.server.dashboard.pages import HANDLERS as PAGES
 from tinkex.server.http.downloads import HANDLERS as DOWNLOADS
 from tinkex.server.http.error_responses import error_response, internal_error_response
@@ -83,6 +84,7 @@ def create_app(
     return Litestar(
         [*build_routes(services, routes), *extra_handlers],
         lifespan=[lifespan],
+        middleware=[lambda app: PageSessionMiddleware(app, services)],
         state=State({"services": services, "routes": routes}, deep_copy=False),
         exception_handlers={HTTPException: _on_http_error, Exception: _on_unhandled_error},
         openapi_config=None,

@@ -108,6 +108,13 @@ def find_by_id(db: sa.Connection, key_id: int) -> ApiKeyRecord | None:
     return _find_one(db, api_keys.c.id == key_id)
 
 
+def find_active_id(db: sa.Connection, tenant_id: str) -> int | None:
+    """Return the id of the tenant's oldest key that was not revoked."""
+    is_active = sa.and_(api_keys.c.tenant_id == tenant_id, api_keys.c.revoked_at.is_(None))
+    key_id: int | None = db.scalar(sa.select(sa.func.min(api_keys.c.id)).where(is_active))
+    return key_id
+
+
 def list_keys(db: sa.Connection) -> list[tuple[ApiKeyRecord, TenantRecord]]:
     """Return all keys with their tenants, oldest first."""
     owners = {row.id: TenantRecord.from_row(row) for row in db.execute(sa.select(tenants))}

@@ -1,8 +1,7 @@
-"""Access to the dashboard: a login cookie, or a direct request from the server's own machine."""
+"""Login with an API key and logout: the pages' session cookie is a short-lived token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -13,7 +12,8 @@ from litestar.handlers import post, route
 
 from tinkex.errors import APIStatusError, InvalidInput, StoreError
 from tinkex.ids import check_id, path_segment
-from tinkex.server.config import DEFAULT_TENANT
+from tinkex.server.dashboard.navigation import PAGE_PATHS
+from tinkex.server.dashboard.page_session import COOKIE_NAME
 from tinkex.server.dashboard.rendering import PAGE_HEADERS, page_response
 from tinkex.server.http.auth import MAX_CREDENTIAL_CHARS, identify, issue_token
 from tinkex.server.http.request_body import ClientDisconnected, read_body
@@ -22,39 +22,11 @@ from tinkex.server.http.request_origin import (
     HttpRequest,
     RequestOrigin,
     is_https,
-    is_local,
     is_same_origin,
     read_origin,
 )
 from tinkex.server.http.store_access import read
 from tinkex.store import keys
-from tinkex.store.records import TenantRecord
-
-COOKIE_NAME = "tinkex_look"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visitor:
-    """The tenant whose resources the pages show."""
-
-    tenant: TenantRecord
-    is_local: bool
-    """Whether access was granted without a key, from the server's own machine."""
-
-
-async def find_visitor(services: Services, request: HttpRequest) -> Visitor | None:
-    """Identify the visitor; None if a login is required."""
-    token = request.cookies.get(COOKIE_NAME)
-    identity = await identify(services, token) if token else None
-    if identity is not None:
-        tenant_id = identity.tenant_id
-        tenant = await read(services, lambda db: keys.find_tenant(db, tenant_id))
-        return None if tenant is None else Visitor(tenant=tenant, is_local=False)
-    if not is_local(services.config.host, read_origin(request)):
-        return None
-    tenant = await read(services, lambda db: keys.find_tenant_by_name(db, DEFAULT_TENANT))
-    return None if tenant is None else Visitor(tenant=tenant, is_local=True)
-
 
 INVALID_KEY = "This key is wrong or was revoked."
 CROSS_SITE_FORM = "The form was sent from another site. Open this page yourself and try again."
@@ -71,6 +43,8 @@ def login_page(target: str = "/", *, status: int = 401, message: str = "") -> Re
 
 def safe_target(requested: str) -> str:
     """The redirect target after the login: always a page of this server."""
+    if requested in PAGE_PATHS:
+        return requested
     try:
         run_id = check_id("run id", requested.removeprefix("/runs/"))
     except InvalidInput:
@@ -88,7 +62,7 @@ def show_login(request: HttpRequest) -> Response[str]:
 async def login(request: HttpRequest) -> Response[Any]:
     """Check a key and set the login cookie."""
     services: Services = request.app.state.services
-    origin = read_origin(request)
+    origin = read_origin(request.scope)
     if not is_same_origin(origin):
         return login_page(status=403, message=CROSS_SITE_FORM)
     try:
@@ -106,7 +80,7 @@ async def login(request: HttpRequest) -> Response[Any]:
 @post("/logout", name="logout", sync_to_thread=False)
 def logout(request: HttpRequest) -> Response[Any]:
     """Remove the login cookie."""
-    origin = read_origin(request)
+    origin = read_origin(request.scope)
     if not is_same_origin(origin):
         return login_page(status=403, message=CROSS_SITE_FORM)
     return _redirect("/", _cookie("", 0, origin))

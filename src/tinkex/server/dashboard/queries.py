@@ -191,15 +191,15 @@ class DashboardReader:
         now: float,
         quotas: QuotaChecks,
     ) -> None:
-        self._quotas = quotas
-        self._db = db
+        self.quotas = quotas
+        self.db = db
         self._cache = cache
-        self._tenant_id = tenant_id
-        self._now = now
+        self.tenant_id = tenant_id
+        self.now = now
 
     def overview(self) -> OverviewPage:
         """Read the overview of the tenant."""
-        db, tenant_id, now = self._db, self._tenant_id, self._now
+        db, tenant_id, now = self.db, self.tenant_id, self.now
         run_records, num_runs = runs.list_page(db, tenant_id, limit=MAX_RUNS, offset=0)
         checkpoint_records, num_checkpoints = checkpoints.list_page(
             db, tenant_id, limit=MAX_CHECKPOINTS, offset=0, now=now
@@ -214,27 +214,27 @@ class DashboardReader:
             num_checkpoints=num_checkpoints,
             sessions=sessions.search(db, tenant_id, owner, search).sessions,
             base_models=[model.name for model in list_served_models(db) if model.is_trainable],
-            quotas=[use for use in self._quotas.list_usage(db, tenant_id, now) if use.limit],
+            quotas=[use for use in self.quotas.list_usage(db, tenant_id, now) if use.limit],
         )
 
     def run(self, run_id: str) -> RunPage:
         """Read one of the tenant's runs; raises NotFoundError if it does not exist."""
-        run = require_run(self._db, self._tenant_id, run_id, "run")
+        run = require_run(self.db, self.tenant_id, run_id, "run")
         history = self._history(run)
-        summary = summarize_runs(self._db, [run], self._now)[0]
+        summary = summarize_runs(self.db, [run], self.now)[0]
         rank = run.spec.get("rank")
         return RunPage(
             row=RunRow(summary=summary, speed=tokens_per_second(history.recent)),
             rank=rank if isinstance(rank, int) else None,
             history=history,
             updates=_latest_updates(history),
-            checkpoints=checkpoints.list_by_run(self._db, run_id, self._now),
+            checkpoints=checkpoints.list_by_run(self.db, run_id, self.now),
         )
 
     def cluster(self) -> ClusterPage:
         """Read the worker groups of the server and the nodes of its cluster."""
-        db, alive_since = self._db, self._now - ALIVE_SECONDS
-        tenant = keys.find_tenant(db, self._tenant_id)
+        db, alive_since = self.db, self.now - ALIVE_SECONDS
+        tenant = keys.find_tenant(db, self.tenant_id)
         if tenant is None or tenant.name != DEFAULT_TENANT:
             raise NotFoundError("only the default tenant of a server can see its workers")
         report = clusters.read_report(db)
@@ -255,29 +255,31 @@ class DashboardReader:
             report=report,
         )
 
+    def has_cluster(self) -> bool:
+        """Whether the server has several worker groups or runs on a cluster."""
+        return len(groups.list_current(self.db)) > 1 or clusters.read_report(self.db) is not None
+
     def _queue(self) -> QueueSummary:
-        alive = coordination.list_alive_processes(
-            self._db, "worker", since=self._now - ALIVE_SECONDS
-        )
-        work = stats.open_jobs_by_kind(self._db, self._tenant_id)
+        alive = coordination.list_alive_processes(self.db, "worker", since=self.now - ALIVE_SECONDS)
+        work = stats.open_jobs_by_kind(self.db, self.tenant_id)
         return QueueSummary(work=work, num_workers=len(alive))
 
     def _rows(self, records: Sequence[RunRecord]) -> list[RunRow]:
-        summaries = summarize_runs(self._db, records, self._now)
+        summaries = summarize_runs(self.db, records, self.now)
         return [RunRow(summary=each, speed=self._speed(each.run.id)) for each in summaries]
 
     def _speed(self, run_id: str) -> float | None:
         latest = extend_history(
-            RunHistory(), steps.list_by_run(self._db, run_id, limit=_NUM_ROW_STEPS)
+            RunHistory(), steps.list_by_run(self.db, run_id, limit=_NUM_ROW_STEPS)
         )
         return tokens_per_second(latest.recent)
 
     def _history(self, run: RunRecord) -> RunHistory:
         """The steps of a run; steps that cannot change any more come from the cache."""
         cached = self._cache.histories.get(run.id) or RunHistory()
-        new = steps.list_by_run(self._db, run.id, limit=_NUM_PAGE_STEPS, after_no=cached.last_no)
-        oldest_no = stats.oldest_step_no(self._db, run.id) or 0
-        since = self._now - _REPORT_SECONDS
+        new = steps.list_by_run(self.db, run.id, limit=_NUM_PAGE_STEPS, after_no=cached.last_no)
+        oldest_no = stats.oldest_step_no(self.db, run.id) or 0
+        since = self.now - _REPORT_SECONDS
         num_settled = next(
             (index for index, (_, step) in enumerate(new) if step.finished_at >= since), len(new)
         )

@@ -1,22 +1,16 @@
-"""Pages: template filters that format values, static files, and responses of rendered templates."""
+"""Pages: template filters that format values, and responses of rendered templates."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from litestar import Response
-from litestar.enums import HttpMethod
-from litestar.exceptions import NotFoundException
-from litestar.handlers import route
-from litestar.params import FromPath
 
 from tinkex.display import format_bytes, format_metric, metric_label, select_headlines
 from tinkex.ids import path_segment
-from tinkex.server.http.request_origin import HttpRequest
+from tinkex.server.dashboard.static_files import asset_url
 
 MISSING = "–"  # noqa: RUF001 - an en dash is as wide as a digit
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -92,45 +86,12 @@ FILTERS: dict[str, Callable[..., object]] = {
 """Template filters by name."""
 
 
-_ASSET_TYPES = {
-    "dashboard.css": "text/css",
-    "dashboard.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
-_ASSET_FILES = {
-    name: (resources.files("tinkex.server.dashboard") / "static" / name).read_bytes()
-    for name in _ASSET_TYPES
-}
-_ASSET_HEADERS = {
-    # Their URLs change with their content.
-    "cache-control": "public, max-age=31536000, immutable",
-    "x-content-type-options": "nosniff",
-}
-
-
-def asset_url(name: str) -> str:
-    """The URL of a static file, with a hash of its content."""
-    return f"/static/{name}?v={hashlib.sha256(_ASSET_FILES[name]).hexdigest()[:12]}"
-
-
-@route(
-    "/static/{name:str}",
-    http_method=[HttpMethod.GET, HttpMethod.HEAD],
-    name="static",
-    sync_to_thread=False,
-)
-def serve_asset(request: HttpRequest, name: FromPath[str]) -> Response[bytes]:
-    """Serve a static file."""
-    if name not in _ASSET_FILES:
-        raise NotFoundException
-    return Response(_ASSET_FILES[name], media_type=_ASSET_TYPES[name], headers=_ASSET_HEADERS)
-
-
 PAGE_HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
-        "object-src 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types page"
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from litestar import Request
 from litestar.datastructures import State
+from litestar.types import HTTPScope
 
 from tinkex.server.config import is_ip_address, is_loopback
 
@@ -42,18 +42,28 @@ class RequestOrigin:
         """The first value of a header."""
         return next(iter(self.header_values(name)), None)
 
+    def cookie(self, name: str) -> str | None:
+        """The value of a cookie."""
+        for line in self.header_values("cookie"):
+            for pair in line.split(";"):
+                key, _, value = pair.strip().partition("=")
+                if key == name:
+                    return value
+        return None
 
-def read_origin(request: HttpRequest) -> RequestOrigin:
+
+def read_origin(scope: HTTPScope) -> RequestOrigin:
     """Read the origin of a request."""
+    client = scope.get("client")
     return RequestOrigin(
-        peer=request.client.host if request.client else "",
-        http_version=str(request.scope.get("http_version", "")),
+        peer=client[0] if client else "",
+        http_version=str(scope.get("http_version", "")),
         headers=tuple(
             (name.decode("latin-1").lower(), value.decode("latin-1"))
-            for name, value in request.scope["headers"]
+            for name, value in scope["headers"]
         ),
-        scheme=request.scope["scheme"],
-        address=(request.scope.get("server") or ("",))[0],
+        scheme=scope["scheme"],
+        address=(scope.get("server") or ("",))[0],
     )
 
 
@@ -102,13 +112,25 @@ def is_same_origin(request_origin: RequestOrigin) -> bool:
     site = request_origin.header("sec-fetch-site")
     if site is not None:
         return site in {"same-origin", "none"}
-    origin = request_origin.header("origin")
-    if origin is None:
-        return True
-    return urlsplit(origin).netloc in {
-        request_origin.header("host"),
-        request_origin.header("x-forwarded-host"),
-    }
+    return request_origin.header("origin") is None or _is_own_origin(request_origin)
+
+
+def is_page_script(origin: RequestOrigin, method: str) -> bool:
+    """Whether a request was sent by a script of a page of this server.
+
+    Browsers send Origin with every request that may change something.
+    """
+    site = origin.header("sec-fetch-site")
+    if site is not None and site != "same-origin":
+        return False
+    if origin.header("origin") is None:
+        return method in {"GET", "HEAD"}
+    return _is_own_origin(origin)
+
+
+def _is_own_origin(request_origin: RequestOrigin) -> bool:
+    _, _, netloc = (request_origin.header("origin") or "").partition("://")
+    return netloc in {request_origin.header("host"), request_origin.header("x-forwarded-host")}
 
 
 def is_https(origin: RequestOrigin) -> bool:

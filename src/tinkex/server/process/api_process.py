@@ -22,6 +22,7 @@ from tinkex.errors import TinkexError
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.server.app import create_app
+from tinkex.server.dashboard.navigation import PAGE_DATA_PREFIX, PAGE_PATHS
 from tinkex.server.http.connection_protocol import LimitedHttpProtocol
 from tinkex.server.http.connections import Acceptor, ConnectionLimits, ConnectionRegistry
 from tinkex.server.http.request_context import Services
@@ -36,8 +37,8 @@ LOG = get_logger(__name__)
 #: Minimum interval between two touches of the activity file.
 TOUCH_INTERVAL_SECONDS = 5.0
 #: Requests that do not count as activity: health probes, and dashboard pages left open.
-IGNORED_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics", "/"})
-IGNORED_PREFIXES = ("/runs/", "/static/")
+IGNORED_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics"}) | PAGE_PATHS
+IGNORED_PREFIXES = ("/runs/", "/static/", PAGE_DATA_PREFIX)
 
 
 class ActivityMiddleware:

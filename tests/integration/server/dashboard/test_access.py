@@ -31,7 +31,7 @@ def public_dashboard(tmp_path: Path) -> Iterator[ServerHarness]:
 
 def names(answer: httpx.Response) -> str:
     """The tenant whose page is shown."""
-    return answer.text.partition("<bdi>")[2].partition("</bdi>")[0]
+    return answer.text.partition('<bdi class="tenant">')[2].partition("</bdi>")[0]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
@@ -201,8 +201,9 @@ def test_pages_are_self_contained_and_uncached(dashboard: DashboardSetup, path: 
     headers = dashboard.local.get(path).headers
 
     policy = headers["content-security-policy"]
-    assert policy.startswith("default-src 'self';")
+    assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy
     assert "frame-ancestors 'none'" in policy
     assert headers["cache-control"] == "no-store"
     assert headers["x-content-type-options"] == "nosniff"

@@ -77,7 +77,7 @@ async def _reject_unauthenticated(
     services: Services, request: HttpRequest
 ) -> Response[bytes] | None:
     """Return an error response unless the request comes from this machine or has a valid key."""
-    origin = read_origin(request)
+    origin = read_origin(request.scope)
     if is_from_this_machine(origin):
         return None
     try:
