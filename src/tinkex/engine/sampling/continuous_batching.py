@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinkex.detokenizer import TextDecoder
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import EngineFailure, FinishedSample
 from tinkex.engine.sampling.admission import AdmissionControl, StartedSequences
@@ -33,7 +34,6 @@ from tinkex.engine.sampling.scheduler import (
     split_prefill_tokens,
 )
 from tinkex.engine.sampling.slot_allocator import capacity_for
-from tinkex.engine.sampling.stop_conditions import TextDecoder
 from tinkex.engine.sampling.token_sampler import SampledTokens, SamplingSettings, sample_tokens
 from tinkex.engine.trainer import is_out_of_memory
 from tinkex.errors import InvalidInput, RequestErrorCategory

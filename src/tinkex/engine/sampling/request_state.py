@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tinkex.detokenizer import TextDecoder
 from tinkex.engine.sampling.request import SampleSpec, Tokens
-from tinkex.engine.sampling.stop_conditions import StopTextMatcher, TextDecoder
+from tinkex.engine.sampling.stop_conditions import StopTextMatcher
 from tinkex.engine.sampling.token_sampler import RandomStream
 from tinkex.nn.lora_decode import DecodeLoraPairs, build_decode_pairs
 from tinkex.nn.lora_layout import LoraPair
