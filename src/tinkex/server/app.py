@@ -18,6 +18,7 @@ from tinkex.server.dashboard.page_session import PageSessionMiddleware
 from tinkex.server.dashboard.pages import HANDLERS as PAGES
 from tinkex.server.http.downloads import HANDLERS as DOWNLOADS
 from tinkex.server.http.error_responses import error_response, internal_error_response
+from tinkex.server.http.request_body import BodyMemoryBudget
 from tinkex.server.http.request_context import Handler, RawResponse, Services
 from tinkex.server.http.request_origin import HttpRequest
 from tinkex.server.http.router import build_routes
@@ -34,6 +35,8 @@ from tinkex.server.http.routes import (
     usage,
     weights,
 )
+from tinkex.server.inference.inference_router import build_inference_routes
+from tinkex.server.inference.inference_routes import INFERENCE_ROUTES
 
 ROUTES: Mapping[str, Handler] = {
     **service.ROUTES,
@@ -81,8 +84,13 @@ def create_app(
             await services.waiters.close()
             flush_fetched(services)
 
+    body_budget = BodyMemoryBudget(services.config)
     return Litestar(
-        [*build_routes(services, routes), *extra_handlers],
+        [
+            *build_routes(services, routes, body_budget),
+            *build_inference_routes(services, INFERENCE_ROUTES, body_budget),
+            *extra_handlers,
+        ],
         lifespan=[lifespan],
         middleware=[lambda app: PageSessionMiddleware(app, services)],
         state=State({"services": services, "routes": routes}, deep_copy=False),

@@ -170,6 +170,16 @@ class ServerConfig:
     dynamic_flags: Mapping[str, Any] = field(default_factory=dict)
     """Flags returned by POST client/dynamic_config; they override the defaults."""
 
+    # --- inference endpoints -------------------------------------------------------------------
+    inference: bool = True
+    """Serve the endpoints of the OpenAI and Anthropic APIs."""
+    inference_seconds: float = 600.0
+    """How long such a request may take; then its sample is cancelled, and the status is 504."""
+    inference_max_streams: int = 512
+    """Open streams per API process, half of them per tenant; above it, 503."""
+    inference_max_tokens: int = 0
+    """Maximum tokens of an answer; 0 is what the context leaves."""
+
     # --- queue, sessions, quotas, retention ----------------------------------------------------
     max_request_tokens: int = 524_288
     """Maximum tokens of one forward or forward_backward; above it, 422."""

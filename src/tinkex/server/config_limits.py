@@ -20,6 +20,7 @@ _NOT_NEGATIVE = (
     "max_stored_bytes_per_tenant",
     "max_tokens_per_hour",
     "max_sessions_per_hour",
+    "inference_max_tokens",
 )
 _POSITIVE = (
     "stop_seconds",
@@ -40,6 +41,8 @@ _POSITIVE = (
     "metrics_per_session",
     "max_attempts",
     "blob_cache_bytes",
+    "inference_seconds",
+    "inference_max_streams",
 )
 #: The fewest connections with which a process works.
 MIN_CONNECTIONS = 3

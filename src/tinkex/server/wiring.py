@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -26,12 +26,13 @@ from tinkex.store.database import Database, redact_url
 from tinkex.store.migrations import migrate
 
 if TYPE_CHECKING:
-    from tinkex.engine.protocol import Engine
+    from tinkex.engine.protocol import BaseModel, Engine
     from tinkex.engine.torch_engine import TorchEngine
     from tinkex.engine.vllm.bridge import VllmEngine
     from tinkex.jobs.worker import Worker
     from tinkex.jobs.worker_config import WorkerConfig
     from tinkex.server.http.request_context import Services
+    from tinkex.text import Tokenizer
 
 LOG = get_logger(__name__)
 #: Interval of heartbeats and of the check for unfinished jobs.
@@ -111,7 +112,18 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
             quotas=quotas,
             waiters=FutureWaiters(queue, listener),
             secret=secret,
+            load_tokenizer=_tokenizer_loader(config),
         )
+
+
+def _tokenizer_loader(config: ServerConfig) -> Callable[[BaseModel], Tokenizer]:
+    from tinkex.server.http.request_context import load_base_tokenizer
+
+    if config.engine != "fake":
+        return load_base_tokenizer
+    from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
+
+    return lambda _: cast("Tokenizer", toy_tokenizer())
 
 
 def make_engine(config: ServerConfig) -> Engine:

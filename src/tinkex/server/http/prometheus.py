@@ -28,6 +28,19 @@ LATENCY = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0),
     registry=REGISTRY,
 )
+INFERENCE_REQUESTS = Counter(
+    "tinkex_inference_requests",
+    "Requests to the OpenAI and Anthropic endpoints; 499 means that the client went away.",
+    ["family", "endpoint", "status"],
+    registry=REGISTRY,
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "tinkex_inference_first_token_seconds",
+    "Time from a request with stream to the first part of its answer.",
+    ["family"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    registry=REGISTRY,
+)
 TELEMETRY_EVENTS = Counter(
     "tinkex_telemetry_events", "Telemetry events from clients.", ["event"], registry=REGISTRY
 )

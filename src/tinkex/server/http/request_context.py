@@ -6,18 +6,22 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from tinkex.checkpoint.storage import FileStorage
 from tinkex.engine.protocol import BaseModel
+from tinkex.errors import InvalidInput
 from tinkex.home import Home
 from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.server.config import ServerConfig
 from tinkex.store.database import Database
+from tinkex.text import Tokenizer, load_tokenizer
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -82,6 +86,23 @@ RequestT_co = TypeVar("RequestT_co", covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
 
+#: Threads that tokenize and render prompts, of all tenants together.
+MAX_TEXT_THREADS = 4
+
+
+class TextThreads:
+    """Threads for tokenizing and rendering, which can take seconds; a tenant uses one at a time."""
+
+    def __init__(self) -> None:
+        self._tenant_slots = TenantSlots(max_active=1)
+        self._executor = ThreadPoolExecutor(MAX_TEXT_THREADS, thread_name_prefix="text")
+
+    async def run(self, tenant_id: str, function: Callable[[], T]) -> T:
+        """Run a function when no other one of this tenant runs."""
+        async with self._tenant_slots.semaphore_for(tenant_id):
+            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+
 #: A revoked key is rejected after this time at the latest.
 ACCEPTED_KEY_TTL_SECONDS = 1.5
 #: A new key that was tried before it existed is accepted after this time at the latest.
@@ -132,6 +153,14 @@ class ProcessCache:
     """Jobs whose results were sent to clients, not yet recorded in the store."""
 
 
+def load_base_tokenizer(base: BaseModel) -> Tokenizer:
+    """Load a tokenizer from the folder of its base model."""
+    folder = base.tokenizer_folder
+    if folder is None or not Path(folder).is_dir():
+        raise InvalidInput(f"the base model {base.name!r} has no tokenizer on this server")
+    return load_tokenizer(folder)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Shared dependencies of endpoint handlers; one instance per API process."""
@@ -149,6 +178,11 @@ class Services:
     """Caches of this process; they can be dropped at any time."""
     tenant_slots: TenantSlots = field(default_factory=TenantSlots)
     """Limits the concurrent requests of one tenant in this process."""
+    text_threads: TextThreads = field(default_factory=lambda: TextThreads())
+    load_tokenizer: Callable[[BaseModel], Tokenizer] = field(
+        default_factory=lambda: load_base_tokenizer
+    )
+    """Loads the tokenizer of a base model, once; blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,9 +78,10 @@ class LenientTelemetry(msgspec.Struct, frozen=True):
 _LENIENT_TYPES: Mapping[str, type[object]] = {"telemetry": LenientTelemetry}
 
 
-def build_routes(services: Services, routes: Mapping[str, Handler]) -> list[ASGIRouteHandler]:
+def build_routes(
+    services: Services, routes: Mapping[str, Handler], body_budget: BodyMemoryBudget
+) -> list[ASGIRouteHandler]:
     """Build the Litestar route of all endpoints; `routes` maps endpoint names to handlers."""
-    body_budget = BodyMemoryBudget(services.config)
     table = EndpointTable(
         EndpointHandler(services, body_budget, ENDPOINTS[name], handler)
         for name, handler in routes.items()

@@ -1,0 +1,245 @@
+"""Continue a conversation: render the prompt, submit the sample, and parse its answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tinkex.engine.protocol import SampleProgress
+from tinkex.server.http.request_context import CallerIdentity, Services, run_in_thread
+from tinkex.server.inference.answer_events import (
+    AnswerEvent,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from tinkex.server.inference.chat_prompts import AnswerReader, ChatPrompt, render_chat_prompt
+from tinkex.server.inference.chat_request import ChatRequest
+from tinkex.server.inference.model_names import ModelSource, resolve_model
+from tinkex.server.inference.sample_jobs import SampleJob, SampleOptions, submit_sample
+from tinkex.types import SampleResponse
+from tinkex.types.sampling import SampledSequence, TopkRow
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token of an answer, with the log-probabilities that were requested."""
+
+    id: int
+    logprob: float | None = None
+    topk: TopkRow | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceDelta:
+    """The next part of one choice."""
+
+    index: int
+    events: Sequence[AnswerEvent]
+    """May be empty: the text of tokens can be held back."""
+    tokens: Sequence[SampledToken]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceFinish:
+    """The end of one choice."""
+
+    index: int
+    finish_reason: FinishReason
+    stop: str | int | None = None
+    """The stop text or stop token that ended it; None for the end of the turn and the limit."""
+
+
+#: The text of more tokens than this is decoded on a thread.
+MAX_INLINE_TOKENS = 256
+
+GenerationEvent: TypeAlias = ChoiceDelta | ChoiceFinish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of a finished generation, from its stored result."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A complete tool call."""
+
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A complete choice."""
+
+    index: int
+    text: str
+    reasoning: str
+    tool_calls: Sequence[ToolCall]
+    tokens: Sequence[SampledToken]
+    finish_reason: FinishReason
+    stop: str | int | None
+
+
+class Generation:
+    """A running generation; leave `events` early, or call `close`, to cancel it."""
+
+    def __init__(
+        self, job: SampleJob, request: ChatRequest, source: ModelSource, prompt: ChatPrompt
+    ) -> None:
+        self.request = request
+        self.source = source
+        self.prompt = prompt
+        self.usage = Usage(num_prompt_tokens=len(prompt.tokens))
+        """Complete after the last event."""
+        self._job = job
+
+    @property
+    def request_id(self) -> str:
+        """The id of the job."""
+        return self._job.id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self.prompt.tokens)
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the parts of all choices; the job is cancelled if this ends early."""
+        sampling = self.request.sampling
+        readers = [self.prompt.new_reader(sampling.stop) for _ in range(sampling.num_choices)]
+        try:
+            async for progress in self._job.follow():
+                yield await _read_progress(progress, readers[progress.sequence])
+            response = await self._job.result()
+            self.usage = _count_usage(self.num_prompt_tokens, response, readers)
+            for index, reader in enumerate(readers):
+                events = reader.finish()
+                if events:
+                    yield ChoiceDelta(index=index, events=events, tokens=())
+                yield self._finish_choice(index, response.sequences[index], reader)
+        finally:
+            self.close()
+
+    def _finish_choice(
+        self, index: int, sequence: SampledSequence, reader: AnswerReader
+    ) -> ChoiceFinish:
+        if reader.stop_text is not None:
+            return ChoiceFinish(index=index, finish_reason="stop", stop=reader.stop_text)
+        if sequence.stop_reason == "length":
+            return ChoiceFinish(index=index, finish_reason="length")
+        last = sequence.tokens[-1] if sequence.tokens else None
+        stop = last if last in self.request.sampling.stop_token_ids else None
+        reason: FinishReason = "tool_calls" if reader.has_tool_calls else "stop"
+        return ChoiceFinish(index=index, finish_reason=reason, stop=stop)
+
+    async def answer(self) -> list[Choice]:
+        """Wait for all choices."""
+        drafts = [_Draft(index) for index in range(self.request.sampling.num_choices)]
+        async for event in self.events():
+            drafts[event.index].add(event)
+        return [draft.to_choice() for draft in drafts]
+
+    def close(self) -> None:
+        """Cancel the job unless it has finished, or was given a key to be repeated."""
+        self._job.close()
+
+
+async def _read_progress(progress: SampleProgress, reader: AnswerReader) -> ChoiceDelta:
+    if len(progress.tokens) > MAX_INLINE_TOKENS:
+        events = await run_in_thread(reader.feed, progress.tokens)
+    else:
+        events = reader.feed(progress.tokens)
+    return ChoiceDelta(index=progress.sequence, events=events, tokens=_to_sampled_tokens(progress))
+
+
+def _to_sampled_tokens(progress: SampleProgress) -> list[SampledToken]:
+    num_tokens = len(progress.tokens)
+    logprobs = progress.logprobs or (None,) * num_tokens
+    topk = progress.topk or (None,) * num_tokens
+    return [
+        SampledToken(token, logprob, row)
+        for token, logprob, row in zip(progress.tokens, logprobs, topk, strict=True)
+    ]
+
+
+def _count_usage(
+    num_prompt_tokens: int, response: SampleResponse, readers: Sequence[AnswerReader]
+) -> Usage:
+    return Usage(
+        num_prompt_tokens=num_prompt_tokens,
+        num_cached_tokens=response.prompt_cache_hit_tokens,
+        num_completion_tokens=sum(len(sequence.tokens) for sequence in response.sequences),
+        num_reasoning_tokens=sum(reader.num_reasoning_tokens for reader in readers),
+    )
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Collects the parts of one choice."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    arguments: list[list[str]] = field(default_factory=list)
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish: ChoiceFinish | None = None
+
+    def add(self, event: GenerationEvent) -> None:
+        """Add the next part."""
+        if isinstance(event, ChoiceFinish):
+            self.finish = event
+            return
+        self.tokens.extend(event.tokens)
+        for part in event.events:
+            self._add_part(part)
+
+    def _add_part(self, part: AnswerEvent) -> None:
+        if isinstance(part, TextDelta):
+            self.texts.append(part.text)
+        elif isinstance(part, ReasoningDelta):
+            self.reasoning.append(part.text)
+        elif isinstance(part, ToolCallStart):
+            self.names.append(part.name)
+            self.arguments.append([])
+        elif isinstance(part, ToolCallDelta):
+            self.arguments[part.index].append(part.arguments)
+
+    def to_choice(self) -> Choice:
+        """Return the complete choice."""
+        assert self.finish is not None
+        calls = zip(self.names, self.arguments, strict=True)
+        return Choice(
+            index=self.index,
+            text="".join(self.texts),
+            reasoning="".join(self.reasoning),
+            tool_calls=[ToolCall(name, "".join(parts)) for name, parts in calls],
+            tokens=self.tokens,
+            finish_reason=self.finish.finish_reason,
+            stop=self.finish.stop,
+        )
+
+
+async def start_generation(
+    services: Services, caller: CallerIdentity, request: ChatRequest, *, idempotency_key: str = ""
+) -> Generation:
+    """Render a conversation and submit its sample; raises InferenceError for invalid requests."""
+    async with services.tenant_slots.semaphore_for(caller.tenant_id):
+        source = await resolve_model(services, caller.tenant_id, request.model)
+        prompt = await render_chat_prompt(services, caller.tenant_id, source, request)
+        options = SampleOptions(idempotency_key=idempotency_key, user=request.user)
+        job = await submit_sample(
+            services, caller, source, prompt.tokens, request.sampling, options
+        )
+    return Generation(job, request, source, prompt)

@@ -1,0 +1,286 @@
+"""Samples of the inference endpoints: submit a job, follow its tokens, read its result."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from tinkex import types
+from tinkex.engine.inference_request import InferenceParams, InferenceRequest
+from tinkex.engine.protocol import SampleProgress
+from tinkex.errors import PromiseExpiredError, RequestErrorCategory, RequestFailedError
+from tinkex.jobs.job_types import JobKind, encode_inference_payload
+from tinkex.server.http.request_context import CallerIdentity, Services, run_in_thread
+from tinkex.server.http.store_access import record_event
+from tinkex.server.http.submission import submit_job
+from tinkex.server.inference.chat_request import SamplingSettings
+from tinkex.server.inference.error_bodies import InferenceError, context_exceeded
+from tinkex.server.inference.model_names import ModelSource
+from tinkex.store import jobs as job_store
+from tinkex.store.database import Connection
+from tinkex.store.records import JobState, NewJob
+from tinkex.types.sampling import SampledSequence
+from tinkex.wire.proto import decode_sample_response
+
+#: Seeds that the server chooses, so that a sample that runs again repeats its tokens.
+_SEED_BITS = 62
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """What a sample reports besides its tokens, and how it is identified."""
+
+    has_prompt_logprobs: bool = False
+    num_top_prompt_logprobs: int = 0
+    idempotency_key: str = ""
+    """A repeated request with the same key has the result of the first one."""
+    user: str | None = None
+    """The end user, for the audit log."""
+
+
+class SampleJob:
+    """A submitted sample."""
+
+    def __init__(
+        self,
+        services: Services,
+        caller: CallerIdentity,
+        job_id: str,
+        num_sequences: int,
+        *,
+        is_kept: bool = False,
+    ) -> None:
+        """`is_kept` lets the job finish without its client, which may ask again."""
+        self.id = job_id
+        self._services = services
+        self._caller = caller
+        self._num_sequences = num_sequences
+        self._is_kept = is_kept
+        self._response: types.SampleResponse | None = None
+        self._is_closed = False
+        self._ends_at = time.monotonic() + services.config.inference_seconds
+
+    async def follow(self) -> AsyncGenerator[SampleProgress, None]:
+        """Yield the tokens of all sequences as they are generated, then what is still missing.
+
+        Raises the error of a failed sample. Everything that was yielded is part of the stored
+        result.
+        """
+        received: list[list[int]] = [[] for _ in range(self._num_sequences)]
+        async for progress in self._stream_progress():
+            known = received[progress.sequence]
+            news = _cut_known(progress, known)
+            if news is not None:
+                known.extend(news.tokens)
+                yield news
+        response = await self.result()
+        for index, sequence in enumerate(response.sequences):
+            rest = _remaining(self.id, index, sequence, received[index])
+            if rest.tokens:
+                yield rest
+
+    def _stream_progress(self) -> AsyncIterator[SampleProgress]:
+        return _no_progress()
+
+    async def result(self) -> types.SampleResponse:
+        """Wait for the stored result; raises the error of a failed sample, 504 after the limit."""
+        if self._response is not None:
+            return self._response
+        with self._services.waiters.subscribe(self.id) as waiter:
+            outcome = await self._load()
+            while not outcome.job.is_finished:
+                if self._services.waiters.is_closing:
+                    raise InferenceError(
+                        "the server stops; send the request again",
+                        status=503,
+                        retry_after_seconds=RETRY_SECONDS,
+                    )
+                seconds = self._ends_at - time.monotonic()
+                if seconds <= 0:
+                    raise InferenceError(
+                        f"no answer within {self._services.config.inference_seconds:g} s; ask for "
+                        "fewer tokens, or stream the answer",
+                        status=504,
+                    )
+                await waiter.wait(seconds)
+                outcome = await self._load()
+        self._is_closed = True
+        self._response = await _read_response(self._services, outcome)
+        return self._response
+
+    async def _load(self) -> job_store.JobWithResult:
+        tenant_id = self._caller.tenant_id
+        async with self._services.tenant_slots.semaphore_for(tenant_id):
+            return await run_in_thread(self._services.queue.find_with_result, tenant_id, self.id)
+
+    def close(self) -> None:
+        """Cancel the sample, without waiting for it, unless it has finished or is kept."""
+        if self._is_closed or self._is_kept:
+            return
+        self._is_closed = True
+        self._services.queue.cancel(self._caller.tenant_id, self.id).add_done_callback(
+            lambda done: done.exception()
+        )
+
+
+async def _no_progress() -> AsyncIterator[SampleProgress]:
+    return
+    yield
+
+
+def _cut_known(progress: SampleProgress, known: Sequence[int]) -> SampleProgress | None:
+    """Return the new part of a progress; None if there is none, or if tokens are missing."""
+    num_known = len(known) - progress.offset
+    if num_known < 0:
+        return None
+    repeated, tokens = progress.tokens[:num_known], progress.tokens[num_known:]
+    if list(repeated) != list(known[progress.offset : progress.offset + len(repeated)]):
+        raise _differs_error()
+    if not tokens:
+        return None
+    return progress._replace(
+        offset=len(known),
+        tokens=tokens,
+        logprobs=progress.logprobs[num_known:],
+        topk=progress.topk[num_known:],
+    )
+
+
+def _remaining(
+    job_id: str, index: int, sequence: SampledSequence, known: Sequence[int]
+) -> SampleProgress:
+    """Return the tokens of a stored sequence after those that were received before."""
+    num_known = len(known)
+    if sequence.tokens[:num_known] != list(known):
+        raise _differs_error()
+    return SampleProgress(
+        job_id=job_id,
+        sequence=index,
+        offset=num_known,
+        tokens=tuple(sequence.tokens[num_known:]),
+        logprobs=tuple((sequence.logprobs or ())[num_known:]),
+        topk=tuple((sequence.topk_logprobs or ())[num_known:]),
+    )
+
+
+def _differs_error() -> InferenceError:
+    return InferenceError(
+        "the worker was restarted and generated another answer; send the request again",
+        status=500,
+    )
+
+
+async def _read_response(
+    services: Services, outcome: job_store.JobWithResult
+) -> types.SampleResponse:
+    job, result = outcome
+    services.cache.fetched_job_ids.add(job.id)
+    if job.state == JobState.FAILED:
+        category = RequestErrorCategory.parse(job.category)
+        raise RequestFailedError(job.error or "the sample failed", job.id, category)
+    if result is None:
+        raise PromiseExpiredError(f"the result of request {job.id!r} has expired; send it again")
+    return await run_in_thread(decode_sample_response, result)
+
+
+async def submit_sample(
+    services: Services,
+    caller: CallerIdentity,
+    source: ModelSource,
+    prompt: Sequence[int],
+    settings: SamplingSettings,
+    options: SampleOptions,
+) -> SampleJob:
+    """Store the job of a sample; the caller cancels it when its client is gone."""
+    max_tokens = allowed_tokens(services, source, len(prompt), settings.max_tokens)
+    request = _build_request(source, prompt, settings, options, max_tokens)
+    new = NewJob(
+        id="",
+        tenant_id=caller.tenant_id,
+        session_id="",
+        kind=JobKind.SAMPLE,
+        key=_job_key(caller, options),
+        position=0,
+        payload=encode_inference_payload(request),
+        num_sequences=settings.num_choices,
+        num_tokens=len(prompt) + settings.num_choices * max_tokens,
+        base_model=source.base.name,
+    )
+
+    def prepare(db: Connection) -> None:
+        source.check_readable(db, caller.tenant_id)
+        if options.user:
+            record_event(db, caller, "inference_request", model=source.requested, user=options.user)
+
+    submitted = asyncio.ensure_future(submit_job(services, new, prepare))
+    try:
+        future = await asyncio.shield(submitted)
+    except asyncio.CancelledError:
+        if not options.idempotency_key:
+            submitted.add_done_callback(lambda done: _cancel_submitted(services, caller, done))
+        raise
+    return SampleJob(
+        services,
+        caller,
+        future.request_id,
+        settings.num_choices,
+        is_kept=bool(options.idempotency_key),
+    )
+
+
+def _cancel_submitted(
+    services: Services,
+    caller: CallerIdentity,
+    submitted: asyncio.Future[types.UntypedAPIFuture],
+) -> None:
+    """Cancel a job whose client was gone before it was stored."""
+    if not submitted.cancelled() and submitted.exception() is None:
+        SampleJob(services, caller, submitted.result().request_id, 1).close()
+
+
+def allowed_tokens(
+    services: Services, source: ModelSource, num_prompt: int, max_tokens: int | None
+) -> int:
+    """Return how many tokens an answer may have; raises if the prompt leaves none."""
+    context = source.base.max_context_tokens
+    if num_prompt >= context:
+        raise context_exceeded(num_prompt, context)
+    limit = services.config.inference_max_tokens or context
+    return min(context - num_prompt, limit, max_tokens if max_tokens is not None else context)
+
+
+def _build_request(
+    source: ModelSource,
+    prompt: Sequence[int],
+    settings: SamplingSettings,
+    options: SampleOptions,
+    max_tokens: int,
+) -> InferenceRequest:
+    return InferenceRequest(
+        num_samples=settings.num_choices,
+        prompt=types.ModelInput.from_ints(list(prompt)),
+        sampling_params=InferenceParams(
+            max_tokens=max(max_tokens, 1),
+            is_prompt_only=max_tokens == 0,
+            seed=settings.seed if settings.seed is not None else secrets.randbits(_SEED_BITS),
+            stop_texts=settings.stop,
+            stop_token_ids=settings.stop_token_ids,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+        ),
+        base_model=source.base.name if source.path is None else None,
+        model_path=str(source.path) if source.path is not None else None,
+        prompt_logprobs=options.has_prompt_logprobs or None,
+        topk_prompt_logprobs=options.num_top_prompt_logprobs,
+        topk_sample_logprobs=settings.num_top_logprobs,
+    )
+
+
+def _job_key(caller: CallerIdentity, options: SampleOptions) -> str | None:
+    key = options.idempotency_key
+    return f"inference:{caller.tenant_id}:{key}" if key else None
