@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 
+from tinkex.engine.fake.engine import DEFAULT_MODELS
 from tinkex.testing.dialects import DIALECTS
 from tinkex.testing.server import StubServer
 
@@ -24,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         api_keys=options.api_key,
         work_seconds=options.work_seconds,
         long_poll_seconds=options.long_poll_seconds,
+        models=options.model or DEFAULT_MODELS,
     ) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
@@ -44,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dialect", choices=DIALECTS, default="current", help="kind of server")
     parser.add_argument(
         "--api-key", action="append", help="a key that opens the server; may be repeated"
+    )
+    parser.add_argument(
+        "--model", action="append", help="a base model of the fake engine; may be repeated"
     )
     parser.add_argument(
         "--work-seconds", type=float, default=0.0, help="how long each operation takes"

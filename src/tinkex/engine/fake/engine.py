@@ -12,6 +12,7 @@ from tinkex.engine.checkpoints.metadata import check_compatible, read_metadata
 from tinkex.engine.fake import storage
 from tinkex.engine.fake.bigram import Bigram, BigramTrainer, OptimStepParams, run_pass
 from tinkex.engine.fake.sample_queue import MAX_CONTEXT_TOKENS, FakeSampleQueue, FakeSamplerCache
+from tinkex.engine.fake.scripted import ScriptedText
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import (
     AdapterSpec,
@@ -50,7 +51,8 @@ _NUM_TABLES = 4
 class FakeEngine:
     """Serves bigram models: exact gradients, real files, bit-identical on every run.
 
-    A model is given as NAME or NAME=VOCABULARY_SIZE; operations cost the square of that size.
+    A model is given as NAME or NAME=VOCABULARY_SIZE; operations cost the square of that size. A
+    model given as NAME=FOLDER has the tokenizer of that folder and can be scripted, see `scripted`.
     `seconds_per_op` delays every pass, step and sample request, like a busy engine; a pass is
     delayed once per `step_tokens` tokens.
     """
@@ -64,12 +66,13 @@ class FakeEngine:
         step_tokens: int = 1024,
     ) -> None:
         self._step_tokens = step_tokens
-        self._bases = dict(_parse_model_name(name) for name in models)
+        self._texts: dict[str, ScriptedText] = {}
+        self._bases = dict(self._parse_model(name) for name in models)
         self._seconds_per_op = seconds_per_op
         self._interrupted = threading.Event()
         self._max_adapter_bytes = max_adapter_bytes
         self._adapters: dict[str, _FakeAdapter] = {}
-        self._sampler_cache = FakeSamplerCache(self._bases)
+        self._sampler_cache = FakeSamplerCache(self._bases, self._texts)
         sleep = self._sleep_per_op if seconds_per_op > 0.0 else None
         self._sample_queue = FakeSampleQueue(self._sampler_cache, sleep)
 
@@ -81,6 +84,7 @@ class FakeEngine:
                 max_context_tokens=MAX_CONTEXT_TOKENS,
                 arch="bigram",
                 vocab_size=base.vocab_size,
+                tokenizer_folder=str(self._texts[name].folder) if name in self._texts else None,
             )
             for name, base in self._bases.items()
         ]
@@ -218,6 +222,18 @@ class FakeEngine:
         self._sampler_cache.clear()
 
     # --- helpers ----------------------------------------------------------------------------
+    def _parse_model(self, text: str) -> tuple[str, Bigram]:
+        name, has_value, value = text.partition("=")
+        if name and "/" in value:
+            scripted = self._texts[name] = ScriptedText(Path(value))
+            return name, Bigram.base(name, scripted.vocab_size)
+        if not name or (has_value and not (value.isdecimal() and int(value) > 1)):
+            raise ConfigError(
+                f"model is {text!r}; the fake engine takes NAME, NAME=VOCABULARY_SIZE or "
+                "NAME=FOLDER"
+            )
+        return name, Bigram.base(name, int(value) if value else VOCAB_SIZE)
+
     def _get_base(self, name: str) -> Bigram:
         base = self._bases.get(name)
         if base is None:
@@ -282,10 +298,3 @@ def _micro_batch_tokens(passes: Sequence[Pass], step_tokens: int) -> list[int]:
         for num_tokens in lengths or [0]
         for start in range(0, max(num_tokens, 1), step_tokens)
     ]
-
-
-def _parse_model_name(text: str) -> tuple[str, Bigram]:
-    name, has_size, size = text.partition("=")
-    if not name or (has_size and not (size.isdecimal() and int(size) > 1)):
-        raise ConfigError(f"model is {text!r}; the fake engine takes NAME or NAME=VOCABULARY_SIZE")
-    return name, Bigram.base(name, int(size) if size else VOCAB_SIZE)

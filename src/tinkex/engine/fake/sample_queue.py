@@ -11,6 +11,7 @@ from tinkex.engine.checkpoints.metadata import read_metadata
 from tinkex.engine.examples import count_text_tokens
 from tinkex.engine.fake.bigram import Bigram
 from tinkex.engine.fake.sampler import BigramSampler, max_sampled_tokens
+from tinkex.engine.fake.scripted import ScriptedText
 from tinkex.engine.fake.storage import read_model
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import EngineFailure, FinishedSample, SamplerSource
@@ -33,8 +34,13 @@ _SYSTEM_RANDOM = random.SystemRandom()
 class FakeSamplerCache:
     """Samplers of the base models and of recently used checkpoints."""
 
-    def __init__(self, bases: Mapping[str, Bigram]) -> None:
-        self._bases = {name: BigramSampler(model) for name, model in bases.items()}
+    def __init__(
+        self, bases: Mapping[str, Bigram], texts: Mapping[str, ScriptedText] | None = None
+    ) -> None:
+        self._texts = texts or {}
+        self._bases = {
+            name: BigramSampler(model, self._texts.get(name)) for name, model in bases.items()
+        }
         self._cache: SamplerCache[BigramSampler] = SamplerCache(MAX_SAMPLERS)
 
     def get_or_load(self, source: SamplerSource) -> BigramSampler:
@@ -54,7 +60,8 @@ class FakeSamplerCache:
                 raise InvalidInput(
                     f"the weights are of base model {saved_base!r}, not of {source.base_model!r}"
                 )
-            return BigramSampler(read_model(directory, base.model.vocab_size)), 1
+            model = read_model(directory, base.model.vocab_size)
+            return BigramSampler(model, self._texts.get(source.base_model)), 1
 
         return self._cache.get_or_load(directory, load, source.key)
 

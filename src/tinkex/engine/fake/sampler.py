@@ -17,8 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tinkex.detokenizer import TextDecoder
 from tinkex.engine.examples import check_tokens
 from tinkex.engine.fake.bigram import Bigram, Floats, Tokens, flatten_tokens, score_tokens
+from tinkex.engine.fake.scripted import ScriptedText
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
 from tinkex.engine.sampling.request import is_prompt_only
 from tinkex.engine.sampling.stop_conditions import StopConditions, StopTextMatcher, parse_stop
@@ -118,6 +120,9 @@ class _ByteDecoder:
         return b"".join(map(token_bytes, token_ids)).decode(errors="replace")
 
 
+_BYTE_DECODER = _ByteDecoder()
+
+
 class GenerationSpec(NamedTuple):
     """How the sequences of a request are drawn."""
 
@@ -125,13 +130,20 @@ class GenerationSpec(NamedTuple):
     stops: StopConditions
     max_tokens: int
     num_topk: int
+    decoder: TextDecoder = _BYTE_DECODER
+
+    def stop_matcher(self) -> StopTextMatcher | None:
+        """A new matcher of the stop texts; None without any."""
+        return StopTextMatcher(self.decoder, self.stops.texts) if self.stops.texts else None
 
 
 class BigramSampler:
     """Samples from one model; keeps the transition tables of recent settings."""
 
-    def __init__(self, model: Bigram) -> None:
+    def __init__(self, model: Bigram, text: ScriptedText | None = None) -> None:
+        """`text` makes it a scripted model."""
         self.model = model
+        self._text = text
         self._tables: dict[TransitionParams, TransitionTable] = {}
 
     def sample(self, request: SampleRequest, rng: random.Random) -> SampleResponse:
@@ -152,15 +164,23 @@ class BigramSampler:
         prompt = flatten_tokens(request.prompt)
         self._check_request(request, prompt)
         seed = params.seed if params.seed is not None else rng.getrandbits(64)
+        text = self._text
+        eos_token = text.eos_token if text is not None else EOS_TOKEN
         spec = GenerationSpec(
             self._get_table(params),
-            parse_stop(params, frozenset({EOS_TOKEN}), has_tokenizer=True),
+            parse_stop(params, frozenset({eos_token}), has_tokenizer=True),
             max_sampled_tokens(params),
             request.topk_sample_logprobs,
+            text or _BYTE_DECODER,
         )
+        answers = text.find_answers(prompt) if text is not None else []
         sequences = []
         for index in range(request.num_samples):
-            sequences.append(generate_sequence(prompt[-1], spec, seeded_rng(seed, index)))
+            if answers:
+                answer = answers[index % len(answers)]
+                sequences.append(follow_script(prompt[-1], spec, answer))
+            else:
+                sequences.append(generate_sequence(prompt[-1], spec, seeded_rng(seed, index)))
             yield
         if not _has_prompt_queries(request):
             return SampleResponse(sequences)
@@ -263,8 +283,8 @@ def seeded_rng(seed: int, index: int | str) -> random.Random:
 def generate_sequence(previous: int, spec: GenerationSpec, rng: random.Random) -> SampledSequence:
     """Draw tokens after `previous` until a stop condition or `max_tokens`."""
     # Local names: this loop is most of the cost of a sample.
-    transitions, (stop_tokens, stop_texts), max_tokens, num_topk = spec
-    stop_matcher = StopTextMatcher(_ByteDecoder(), stop_texts) if stop_texts else None
+    transitions, (stop_tokens, _), max_tokens, *_ = spec
+    stop_matcher = spec.stop_matcher()
     uniform = rng.random
     path = [previous]
     reason: StopReason = "length"
@@ -275,10 +295,26 @@ def generate_sequence(previous: int, spec: GenerationSpec, rng: random.Random) -
         if previous in stop_tokens or (stop_matcher and stop_matcher.matches_after(previous)):
             reason = "stop"
             break
-    tokens = np.array(path)
-    logprobs = score_tokens(transitions.scoring_model, tokens).astype(np.float32)
-    has_topk = num_topk > 0 and max_tokens > 0
-    topk = find_topk(transitions.scoring_model, tokens[:-1], num_topk) if has_topk else None
+    return _score_sequence(path, reason, spec)
+
+
+def follow_script(previous: int, spec: GenerationSpec, answer: Sequence[int]) -> SampledSequence:
+    """Take the tokens of an answer until a stop condition or `max_tokens`."""
+    stop_matcher = spec.stop_matcher()
+    path = [previous]
+    for token in answer[: spec.max_tokens]:
+        path.append(token)
+        if token in spec.stops.tokens or (stop_matcher and stop_matcher.matches_after(token)):
+            return _score_sequence(path, "stop", spec)
+    return _score_sequence(path, "length", spec)
+
+
+def _score_sequence(path: list[int], reason: StopReason, spec: GenerationSpec) -> SampledSequence:
+    """The sequence of a path, whose first token is the last one of the prompt."""
+    tokens, model = np.array(path), spec.transitions.scoring_model
+    logprobs = score_tokens(model, tokens).astype(np.float32)
+    has_topk = spec.num_topk > 0 and len(path) > 1
+    topk = find_topk(model, tokens[:-1], spec.num_topk) if has_topk else None
     return SampledSequence(reason, "", tokens[1:].astype(np.int32), logprobs, topk)
 
 
