@@ -17,6 +17,7 @@ from tinkex.home import Home
 from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.quotas import QuotaChecks
+from tinkex.jobs.token_streams import TokenStreams
 from tinkex.jobs.wakeup import WakeupListener, WakeupSender
 from tinkex.server.app import create_app
 from tinkex.server.config import ServerConfig
@@ -125,6 +126,7 @@ def open_harness(
         quotas = QuotaChecks(config.quotas)
         queue = JobQueue(database, config.queue_limits, secret, quotas)
         stack.callback(queue.close)
+        waiters = FutureWaiters(queue, bell)
         services = Services(
             config=config,
             home=Home(root),
@@ -132,7 +134,9 @@ def open_harness(
             database=database,
             queue=queue,
             quotas=quotas,
-            waiters=FutureWaiters(queue, bell),
+            waiters=waiters,
+            token_streams=TokenStreams(database, queue, waiters, secret),
+            process_id=bell.process.id,
             secret=secret,
         )
         app = create_app(services) if routes is None else create_app(services, routes, ())

@@ -246,6 +246,24 @@ class Engine(Protocol):
         """Cancel a sample request immediately; finished and unknown ids are ignored."""
         ...
 
+    def watch_sample(self, job_id: str) -> None:
+        """Report a running sample from its first token on, again if it is watched already.
+
+        Unknown ids are ignored. The watch ends with the sample.
+        """
+        ...
+
+    def unwatch_sample(self, job_id: str) -> None:
+        """Stop reporting a sample; unknown ids are ignored."""
+        ...
+
+    def sample_progress(self) -> Sequence[SampleProgress]:
+        """Return the new tokens of watched samples that still run.
+
+        Tokens of the last step of a sample may be missing: they are in its outcome.
+        """
+        ...
+
     @property
     def num_samples(self) -> int:
         """The number of running sample requests."""

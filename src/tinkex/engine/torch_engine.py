@@ -35,6 +35,7 @@ from tinkex.engine.protocol import (
     Pass,
     PassOutcome,
     PassSteps,
+    SampleProgress,
     SamplerSource,
     WriteSnapshot,
     check_adapter_size,
@@ -279,6 +280,22 @@ class TorchEngine:
             batcher.cancel(job_id)
         self._rejected_samples = [
             sample for sample in self._rejected_samples if sample.job_id != job_id
+        ]
+
+    def watch_sample(self, job_id: str) -> None:
+        """Report a sample from its first token on; unknown ids are ignored."""
+        for batcher in self._batchers.values():
+            batcher.watched.watch(job_id)
+
+    def unwatch_sample(self, job_id: str) -> None:
+        """Stop reporting a sample; unknown ids are ignored."""
+        for batcher in self._batchers.values():
+            batcher.watched.unwatch(job_id)
+
+    def sample_progress(self) -> Sequence[SampleProgress]:
+        """Return the new tokens of watched samples that still run."""
+        return [
+            each for batcher in self._batchers.values() for each in batcher.watched.take_progress()
         ]
 
     @property

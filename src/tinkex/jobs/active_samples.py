@@ -16,6 +16,8 @@ from tinkex.ids import parse_tinker_path
 from tinkex.jobs import job_types
 from tinkex.jobs.job_types import INTERNAL_TENANT, Completed, Failed, JobOutcome, to_failed
 from tinkex.jobs.result_log import ResultEntry, count_usage
+from tinkex.jobs.sample_publisher import SamplePublisher
+from tinkex.jobs.token_stream_server import TokenStreamServer
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.store import checkpoints, samplers
 from tinkex.store.database import Connection
@@ -69,8 +71,14 @@ ObserveSample: TypeAlias = Callable[[SampleOrigin, types.SampleRequest, types.Sa
 class ActiveSamples:
     """The samples that run in the engine."""
 
-    def __init__(self, context: WorkerContext, observe: ObserveSample = lambda *_: None) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        streams: TokenStreamServer,
+        observe: ObserveSample = lambda *_: None,
+    ) -> None:
         self._context = context
+        self._publisher = SamplePublisher(context.engine, streams)
         self._observe = observe
         self._running: dict[str, _RunningSample] = {}
         self._declined: list[tuple[JobRecord, str]] = []
@@ -146,6 +154,7 @@ class ActiveSamples:
                 pin.close()
             return to_failed(error, job.kind)
         self._running[job.id] = _RunningSample(job, origin, request, clock.now(), pin)
+        self._publisher.sample_started(job)
         return None
 
     def _pin_files(self, origin: SampleOrigin) -> Pin | None:
@@ -158,7 +167,9 @@ class ActiveSamples:
     def step(self) -> list[tuple[JobRecord, float, JobOutcome]]:
         """Run one engine step; returns finished jobs with their start time and outcome."""
         results = []
-        for job_id, outcome in self._context.engine.step_samples():
+        finished = self._context.engine.step_samples()
+        self._publisher.publish(self._find_running)
+        for job_id, outcome in finished:
             sample = self._remove(job_id)
             if sample is None:
                 continue
@@ -181,9 +192,16 @@ class ActiveSamples:
         if self._remove(job_id) is not None:
             self._context.engine.cancel_sample(job_id)
 
+    def _find_running(self, job_id: str) -> JobRecord | None:
+        sample = self._running.get(job_id)
+        return sample.job if sample is not None else None
+
     def _remove(self, job_id: str) -> _RunningSample | None:
         sample = self._running.pop(job_id, None)
-        if sample is not None and sample.pin is not None:
+        if sample is None:
+            return None
+        self._publisher.sample_ended(job_id)
+        if sample.pin is not None:
             sample.pin.close()
         return sample
 

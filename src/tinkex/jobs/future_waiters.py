@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tinkex.errors import StoreError
 from tinkex.jobs.queue import JobQueue
@@ -31,6 +31,15 @@ class Subscription:
     async def wait(self, seconds: float) -> None:
         """Return when the job has finished since the subscription, or after the timeout."""
         await asyncio.wait([self._event], timeout=max(seconds, 0.0))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has finished since the subscription, or the server stops."""
+        return self._event.done()
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call a function when the job finishes or the server stops."""
+        self._event.add_done_callback(lambda _: callback())
 
 
 class FutureWaiters:

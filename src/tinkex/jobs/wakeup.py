@@ -34,7 +34,10 @@ _MAX_DATAGRAM_BYTES = 4096
 class WakeupListener:
     """A UDP socket whose address is registered in the store."""
 
-    def __init__(self, database: Database, role: str, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, database: Database, role: str, host: str = "127.0.0.1", *, stream_address: str = ""
+    ) -> None:
+        """`stream_address` is where API processes read the tokens of a worker's samples."""
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind((host, 0))
         self.socket.setblocking(False)
@@ -47,6 +50,7 @@ class WakeupListener:
             started_at=now,
             seen_at=now,
             network=network_id(),
+            stream_address=stream_address,
         )
         self._database = database
         self._is_closed = False

@@ -30,6 +30,7 @@ from tinkex.jobs.queue_poller import POLL_SECONDS, QueuePoller
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry, ResultLog
 from tinkex.jobs.snapshots import AdapterMemory, SnapshotWriter
+from tinkex.jobs.token_stream_server import TokenStreamServer
 from tinkex.jobs.tokenizer_blobs import TokenizerPublisher
 from tinkex.jobs.training_batches import TrainingBatches
 from tinkex.jobs.wakeup import WakeupListener
@@ -41,6 +42,7 @@ from tinkex.store import jobs
 from tinkex.store.coordination import group_lease
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord
+from tinkex.store.settings import get_or_create_secret
 from tinkex.store.write_locks import SHARED, lease_locks
 
 LOG = get_logger(__name__)
@@ -65,7 +67,9 @@ class Worker:
         self._config = config
         self._database = database
         self._group_id = config.group_id
-        self._listener = WakeupListener(database, "worker")
+        secret = database.write(get_or_create_secret, SHARED)
+        self._streams = TokenStreamServer(secret, config.stream_host)
+        self._listener = WakeupListener(database, "worker", stream_address=self._streams.address)
         self._context = self._make_context(engine, home, blobs)
         self._lease = WorkerLease(database, group_lease(config.group_id), config.owner)
         self._result_log = ResultLog(
@@ -85,7 +89,7 @@ class Worker:
         )
         self._exchange = self._make_exchange()
         self._drift = DriftMonitor(database, self._member)
-        self._active_samples = ActiveSamples(self._context, self._drift.observe)
+        self._active_samples = ActiveSamples(self._context, self._streams, self._drift.observe)
         self._training = self._make_training()
         self._coordinator = self._make_coordinator()
         self._housekeeper = self._make_housekeeper()
@@ -195,6 +199,7 @@ class Worker:
             self._member.close()
             self._lease.release()
             self._listener.close()
+            self._streams.close()
 
     # --- start and stop ------------------------------------------------------------------------
     def _start_up(self) -> None:

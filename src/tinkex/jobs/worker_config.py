@@ -28,3 +28,5 @@ class WorkerConfig:
     """The group whose jobs it runs; empty for the only worker of a server."""
     move_after_seconds: float = 30.0
     """A group without a worker for this long loses its models to other groups."""
+    stream_host: str = "127.0.0.1"
+    """The address at which API processes read the tokens of running samples."""

@@ -81,6 +81,7 @@ def create_app(
             yield
         finally:
             flush_task.cancel()
+            await services.token_streams.close()
             await services.waiters.close()
             flush_fetched(services)
 

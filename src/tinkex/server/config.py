@@ -215,6 +215,8 @@ class ServerConfig:
     """A job fails after the worker has died this many times while running it."""
     fake_seconds: float = 0.0
     """Additional duration of each operation of the fake engine."""
+    fake_token_seconds: float = 0.0
+    """Duration of each token that the fake engine samples."""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

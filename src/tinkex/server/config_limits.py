@@ -15,6 +15,7 @@ _NOT_NEGATIVE = (
     "inline_result_bytes",
     "gap_seconds",
     "fake_seconds",
+    "fake_token_seconds",
     "max_models_per_tenant",
     "max_checkpoints_per_tenant",
     "max_stored_bytes_per_tenant",

@@ -87,6 +87,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
     from tinkex.jobs.future_waiters import FutureWaiters
     from tinkex.jobs.queue import JobQueue
     from tinkex.jobs.quotas import QuotaChecks
+    from tinkex.jobs.token_streams import TokenStreams
     from tinkex.jobs.wakeup import WakeupListener
     from tinkex.server.http.request_context import Services
     from tinkex.store.settings import get_or_create_secret
@@ -103,6 +104,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
             database, config.queue_limits, secret, quotas, vllm_models=config.vllm_models
         )
         stack.callback(queue.close)
+        waiters = FutureWaiters(queue, listener)
         yield Services(
             config=config,
             home=Home(config.home),
@@ -110,7 +112,9 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
             database=database,
             queue=queue,
             quotas=quotas,
-            waiters=FutureWaiters(queue, listener),
+            waiters=waiters,
+            token_streams=TokenStreams(database, queue, waiters, secret),
+            process_id=listener.process.id,
             secret=secret,
             load_tokenizer=_tokenizer_loader(config),
         )
@@ -137,6 +141,7 @@ def make_engine(config: ServerConfig) -> Engine:
     return FakeEngine(
         config.models or DEFAULT_MODELS,
         seconds_per_op=config.fake_seconds,
+        seconds_per_token=config.fake_token_seconds,
         step_tokens=config.engine_config.micro_batch_tokens,
         max_adapter_bytes=config.adapter_bytes or MAX_ADAPTER_BYTES,
     )

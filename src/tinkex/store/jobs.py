@@ -117,6 +117,7 @@ def insert(db: sa.Connection, new_job: NewJob, now: float) -> JobRecord | None:
         "base_model": new_job.base_model,
         "group_id": _group_of(db, new_job),
         "cancelled_at": now if new_job.is_cancelled else None,
+        "process_id": new_job.process_id,
         "created_at": now,
     }
     row = db.execute(

@@ -75,12 +75,22 @@ def _set_storage_parameters(db: sa.Connection) -> None:
         db.execute(sa.text(f"ALTER TABLE {table} SET ({parameters})"))
 
 
+def _add_token_streams(db: sa.Connection) -> None:
+    """Let API processes find the token streams of workers, and jobs name their API process."""
+    db.execute(sa.text("ALTER TABLE processes ADD COLUMN stream_address TEXT NOT NULL DEFAULT ''"))
+    db.execute(sa.text("ALTER TABLE jobs ADD COLUMN process_id TEXT"))
+    for index in jobs.indexes:
+        if index.name == "jobs_by_process":
+            index.create(db)
+
+
 #: Append-only. The first entry migrates version 6 to 7, the next one 7 to 8. A change goes into
 #: `schema` as well, because new stores are created from there.
 MIGRATIONS: list[Callable[[sa.Connection], None]] = [
     _add_groups,
     _add_blobs,
     _set_storage_parameters,
+    _add_token_streams,
 ]
 
 

@@ -192,6 +192,9 @@ class NewJob:
     """The size of a payload in the object store."""
     is_cancelled: bool = False
     """Whether the job only occupies its sequence number and does not run."""
+    process_id: str | None = None
+    """The API process whose client waits for the result: the job is cancelled if that process ends
+    before it. None if the client may fetch the result later."""
 
     @property
     def num_bytes(self) -> int:
@@ -231,6 +234,8 @@ class JobRecord(Record):
     group_id: str = ""
     payload_ref: str | None = None
     """Where its payload is in the object store, if it is large."""
+    process_id: str | None = None
+    """The API process whose client waits for the result."""
 
     @property
     def is_finished(self) -> bool:
@@ -290,6 +295,8 @@ class ProcessRecord(Record):
     started_at: float
     seen_at: float
     network: str = ""
+    stream_address: str = ""
+    """Where a worker sends the tokens of running samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

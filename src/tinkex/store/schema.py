@@ -199,6 +199,7 @@ jobs = sa.Table(
     sa.Column("cancelled_at", Time),
     sa.Column("group_id", sa.Text, nullable=False, server_default=sa.text("''")),
     sa.Column("payload_ref", sa.Text),
+    sa.Column("process_id", sa.Text),
     sa.Index("jobs_by_state", "state", "group_id", "no"),
     _partial_index(
         "jobs_open",
@@ -210,12 +211,16 @@ jobs = sa.Table(
     sa.Index("jobs_by_run", "run_id", "applied"),
     _partial_index("jobs_fetched", "fetched_at", where="fetched_at IS NOT NULL"),
     _partial_index("jobs_unfetched", "finished_at", where="fetched_at IS NULL"),
+    _partial_index(
+        "jobs_by_process", "process_id", where="process_id IS NOT NULL AND finished_at IS NULL"
+    ),
     sqlite_autoincrement=True,
 )
 """Jobs. `no` is the order of arrival, `position` the sequence number within the run, `applied` the
 number among the operations that changed the run. `is_proto` marks protobuf payloads. `group_id` is
 the worker group that runs it: the group of its run, or the one that was chosen for a sample.
-`payload_ref` is the place of a large payload in the object store; `payload` is empty then."""
+`payload_ref` is the place of a large payload in the object store; `payload` is empty then.
+`process_id` is the API process whose client waits for the result, if it cannot be fetched later."""
 
 unused_blobs = sa.Table(
     "unused_blobs",
@@ -312,9 +317,10 @@ processes = sa.Table(
     sa.Column("started_at", Time, nullable=False),
     sa.Column("seen_at", Time, nullable=False),
     sa.Column("network", sa.Text, nullable=False, server_default=sa.text("''")),
+    sa.Column("stream_address", sa.Text, nullable=False, server_default=sa.text("''")),
 )
 """Running processes; `bell` is the UDP address for wake-up messages, which processes of the same
-`network` can reach."""
+`network` can reach; `stream_address` the TCP address for the tokens of a worker's samples."""
 
 groups = sa.Table(
     "groups",

@@ -101,6 +101,7 @@ class StubServer:
         work_seconds: float = 0.0,
         gap_seconds: float = 1.0,
         token_seconds: float = 3600.0,
+        seconds_per_token: float = 0.0,
         dialect: str = "current",
         port: int = 0,
         record: bool = True,
@@ -118,6 +119,7 @@ class StubServer:
             dynamic_flags={**_NO_DYNAMIC_FLAGS, **(dynamic_config or {})},
             long_poll_seconds=long_poll_seconds,
             fake_seconds=work_seconds,
+            fake_token_seconds=seconds_per_token,
             gap_seconds=gap_seconds,
             jwt_seconds=token_seconds,
             inline_result_bytes=_INLINE_RESULT_BYTES,
@@ -339,7 +341,11 @@ def _run_worker(services: Services) -> Iterator[None]:
     """Run a worker with the fake engine in a thread until the block ends."""
     config, database = services.config, services.database
     with contextlib.ExitStack() as stack:
-        engine = FakeEngine(config.models, seconds_per_op=config.fake_seconds)
+        engine = FakeEngine(
+            config.models,
+            seconds_per_op=config.fake_seconds,
+            seconds_per_token=config.fake_token_seconds,
+        )
         stack.callback(engine.close)
         worker = Worker(
             database=database, engine=engine, home=services.home, config=worker_config(config)

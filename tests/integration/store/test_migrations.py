@@ -89,6 +89,9 @@ def test_sqlite_uses_incremental_vacuum(database: Database) -> None:
 
 def _downgrade_to_version_6(db: sa.Connection) -> None:
     for statement in (
+        "DROP INDEX jobs_by_process",
+        "ALTER TABLE jobs DROP COLUMN process_id",
+        "ALTER TABLE processes DROP COLUMN stream_address",
         "DROP TABLE unused_blobs",
         "DROP INDEX checkpoints_by_place",
         "ALTER TABLE checkpoints DROP COLUMN place",

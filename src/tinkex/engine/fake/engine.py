@@ -23,6 +23,7 @@ from tinkex.engine.protocol import (
     Pass,
     PassOutcome,
     PassSteps,
+    SampleProgress,
     SamplerSource,
     WriteSnapshot,
     check_adapter_size,
@@ -54,7 +55,8 @@ class FakeEngine:
     A model is given as NAME or NAME=VOCABULARY_SIZE; operations cost the square of that size. A
     model given as NAME=FOLDER has the tokenizer of that folder and can be scripted, see `scripted`.
     `seconds_per_op` delays every pass, step and sample request, like a busy engine; a pass is
-    delayed once per `step_tokens` tokens.
+    delayed once per `step_tokens` tokens. With `seconds_per_token`, samples are decoded together,
+    a token at a time.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class FakeEngine:
         models: Sequence[str] = DEFAULT_MODELS,
         *,
         seconds_per_op: float = 0.0,
+        seconds_per_token: float = 0.0,
         max_adapter_bytes: int = MAX_ADAPTER_BYTES,
         step_tokens: int = 1024,
     ) -> None:
@@ -74,7 +77,8 @@ class FakeEngine:
         self._adapters: dict[str, _FakeAdapter] = {}
         self._sampler_cache = FakeSamplerCache(self._bases, self._texts)
         sleep = self._sleep_per_op if seconds_per_op > 0.0 else None
-        self._sample_queue = FakeSampleQueue(self._sampler_cache, sleep)
+        decode_sleep = partial(self._sleep, seconds_per_token) if seconds_per_token > 0.0 else None
+        self._sample_queue = FakeSampleQueue(self._sampler_cache, sleep, decode_sleep)
 
     def base_models(self) -> Sequence[BaseModel]:
         """The served base models."""
@@ -201,6 +205,18 @@ class FakeEngine:
         """Cancel a sample request; finished and unknown ids are ignored."""
         self._sample_queue.cancel(job_id)
 
+    def watch_sample(self, job_id: str) -> None:
+        """Report a sample from its first token on; unknown ids are ignored."""
+        self._sample_queue.watch(job_id)
+
+    def unwatch_sample(self, job_id: str) -> None:
+        """Stop reporting a sample; unknown ids are ignored."""
+        self._sample_queue.watches.unwatch(job_id)
+
+    def sample_progress(self) -> Sequence[SampleProgress]:
+        """Return the new tokens of watched samples; they are partial with `seconds_per_token`."""
+        return self._sample_queue.progress()
+
     @property
     def num_samples(self) -> int:
         """The number of unfinished sample requests."""
@@ -248,7 +264,10 @@ class FakeEngine:
 
     def _sleep_per_op(self) -> None:
         if self._seconds_per_op > 0.0:
-            self._interrupted.wait(self._seconds_per_op)
+            self._sleep(self._seconds_per_op)
+
+    def _sleep(self, seconds: float) -> None:
+        self._interrupted.wait(seconds)
 
 
 def _check_spec(spec: AdapterSpec) -> None:

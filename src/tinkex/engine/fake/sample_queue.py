@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinkex.engine.checkpoints.metadata import read_metadata
@@ -14,10 +14,16 @@ from tinkex.engine.fake.sampler import BigramSampler, max_sampled_tokens
 from tinkex.engine.fake.scripted import ScriptedText
 from tinkex.engine.fake.storage import read_model
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
-from tinkex.engine.protocol import EngineFailure, FinishedSample, SamplerSource
+from tinkex.engine.protocol import (
+    EngineFailure,
+    FinishedSample,
+    SampleProgress,
+    SamplerSource,
+)
+from tinkex.engine.sample_watches import SampleWatches
 from tinkex.engine.sampler_cache import CacheKey, SamplerCache
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.types import SampleRequest, SampleResponse
+from tinkex.types import SampledSequence, SampleRequest, SampleResponse
 
 #: The time of one step; `step` returns what has finished by then.
 STEP_SECONDS = 0.02
@@ -78,18 +84,40 @@ class _QueuedSample:
     source: SamplerSource
     request: SampleRequest
     steps: Generator[None, None, SampleResponse] | None = None
+    outcome: SampleResponse | EngineFailure | None = None
+    """The outcome of a sample that is decoded a token at a time."""
+    num_decoded: int = 0
+    """The number of tokens of each sequence that count as decoded."""
+
+    @property
+    def sequences(self) -> Sequence[SampledSequence]:
+        """The drawn sequences, of which only a part may count as decoded."""
+        return self.outcome.sequences if isinstance(self.outcome, SampleResponse) else ()
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether all tokens count as decoded."""
+        return all(self.num_decoded >= len(sequence.tokens) for sequence in self.sequences)
 
 
 class FakeSampleQueue:
     """All unfinished sample requests, oldest first."""
 
     def __init__(
-        self, sampler_cache: FakeSamplerCache, sleep: Callable[[], None] | None = None
+        self,
+        sampler_cache: FakeSamplerCache,
+        sleep: Callable[[], None] | None = None,
+        decode_sleep: Callable[[], None] | None = None,
     ) -> None:
-        """`sleep` makes the engine slow: it is called before each request."""
+        """`sleep` makes the engine slow: it is called before each request.
+
+        `decode_sleep` is called before each token, and all requests advance together.
+        """
         self._sampler_cache = sampler_cache
         self._sleep = sleep
+        self._decode_sleep = decode_sleep
         self._queue: dict[str, _QueuedSample] = {}
+        self.watches = SampleWatches()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -101,10 +129,35 @@ class FakeSampleQueue:
     def cancel(self, job_id: str) -> None:
         """Remove a request; unknown ids are ignored."""
         self._queue.pop(job_id, None)
+        self.watches.unwatch(job_id)
 
     def clear(self) -> None:
         """Remove all requests."""
         self._queue.clear()
+        self.watches.clear()
+
+    def watch(self, job_id: str) -> None:
+        """Report a request from its first token on; unknown ids are ignored."""
+        if job_id in self._queue:
+            self.watches.watch(job_id)
+
+    def progress(self) -> list[SampleProgress]:
+        """Return the new tokens of watched requests."""
+        found = []
+        for job_id in self.watches.job_ids:
+            sample = self._queue.get(job_id)
+            if sample is None:
+                self.watches.unwatch(job_id)
+                continue
+            lengths = (
+                (index, min(sample.num_decoded, len(sequence.tokens)))
+                for index, sequence in enumerate(sample.sequences)
+            )
+            found += [
+                _describe_progress(job_id, sample.sequences[index], index, start, end)
+                for index, start, end in self.watches.take_new(job_id, lengths)
+            ]
+        return found
 
     def step(self) -> list[FinishedSample]:
         """Work for a short time and return the finished requests.
@@ -114,6 +167,9 @@ class FakeSampleQueue:
         if self._sleep is not None and self._queue:
             self._sleep()
             return [self._finish_first()]
+        if self._decode_sleep is not None and self._queue:
+            self._decode_sleep()
+            return self._decode_all()
         deadline = time.monotonic() + STEP_SECONDS
         finished: list[FinishedSample] = []
         while self._queue:
@@ -122,6 +178,18 @@ class FakeSampleQueue:
                 finished.append(result)
             if time.monotonic() >= deadline:
                 break
+        return finished
+
+    def _decode_all(self) -> list[FinishedSample]:
+        """Decode a token of every sequence of every request; return the finished requests."""
+        finished = []
+        for job_id, sample in list(self._queue.items()):
+            while sample.outcome is None:
+                sample.outcome = self._advance(sample)
+            sample.num_decoded += 1
+            if sample.is_decoded:
+                del self._queue[job_id]
+                finished.append(FinishedSample(job_id, sample.outcome))
         return finished
 
     def _finish_first(self) -> FinishedSample:
@@ -152,6 +220,20 @@ class FakeSampleQueue:
         except (InvalidInput, CheckpointError) as error:
             return EngineFailure(error.message, error.category)
         return None
+
+
+def _describe_progress(
+    job_id: str, sequence: SampledSequence, index: int, start: int, end: int
+) -> SampleProgress:
+    topk = sequence.topk_logprobs
+    return SampleProgress(
+        job_id,
+        index,
+        start,
+        tuple(sequence.tokens[start:end]),
+        tuple((sequence.logprobs or [])[start:end]),
+        tuple(topk[start:end]) if topk else (),
+    )
 
 
 def _check_sample(request: SampleRequest) -> None:

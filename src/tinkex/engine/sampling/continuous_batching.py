@@ -24,6 +24,7 @@ from tinkex.engine.protocol import EngineFailure, FinishedSample
 from tinkex.engine.sampling.admission import AdmissionControl, StartedSequences
 from tinkex.engine.sampling.kv_manager import KVCacheManager
 from tinkex.engine.sampling.model_runner import DecodeBatch, ModelRunner, PrefillChunk
+from tinkex.engine.sampling.progress import WatchedRequests
 from tinkex.engine.sampling.request import ModelLimits, SampleSpec, parse_sample_request
 from tinkex.engine.sampling.request_state import RequestState, SamplerAdapter, SequenceState
 from tinkex.engine.sampling.scheduler import (
@@ -98,6 +99,7 @@ class ContinuousBatcher:
         self._finished: list[FinishedSample] = []
         self._num_added = 0
         self._light_steps = LightStepPolicy()
+        self.watched = WatchedRequests(self._queue)
         self._reset_memory()
 
     @property
@@ -154,7 +156,7 @@ class ContinuousBatcher:
         deadline = time.monotonic() + STEP_SECONDS
         while self._queue and not self._finished:
             self._try_iteration()
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or (self.watched and self.watched.has_first_token()):
                 break
         finished, self._finished = self._finished, []
         return finished

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from tinkex.detokenizer import TextDecoder
+from tinkex.engine.protocol import SampleProgress
 from tinkex.engine.sampling.request import SampleSpec, Tokens
 from tinkex.engine.sampling.stop_conditions import StopTextMatcher
 from tinkex.engine.sampling.token_sampler import RandomStream
@@ -100,6 +101,19 @@ class SequenceState:
             self.stop_reason = "length"
         return self.stop_reason is not None
 
+    def progress(self, start: int, end: int) -> SampleProgress:
+        """A range of its tokens."""
+        topk = self._topk[start:end]
+        return SampleProgress(
+            self.request.job_id,
+            self.index,
+            start,
+            tuple(self.tokens[start:end]),
+            # As in the result, which has float32.
+            tuple(np.array(self.logprobs[start:end], dtype=np.float32).tolist()),
+            tuple(stack_topk(topk).to_rows()) if topk else (),
+        )
+
     @property
     def all_tokens(self) -> npt.NDArray[np.int64]:
         """The prompt and all sampled tokens."""
@@ -155,6 +169,8 @@ class RequestState:
         """The tenant, who shares cached prefixes only with itself."""
         self.is_bulk = False
         """Whether its tenant had many sequences when it was admitted."""
+        self.sequences: Sequence[SequenceState] = ()
+        """All sequences, by index."""
         self.unstarted: list[SequenceState] = []
         """Sequences that have not started; they start at the end of the prompt."""
         self.preempted: list[SequenceState] = []
@@ -201,6 +217,7 @@ class RequestState:
         self.unstarted = [
             SequenceState(self, index, decoder) for index in range(self.spec.num_samples)
         ]
+        self.sequences = tuple(self.unstarted)
 
     def tokens_to_prefill(self) -> Tokens | None:
         """The tokens of the next prefill: the prompt, or a preempted sequence, or None."""

@@ -25,6 +25,7 @@ from tinkex.engine.protocol import (
     FinishedSample,
     Pass,
     PassRun,
+    SampleProgress,
     SamplerSource,
     WriteSnapshot,
 )
@@ -222,6 +223,16 @@ class VllmEngine:
         self._finished = [sample for sample in self._finished if sample.job_id != job_id]
         if self._running.pop(job_id, None) is not None:
             self._process.send({"type": "cancel", "id": job_id})
+
+    def watch_sample(self, job_id: str) -> None:
+        """Do nothing: vLLM sends a sample when it is finished."""
+
+    def unwatch_sample(self, job_id: str) -> None:
+        """Do nothing: there is nothing to report."""
+
+    def sample_progress(self) -> Sequence[SampleProgress]:
+        """Return nothing: vLLM sends a sample when it is finished."""
+        return ()
 
     @property
     def num_samples(self) -> int:

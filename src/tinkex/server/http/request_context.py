@@ -19,6 +19,7 @@ from tinkex.home import Home
 from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.quotas import QuotaChecks
+from tinkex.jobs.token_streams import TokenStreams
 from tinkex.server.config import ServerConfig
 from tinkex.store.database import Database
 from tinkex.text import Tokenizer, load_tokenizer
@@ -171,6 +172,9 @@ class Services:
     database: Database
     queue: JobQueue
     waiters: FutureWaiters
+    token_streams: TokenStreams
+    process_id: str = ""
+    """Identifies this API process in the store; empty if it is not registered there."""
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     secret: bytes
     """Key for signing tokens and download URLs; all processes of a store share it."""

@@ -1,0 +1,222 @@
+"""The API process's side of token streams: follow samples while workers compute them.
+
+What workers send is only a preview. A stream ends when the result of its job is in the store, and
+whatever was lost on the way is taken from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
+
+from tinkex.engine.protocol import SampleProgress
+from tinkex.errors import InternalServerError
+from tinkex.jobs.future_waiters import FutureWaiters, Subscription
+from tinkex.jobs.queue import JobQueue
+from tinkex.jobs.stream_observer import StreamObserver
+from tinkex.jobs.streamed_tokens import StoredSequence, StreamDiverged, StreamedTokens
+from tinkex.jobs.token_stream_messages import Finished, Message, Progress, Started
+from tinkex.jobs.worker_connections import WorkerConnections
+from tinkex.store.database import Database
+
+#: Tokens of a stream that wait for a slow client; what exceeds them is taken from the store.
+MAX_PENDING_TOKENS: Final = 16_384
+
+
+class TooManyStreams(InternalServerError):
+    """This process follows as many samples as it may."""
+
+    status_code = 503
+
+
+class ServerStopping(InternalServerError):
+    """The server stops before the sample is finished."""
+
+    status_code = 503
+
+
+class TokenStream:
+    """The tokens of one sample; iterate over it once, after its job was submitted."""
+
+    def __init__(self, streams: TokenStreams, job_id: str) -> None:
+        self.job_id = job_id
+        self._streams = streams
+        self._received = StreamedTokens(job_id)
+        self._pending: deque[SampleProgress] = deque()
+        self._num_pending_tokens = 0
+        self._failure: StreamDiverged | None = None
+        self._wakeup = asyncio.Event()
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether no worker is known that sends its tokens."""
+        return not self._received.has_source
+
+    async def __aiter__(self) -> AsyncIterator[SampleProgress]:
+        """Yield new tokens until the result is in the store; what was lost is in `rest`.
+
+        Raises StreamDiverged if the sample started again and drew other tokens, ServerStopping if
+        the server stops.
+        """
+        observer = self._streams.observer
+        with self._streams.open(self), observer.observe_stream() as observation:
+            async for progress in self._follow():
+                observation.count_tokens()
+                yield progress
+
+    async def _follow(self) -> AsyncIterator[SampleProgress]:
+        waiters = self._streams.waiters
+        is_finished = False
+        while not is_finished:
+            if waiters.is_closing:
+                raise ServerStopping("the server stops; send the request again")
+            # Wake-up messages are not authenticated, so the store decides.
+            with waiters.subscribe(self.job_id) as end:
+                end.on_end(self._wakeup.set)
+                is_finished = await self._streams.is_finished(self.job_id)
+                async for progress in self._receive_until(end, is_finished):
+                    yield progress
+
+    async def _receive_until(
+        self, end: Subscription, is_finished: bool
+    ) -> AsyncIterator[SampleProgress]:
+        """Yield what arrives until the job may be finished, or what has arrived if it is."""
+        while True:
+            for progress in self._take_pending():
+                yield progress
+            if is_finished or end.has_ended:
+                return
+            await self._wakeup.wait()
+            self._wakeup.clear()
+
+    def _take_pending(self) -> Iterator[SampleProgress]:
+        while self._pending:
+            progress = self._pending.popleft()
+            self._num_pending_tokens -= len(progress.tokens)
+            yield progress
+        if self._failure is not None:
+            raise self._failure
+
+    def rest(self, sequences: Sequence[StoredSequence]) -> list[SampleProgress]:
+        """Return what was not yielded of the stored result; raises StreamDiverged if it differs."""
+        if not self._received.num_tokens:
+            self._streams.observer.count_unstreamed()
+        return self._received.rest(sequences)
+
+    # --- called on the event loop when messages arrive -------------------------------------------
+    def start(self, source: object, attempt: int) -> None:
+        """A worker sends the sample from its first token."""
+        self._received.start(source, attempt)
+
+    def lose_source(self, source: object) -> None:
+        """The connection to a worker is closed."""
+        self._received.lose_source(source)
+
+    def add(self, source: object, progress: SampleProgress) -> None:
+        """Add new tokens; drops them if the client is too slow."""
+        if self._num_pending_tokens + len(progress.tokens) > MAX_PENDING_TOKENS:
+            self._received.skip()
+            return
+        try:
+            new = self._received.accept(source, progress)
+        except StreamDiverged as error:
+            self._failure = error
+            new = None
+        if new is not None:
+            self._pending.append(new)
+            self._num_pending_tokens += len(new.tokens)
+        if new is not None or self._failure is not None:
+            self._wakeup.set()
+
+
+class TokenStreams:
+    """All token streams of an API process."""
+
+    def __init__(
+        self,
+        database: Database,
+        queue: JobQueue,
+        waiters: FutureWaiters,
+        secret: bytes,
+        *,
+        max_streams: int = 256,
+        observer: StreamObserver | None = None,
+    ) -> None:
+        self.waiters = waiters
+        self.observer = observer or StreamObserver()
+        self._queue = queue
+        self._max_streams = max_streams
+        self._by_job: dict[str, set[TokenStream]] = {}
+        self._connections = WorkerConnections(
+            database, secret, self._receive, self._lose_source, self._list_unserved
+        )
+
+    @property
+    def num_open(self) -> int:
+        """The number of streams."""
+        return sum(map(len, self._by_job.values()))
+
+    @property
+    def num_connections(self) -> int:
+        """The number of connections to workers."""
+        return self._connections.num_open
+
+    def check_capacity(self) -> None:
+        """Raise TooManyStreams if no more streams may be opened; call it before the submit."""
+        if self.num_open >= self._max_streams:
+            raise TooManyStreams(
+                f"this server streams {self._max_streams} answers already, which is the limit; try "
+                "again later, or send the request without stream"
+            )
+
+    def follow(self, job_id: str) -> TokenStream:
+        """Return the tokens of a submitted sample, as they are computed."""
+        return TokenStream(self, job_id)
+
+    async def is_finished(self, job_id: str) -> bool:
+        """Whether the result of a job is in the store."""
+        return bool(await asyncio.to_thread(self._queue.list_finished, [job_id]))
+
+    @contextlib.contextmanager
+    def open(self, stream: TokenStream) -> Iterator[None]:
+        """Receive the messages about a stream's job until the block ends."""
+        job_id = stream.job_id
+        self._by_job.setdefault(job_id, set()).add(stream)
+        self._connections.watch(job_id)
+        try:
+            yield
+        finally:
+            streams = self._by_job[job_id]
+            streams.discard(stream)
+            if not streams:
+                del self._by_job[job_id]
+                self._connections.unwatch(job_id)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._connections.close()
+
+    def _receive(self, source: object, message: Message) -> None:
+        if not isinstance(message, Started | Progress | Finished):
+            return
+        for stream in self._by_job.get(message.job_id, ()):
+            if isinstance(message, Started):
+                stream.start(source, message.attempt)
+            elif isinstance(message, Progress):
+                stream.add(source, message.to_progress())
+
+    def _lose_source(self, source: object) -> None:
+        for streams in self._by_job.values():
+            for stream in streams:
+                stream.lose_source(source)
+
+    def _list_unserved(self) -> list[str]:
+        """The jobs of streams whose tokens no worker sends."""
+        return [
+            job_id
+            for job_id, streams in self._by_job.items()
+            if any(stream.needs_source for stream in streams)
+        ]
