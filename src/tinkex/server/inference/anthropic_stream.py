@@ -18,6 +18,7 @@ from tinkex.server.inference.answer_events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from tinkex.server.inference.generation import Usage
 
 StreamEvent: TypeAlias = Mapping[str, Any]
 
@@ -34,26 +35,17 @@ _EMPTY_BLOCKS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageUsage:
-    """Token counts of a message."""
-
-    num_prompt_tokens: int
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_reasoning_tokens: int = 0
-
-    def to_json(self) -> dict[str, object]:
-        """Return the usage of an answer."""
-        fields: dict[str, object] = {
-            "input_tokens": self.num_prompt_tokens - self.num_cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self.num_cached_tokens,
-            "output_tokens": self.num_output_tokens,
-        }
-        if self.num_reasoning_tokens:
-            fields["output_tokens_details"] = {"thinking_tokens": self.num_reasoning_tokens}
-        return fields
+def usage_to_json(usage: Usage) -> dict[str, object]:
+    """Return the usage of an answer."""
+    fields: dict[str, object] = {
+        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_completion_tokens,
+    }
+    if usage.num_reasoning_tokens:
+        fields["output_tokens_details"] = {"thinking_tokens": usage.num_reasoning_tokens}
+    return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +93,7 @@ class MessageStream:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": MessageUsage(num_prompt_tokens=num_prompt_tokens).to_json(),
+            "usage": usage_to_json(Usage(num_prompt_tokens=num_prompt_tokens)),
         }
         return [{"type": "message_start", "message": message}, PING]
 
@@ -109,13 +101,13 @@ class MessageStream:
         """Return the stream events of the next parts of the answer."""
         return [stream_event for event in events for stream_event in self._convert(event)]
 
-    def finish(self, stop: StopDetails, usage: MessageUsage) -> list[StreamEvent]:
+    def finish(self, stop: StopDetails, usage: Usage) -> list[StreamEvent]:
         """Return the events after the last part of the answer."""
         events = list(self._close_block())
         if self._held_space and not self._num_blocks:
             # The whole answer is white space.
             events = [*self._delta("text", self._take_space()), *self._close_block()]
-        ending = {"type": "message_delta", "delta": stop.to_json(), "usage": usage.to_json()}
+        ending = {"type": "message_delta", "delta": stop.to_json(), "usage": usage_to_json(usage)}
         return [*events, ending, {"type": "message_stop"}]
 
     def _convert(self, event: AnswerEvent) -> Iterator[StreamEvent]:

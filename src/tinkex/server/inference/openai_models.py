@@ -31,11 +31,12 @@ def parse_limit(call: InferenceCall[object], default: int = DEFAULT_LIMIT) -> in
 async def list_models(services: Services, call: InferenceCall[None]) -> RawResponse:
     """List base models, then the caller's sampler checkpoints, newest first."""
     limit = parse_limit(call)
-    models = await read(services, lambda db: _list_models(db, call.tenant_id, limit))
+    models = await read(services, lambda db: list_entries(db, call.tenant_id, limit))
     return RawResponse(body=msgspec.json.encode({"object": "list", "data": models}))
 
 
-def _list_models(db: Connection, tenant_id: str, limit: int) -> list[dict[str, object]]:
+def list_entries(db: Connection, tenant_id: str, limit: int) -> list[dict[str, object]]:
+    """Return the first models of a tenant in OpenAI's form."""
     bases = [model for model in list_served_models(db) if model.is_sampleable]
     context = {model.name: model.max_context_tokens for model in bases}
     entries = [
@@ -78,15 +79,20 @@ def _entry(model_id: str, **fields: object) -> dict[str, object]:
 
 async def get_model(services: Services, call: InferenceCall[None]) -> RawResponse:
     """Describe one model by any of its names."""
-    source = await read(services, lambda db: find_source(db, call.tenant_id, call.model_id))
-    entry = _entry(
-        call.model_id,
-        owned_by=OWNER if source.path is None else call.tenant_id,
+    entry = await read(services, lambda db: find_entry(db, call.tenant_id, call.model_id))
+    return RawResponse(body=msgspec.json.encode(entry))
+
+
+def find_entry(db: Connection, tenant_id: str, name: str) -> dict[str, object]:
+    """Return a model in OpenAI's form; raises 404 for unknown and foreign names."""
+    source = find_source(db, tenant_id, name)
+    return _entry(
+        name,
+        owned_by=OWNER if source.path is None else tenant_id,
         root=source.base.name if source.path is None else str(source.path),
         parent=None if source.path is None else source.base.name,
         max_model_len=source.base.max_context_tokens,
     )
-    return RawResponse(body=msgspec.json.encode(entry))
 
 
 ROUTES = (

@@ -18,14 +18,15 @@ from tinkex.server.inference.answer_events import (
 )
 from tinkex.server.inference.anthropic_stream import (
     MessageStream,
-    MessageUsage,
     StopDetails,
     StreamEvent,
     build_message,
     encode_events,
+    usage_to_json,
 )
+from tinkex.server.inference.generation import Usage
 
-USAGE = MessageUsage(num_prompt_tokens=9, num_cached_tokens=4, num_output_tokens=7)
+USAGE = Usage(num_prompt_tokens=9, num_cached_tokens=4, num_completion_tokens=7)
 END = StopDetails(finish_reason="stop")
 
 
@@ -217,8 +218,8 @@ def test_stop_reasons(stop: StopDetails, reason: str, sequence: str | None) -> N
 
 
 def test_reasoning_tokens_are_part_of_the_usage() -> None:
-    usage = MessageUsage(num_prompt_tokens=1, num_output_tokens=5, num_reasoning_tokens=3)
-    assert usage.to_json()["output_tokens_details"] == {"thinking_tokens": 3}
+    usage = Usage(num_prompt_tokens=1, num_completion_tokens=5, num_reasoning_tokens=3)
+    assert usage_to_json(usage)["output_tokens_details"] == {"thinking_tokens": 3}
 
 
 def cut(events: Iterable[AnswerEvent], sizes: Sequence[int]) -> list[list[AnswerEvent]]:
