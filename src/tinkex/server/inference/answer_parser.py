@@ -3,58 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
-from tinkex.server.inference.answer_events import AnswerEvent, TextDelta
+from tinkex.server.inference.answer_events import (
+    AnswerEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from tinkex.server.inference.reasoning import ReasoningParser
 from tinkex.server.inference.string_matcher import Match, StringMatcher
 from tinkex.server.inference.token_texts import TokenTexts
+from tinkex.server.inference.tool_parsers import ToolParser
 
 
 class AnswerParser:
     """Parses one answer; the concatenated events do not depend on how the tokens are divided.
 
-    Held back are incomplete characters and any text that may begin a stop text. Special tokens are
-    not part of the text.
+    Held back are incomplete characters and any text that may begin a stop text or a mark of
+    reasoning or tool calls. Special tokens are not part of the text, except for such marks.
     """
 
     def __init__(
-        self, texts: TokenTexts, stops: Sequence[str] = (), *, context: Sequence[int] = ()
+        self,
+        texts: TokenTexts,
+        stops: Sequence[str] = (),
+        *,
+        context: Sequence[int] = (),
+        marks: frozenset[str] = frozenset(),
+        reasoning: ReasoningParser | None = None,
+        tools: ToolParser | None = None,
+        forced_text: str = "",
     ) -> None:
+        """`forced_text` is the beginning of the answer that is already part of the prompt."""
         self.stop_text: str | None = None
         """The stop text that ended the answer."""
+        self.num_reasoning_tokens = 0
         self._special = texts.special
         self._decoder = texts.new_decoder(context)
         self._stops = frozenset(stops)
         self._matcher = StringMatcher(stops)
+        self._marks = marks
+        self._reasoning = reasoning
+        self._tools = tools
+        self._first_events = self._parse_visible(forced_text)
 
     @property
     def is_finished(self) -> bool:
         """Whether more tokens do not change the answer."""
-        return self.stop_text is not None
+        return self.stop_text is not None or (self._tools is not None and self._tools.is_finished)
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether the answer contains at least one tool call."""
+        return self._tools is not None and self._tools.num_calls > 0
 
     def feed(self, tokens: Sequence[int]) -> list[AnswerEvent]:
         """Add the next tokens; returns the parts of the answer that will not change any more."""
-        parts: list[str] = []
+        events, self._first_events = self._first_events, []
         for token in tokens:
             if self.is_finished:
                 break
-            parts.append(self._cut(self._decode(token)))
-            if self._special.get(token) in self._stops:
-                self.stop_text = self._special[token]
-        return _events("".join(parts))
+            events += self._feed_token(token)
+        return merge_deltas(events)
 
     def finish(self) -> list[AnswerEvent]:
         """End the answer; returns what was held back."""
-        if self.is_finished:
-            return []
-        text = self._cut(self._decoder.flush())
+        events, self._first_events = self._first_events, []
+        if not self.is_finished:
+            events += self._parse(self._cut(self._decoder.flush()))
         if self.stop_text is None:
-            text += self._matcher.finish()
-        return _events(text)
+            events += self._parse(self._matcher.finish())
+        if self._reasoning is not None:
+            events += self._split(self._reasoning.finish())
+        if self._tools is not None:
+            events += self._tools.finish()
+        return merge_deltas(events)
+
+    def _feed_token(self, token: int) -> list[AnswerEvent]:
+        was_inside = self._is_in_reasoning
+        events = self._parse(self._cut(self._decode(token)))
+        if self._special.get(token) in self._stops:
+            self.stop_text = self._special[token]
+        self.num_reasoning_tokens += was_inside or self._is_in_reasoning
+        return events
+
+    @property
+    def _is_in_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_inside
 
     def _decode(self, token: int) -> str:
-        if token in self._special:
-            return self._decoder.flush()
-        return self._decoder.push(token)
+        special = self._special.get(token)
+        if special is None:
+            return self._decoder.push(token)
+        return self._decoder.flush() + (special if special in self._marks else "")
 
     def _cut(self, text: str) -> str:
         found = self._matcher.feed(text)
@@ -63,6 +105,39 @@ class AnswerParser:
             return found.before
         return found
 
+    def _parse(self, text: str) -> list[AnswerEvent]:
+        if self._reasoning is None:
+            return self._parse_visible(text)
+        return self._split(self._reasoning.feed(text))
 
-def _events(text: str) -> list[AnswerEvent]:
-    return [TextDelta(text)] if text else []
+    def _split(self, parts: Sequence[ReasoningDelta | TextDelta]) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
+        for part in parts:
+            if isinstance(part, ReasoningDelta):
+                events.append(part)
+            else:
+                events += self._parse_visible(part.text)
+        return events
+
+    def _parse_visible(self, text: str) -> list[AnswerEvent]:
+        if self._tools is not None:
+            return self._tools.feed(text)
+        return [TextDelta(text)] if text else []
+
+
+def merge_deltas(events: Sequence[AnswerEvent]) -> list[AnswerEvent]:
+    """Join neighbouring deltas of the same kind."""
+    merged: list[AnswerEvent] = []
+    for (kind, index), group in groupby(events, key=_kind_of):
+        if kind is TextDelta or kind is ReasoningDelta:
+            merged.append(kind("".join(e.text for e in group if isinstance(e, kind))))
+        elif kind is ToolCallDelta:
+            pieces = [event.arguments for event in group if isinstance(event, ToolCallDelta)]
+            merged.append(ToolCallDelta(index, "".join(pieces)))
+        else:
+            merged.extend(group)
+    return merged
+
+
+def _kind_of(event: AnswerEvent) -> tuple[type[AnswerEvent], int]:
+    return type(event), -1 if isinstance(event, TextDelta | ReasoningDelta) else event.index

@@ -1,4 +1,4 @@
-"""Finds strings in a text that arrives in pieces."""
+"""Finds strings and expects marks in a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -70,6 +70,45 @@ class StringMatcher:
     def _reset(self) -> None:
         self._held = ""
         self._num_matched = [0] * len(self._strings)
+
+
+class Expected(NamedTuple):
+    """What came instead of, or as, an expected mark."""
+
+    mark: str | None
+    """None if other text came."""
+    skipped: str
+    """White space before it."""
+    rest: str
+    """The part of the text after the mark, or the other text."""
+
+
+class ExpectedMarks:
+    """Skips white space and then expects one of some marks, none of which begins another."""
+
+    def __init__(self, *marks: str) -> None:
+        self._marks = marks
+        self._spaces: list[str] = []
+        self._head = ""
+
+    def feed(self, text: str) -> Expected | None:
+        """Add a piece; returns what came, or None if that is not known yet."""
+        if not self._head:
+            stripped = text.lstrip()
+            self._spaces.append(text[: len(text) - len(stripped)])
+            text = stripped
+        self._head += text
+        if not self._head or any(
+            mark != self._head and mark.startswith(self._head) for mark in self._marks
+        ):
+            return None
+        mark = next((mark for mark in self._marks if self._head.startswith(mark)), None)
+        rest = self._head[len(mark or "") :]
+        return Expected(mark, "".join(self._spaces), rest)
+
+    def finish(self) -> str:
+        """Return all text so far."""
+        return "".join([*self._spaces, self._head])
 
 
 def _failure_table(string: str) -> list[int]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.answers import Collected, collect
 from tinkex.server.inference.answer_events import TextDelta
 from tinkex.server.inference.answer_parser import AnswerParser
+from tinkex.server.inference.reasoning import KNOWN_MARKS, ReasoningParser
 from tinkex.server.inference.token_texts import TokenTexts
+from tinkex.server.inference.tool_parsers import FAMILIES, OfferedTools
 from tinkex.testing import ToyTokenizer
 
 TOY = TokenTexts(ToyTokenizer())
@@ -64,3 +68,69 @@ def test_tokens_after_the_stop_text_are_ignored() -> None:
     assert parser.feed(b"a") == [TextDelta("a")]
     assert parser.feed(b"bc") == [] and parser.is_finished
     assert parser.feed(b"d") == [] and parser.finish() == []
+
+
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+ANSWER = (
+    "<think>\nWhich time?\n</think>\n\nOne moment \U0001f600.\n"
+    '<tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call>'
+)
+FRAGMENTS = st.sampled_from(
+    [
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "now", "arguments": {}}'),
+        *("\n", "a", "\U0001f600", "{", "<"),
+    ]
+)
+
+
+def new_parser(stops: Sequence[str] = (), **options: Any) -> AnswerParser:
+    return AnswerParser(
+        TOY,
+        stops,
+        reasoning=ReasoningParser(KNOWN_MARKS[0]),
+        tools=FAMILIES["hermes"].new_parser(OfferedTools.from_tools(TOOLS)),
+        **options,
+    )
+
+
+def collect_all(parser: AnswerParser, batches: Iterable[Sequence[int]]) -> Collected:
+    events = [event for batch in batches for event in parser.feed(batch)]
+    return collect([*events, *parser.finish()])
+
+
+def test_reasoning_text_and_calls() -> None:
+    parser = new_parser()
+    answer = collect_all(parser, [[token] for token in ANSWER.encode()])
+    assert (answer.reasoning, answer.text) == ("Which time?", "One moment \U0001f600.")
+    assert answer.calls == [("now", '{"zone": "UTC"}')] and parser.has_tool_calls
+    # From the token that completes the first mark to the one that completes the second.
+    assert parser.num_reasoning_tokens == len(">\nWhich time?\n</think>")
+
+
+def test_nothing_is_parsed_after_a_stop_text() -> None:
+    parser = new_parser(["moment"])
+    answer = collect_all(parser, [ANSWER.encode()])
+    assert answer.text == "One " and not answer.calls and parser.stop_text == "moment"
+
+
+@given(st.lists(FRAGMENTS, max_size=12), st.lists(st.text("a<{\n", min_size=1), max_size=2))
+def test_tokens_in_any_batches_give_the_same_answer(parts: list[str], stops: list[str]) -> None:
+    tokens = "".join(parts).encode()
+    whole = collect_all(new_parser(stops), [tokens])
+    assert collect_all(new_parser(stops), [[token] for token in tokens]) == whole
+
+
+def test_forced_text_begins_the_answer() -> None:
+    parser = new_parser(forced_text='<tool_call>{"name": "now", "arguments":')
+    assert collect_all(parser, [b' {"a": 1}}']).calls == [("now", '{"a": 1}')]
+
+
+def test_special_tokens_that_are_marks_are_parsed() -> None:
+    parser = AnswerParser(TOY, marks=frozenset({"<eos>"}))
+    assert collect_all(parser, [[97, 256, 98]]).text == "a<eos>b"
+
+
+def test_deltas_of_one_batch_are_merged() -> None:
+    parser = new_parser()
+    kinds = [type(event).__name__ for event in parser.feed(ANSWER.encode())]
+    assert kinds == ["ReasoningDelta", "TextDelta", "ToolCallStart", "ToolCallDelta", "ToolCallEnd"]
