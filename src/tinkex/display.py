@@ -58,3 +58,13 @@ def format_bytes(num_bytes: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """Format a count with its noun: 1 run, 2 runs, 1,024 tokens."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_parameters(number: int | None) -> str | None:
+    """Format a number of parameters: 1.1B, 135M."""
+    if number is None:
+        return None
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return str(number)

@@ -100,6 +100,15 @@ def check_id(what: str, value: str) -> str:
     return value
 
 
+#: The longest name of a tenant or an API key.
+MAX_LABEL_CHARS = 200
+
+
+def is_label(text: str) -> bool:
+    """Whether a text can name a tenant or an API key: printable, without surrounding spaces."""
+    return 1 <= len(text) <= MAX_LABEL_CHARS and text.isprintable() and text == text.strip()
+
+
 def path_segment(value: str) -> str:
     """Quote an id for a URL path; colons stay, slashes are quoted."""
     return quote(value, safe=":")

@@ -60,6 +60,9 @@ class ServerConfig:
     arithmetic on a tiny model, for tests."""
     models: tuple[str, ...] = ()
     """Base models to serve in addition to the home's, as NAME=PATH or a Hugging Face Hub id."""
+    model_folders: tuple[str, ...] = ()
+    """Folders whose models the operator can add on the dashboard: each model folder and GGUF file
+    directly in them."""
     register_tokenizers: bool = True
     """Copy the tokenizers of tinkex/tiny and of `models` into the Hugging Face cache, where the
     official SDK looks for them; false removes them. `tinkex model add` makes its own copies."""

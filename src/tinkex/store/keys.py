@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 
@@ -52,6 +53,14 @@ def find_tenant(db: sa.Connection, tenant_id: str) -> TenantRecord | None:
     """Return a tenant by id."""
     row = db.execute(sa.select(tenants).where(tenants.c.id == tenant_id)).one_or_none()
     return None if row is None else TenantRecord.from_row(row)
+
+
+def list_tenants(db: sa.Connection, search: str, limit: int) -> tuple[list[TenantRecord], int]:
+    """Return the tenants whose name contains a text, by name, and how many there are."""
+    is_match = tenants.c.name.icontains(search, autoescape=True)
+    total = db.scalar(sa.select(sa.func.count()).select_from(tenants).where(is_match)) or 0
+    rows = db.execute(sa.select(tenants).where(is_match).order_by(tenants.c.name).limit(limit))
+    return [TenantRecord.from_row(row) for row in rows], total
 
 
 def insert_key(
@@ -120,6 +129,21 @@ def list_keys(db: sa.Connection) -> list[tuple[ApiKeyRecord, TenantRecord]]:
     owners = {row.id: TenantRecord.from_row(row) for row in db.execute(sa.select(tenants))}
     rows = db.execute(sa.select(api_keys).order_by(api_keys.c.id))
     return [(ApiKeyRecord.from_row(row), owners[row.tenant_id]) for row in rows]
+
+
+def list_keys_of(db: sa.Connection, tenant_ids: Sequence[str], limit: int) -> list[ApiKeyRecord]:
+    """Return the keys of tenants: first those that are not revoked, then the newest first."""
+    query = sa.select(api_keys).where(api_keys.c.tenant_id.in_(tenant_ids))
+    ordered = query.order_by(api_keys.c.revoked_at.is_not(None), api_keys.c.id.desc())
+    return [ApiKeyRecord.from_row(row) for row in db.execute(ordered.limit(limit))]
+
+
+def count_active(db: sa.Connection, tenant_id: str) -> int:
+    """Return the number of a tenant's keys that are not revoked."""
+    query = sa.select(sa.func.count()).where(
+        api_keys.c.tenant_id == tenant_id, api_keys.c.revoked_at.is_(None)
+    )
+    return db.scalar(query) or 0
 
 
 def revoke(db: sa.Connection, key_id: int, now: float) -> bool:

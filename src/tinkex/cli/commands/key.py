@@ -22,6 +22,7 @@ from tinkex.cli.options import F, Group
 from tinkex.cli.output import Column, PropertiesOutput, TableOutput, announce, show
 from tinkex.cli.output.base import list_title
 from tinkex.errors import ConfigError, InvalidInput
+from tinkex.ids import MAX_LABEL_CHARS, is_label
 
 if TYPE_CHECKING:
     from tinkex.store.database import Connection, Database
@@ -36,7 +37,6 @@ COLUMNS = {
     "revoked": Column("Revoked", 1),
     "note": Column("Note", 3),
 }
-MAX_NAME_CHARS = 200
 _QUOTA_RANGE = click.IntRange(0, 2**62)
 
 
@@ -242,8 +242,8 @@ def _format_optional_time(seconds: float | None) -> str | None:
 
 
 def _check_name(option: str, text: str) -> None:
-    if not 1 <= len(text) <= MAX_NAME_CHARS or not text.isprintable() or text != text.strip():
+    if not is_label(text):
         raise ConfigError(
-            f"--{option} is {text!r}; expected 1 to {MAX_NAME_CHARS} printable characters "
+            f"--{option} is {text!r}; expected 1 to {MAX_LABEL_CHARS} printable characters "
             "without surrounding spaces"
         )

@@ -19,6 +19,7 @@ from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import Column, PropertiesOutput, TableOutput, announce, show
 from tinkex.cli.output.base import list_title
 from tinkex.cli.progress import paged_progress_bar, print_status
+from tinkex.display import format_parameters
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
 from tinkex.models import built_in
@@ -95,7 +96,7 @@ def add(
             {**sources.read_model_list(server_home.models_file), name: location},
         )
     registered = register_tokenizer(name, folder.path) if is_registered else None
-    count = _format_num_parameters(folder.weights.num_parameters)
+    count = format_parameters(folder.weights.num_parameters)
     data = {
         "name": name,
         "place": location,
@@ -297,20 +298,10 @@ def _display_row(row: ModelRow) -> dict[str, object]:
     context = None if length is None else f"{length:,}"
     return {
         **row,
-        "parameters": _format_num_parameters(row["parameters"]),
+        "parameters": format_parameters(row["parameters"]),
         "context": context,
         "place": location,
     }
-
-
-def _format_num_parameters(number: int | None) -> str | None:
-    """Format a number of parameters: 1.1B, 135M."""
-    if number is None:
-        return None
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return str(number)
 
 
 def _filter_models(home: Home, substring: str, listed: dict[str, str]) -> dict[str, str]:

@@ -20,6 +20,10 @@ class NavigationLink:
 
 LINKS: Sequence[NavigationLink] = (
     NavigationLink(path="/", label="Runs"),
+    NavigationLink(path="/playground", label="Playground"),
+    NavigationLink(path="/models", label="Models"),
+    NavigationLink(path="/usage", label="Usage"),
+    NavigationLink(path="/keys", label="Keys"),
     NavigationLink(path="/cluster", label="Cluster", is_operator_only=True, needs_cluster=True),
 )
 PAGE_PATHS = frozenset(link.path for link in LINKS)

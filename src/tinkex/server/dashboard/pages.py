@@ -8,9 +8,11 @@ from litestar.params import FromPath
 from litestar.types import ControllerRouterHandler
 
 from tinkex.server.dashboard.login import login, logout, show_login
+from tinkex.server.dashboard.page_actions import HANDLERS as ACTIONS
 from tinkex.server.dashboard.page_views import READ_METHODS, render_page
 from tinkex.server.dashboard.queries import DashboardReader
 from tinkex.server.dashboard.static_files import serve_asset
+from tinkex.server.dashboard.workspace_pages import HANDLERS as WORKSPACE_PAGES
 from tinkex.server.http.request_origin import HttpRequest
 
 
@@ -40,4 +42,6 @@ HANDLERS: list[ControllerRouterHandler] = [
     login,
     logout,
     serve_asset,
+    *WORKSPACE_PAGES,
+    *ACTIONS,
 ]

@@ -8,7 +8,13 @@ from datetime import UTC, datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from litestar import Response
 
-from tinkex.display import format_bytes, format_metric, metric_label, select_headlines
+from tinkex.display import (
+    format_bytes,
+    format_metric,
+    format_parameters,
+    metric_label,
+    select_headlines,
+)
 from tinkex.ids import path_segment
 from tinkex.server.dashboard.static_files import asset_url
 
@@ -78,6 +84,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "loss": format_loss,
     "metric_label": metric_label,
     "moment": format_timestamp,
+    "parameters": lambda number: format_parameters(number) or MISSING,
     "seconds": format_seconds,
     "sentence": to_sentence,
     "shortened": shorten,
