@@ -15,6 +15,8 @@ from tests.support.real_server import clean_environment
 
 #: A process that ends later than this after its last scenario has hung.
 EXIT_SECONDS = 30
+#: How Python runs the scenarios.
+MODULE = ("-m", "tests.compat.scenarios")
 #: The line after the last outcome.
 END = "end of scenarios"
 EXIT: dict[str, str] = {
@@ -32,12 +34,13 @@ def run_scenarios(
     *,
     path: Sequence[Path] = (),
     front: Sequence[str] = (),
+    module: Sequence[str] = MODULE,
 ) -> list[Outcome]:
     """Run scenarios; the last outcome says whether the process ended by itself.
 
-    `path` precedes the environment's own packages; `front` stands before the module to run.
+    `path` precedes the environment's own packages; `front` stands before the module to run, which
+    `module` names with its first arguments.
     """
-    module = ["-m", "tests.compat.scenarios"]
     command = [str(python), *front, *module, json.dumps(dict(place)), *names]
     variables = clean_environment(
         PYTHONPATH=os.pathsep.join(map(str, (*path, ROOT))), PYTHONWARNINGS="ignore"

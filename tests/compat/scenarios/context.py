@@ -13,14 +13,12 @@ from typing import Any
 import tinker
 from tinker import types
 
+from tests.compat.scenario_run import Absent
+
 RANK = 8
 #: Any short text serves, as only its loss matters.
 TOKENS = [11, 42, 77, 200, 42, 77, 200, 42, 77, 200, 5]
 PROMPT = TOKENS[:4]
-
-
-class Absent(Exception):
-    """This version of the SDK does not have the feature."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Clients of the OpenAI and Anthropic APIs, unmodified, against a real server."""
