@@ -32,15 +32,6 @@ class Subscription:
         """Return when the job has finished since the subscription, or after the timeout."""
         await asyncio.wait([self._event], timeout=max(seconds, 0.0))
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the job has finished since the subscription, or the server stops."""
-        return self._event.done()
-
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Call a function when the job finishes or the server stops."""
-        self._event.add_done_callback(lambda _: callback())
-
 
 class FutureWaiters:
     """All waiters of this process."""
@@ -49,13 +40,14 @@ class FutureWaiters:
         self._queue = queue
         self._listener = listener
         self._by_id: dict[str, set[asyncio.Future[bool]]] = {}
+        self._listeners: dict[str, set[Callable[[], None]]] = {}
         self._poll_task: asyncio.Task[None] | None = None
         self._is_closing = False
 
     @property
     def num_waiting(self) -> int:
         """The number of jobs with waiters."""
-        return len(self._by_id) - (ANY_JOB in self._by_id)
+        return len((self._by_id.keys() | self._listeners.keys()) - {ANY_JOB})
 
     @property
     def num_subscribed_to_all(self) -> int:
@@ -84,7 +76,7 @@ class FutureWaiters:
     def release_all(self) -> None:
         """Release all waiters now, and every later one at once, because the server stops."""
         self._is_closing = True
-        self._wake(list(self._by_id))
+        self._wake([*self._by_id, *self._listeners])
 
     @contextlib.contextmanager
     def subscribe(self, request_id: str = ANY_JOB) -> Iterator[Subscription]:
@@ -105,6 +97,18 @@ class FutureWaiters:
             if not waiters:
                 del self._by_id[request_id]
 
+    @contextlib.contextmanager
+    def listen(self, request_id: str, callback: Callable[[], None]) -> Iterator[None]:
+        """Call a function, until the block ends, whenever a job may have finished."""
+        self._listeners.setdefault(request_id, set()).add(callback)
+        try:
+            yield
+        finally:
+            listeners = self._listeners[request_id]
+            listeners.discard(callback)
+            if not listeners:
+                del self._listeners[request_id]
+
     def _on_wakeup(self) -> None:
         self._wake(self._listener.messages())
 
@@ -113,11 +117,13 @@ class FutureWaiters:
             for future in self._by_id.get(request_id, ()):
                 if not future.done():
                     future.set_result(True)
+            for callback in self._listeners.get(request_id, ()):
+                callback()
 
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            request_ids = [request_id for request_id in self._by_id if request_id != ANY_JOB]
+            request_ids = list((self._by_id.keys() | self._listeners.keys()) - {ANY_JOB})
             for start in range(0, len(request_ids), MAX_IDS_PER_QUERY):
                 part = request_ids[start : start + MAX_IDS_PER_QUERY]
                 try:

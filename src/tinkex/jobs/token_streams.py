@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Final
 
 from tinkex.engine.protocol import SampleProgress
 from tinkex.errors import InternalServerError
-from tinkex.jobs.future_waiters import FutureWaiters, Subscription
+from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.stream_observer import StreamObserver
 from tinkex.jobs.streamed_tokens import StoredSequence, StreamDiverged, StreamedTokens
@@ -26,12 +27,6 @@ from tinkex.store.database import Database
 MAX_PENDING_TOKENS: Final = 16_384
 
 
-class TooManyStreams(InternalServerError):
-    """This process follows as many samples as it may."""
-
-    status_code = 503
-
-
 class ServerStopping(InternalServerError):
     """The server stops before the sample is finished."""
 
@@ -41,68 +36,87 @@ class ServerStopping(InternalServerError):
 class TokenStream:
     """The tokens of one sample; iterate over it once, after its job was submitted."""
 
-    def __init__(self, streams: TokenStreams, job_id: str) -> None:
+    def __init__(self, streams: TokenStreams, job_id: str, seconds: float | None = None) -> None:
         self.job_id = job_id
+        self._ends_at = None if seconds is None else time.monotonic() + seconds
         self._streams = streams
         self._received = StreamedTokens(job_id)
         self._pending: deque[SampleProgress] = deque()
         self._num_pending_tokens = 0
         self._failure: StreamDiverged | None = None
         self._wakeup = asyncio.Event()
+        self._is_opened = False
+        self._must_check = True
+        """Whether the job may have finished since the last look into the store."""
+        self._is_over = False
 
     @property
     def needs_source(self) -> bool:
         """Whether no worker is known that sends its tokens."""
         return not self._received.has_source
 
-    async def __aiter__(self) -> AsyncIterator[SampleProgress]:
+    async def __aiter__(self) -> AsyncGenerator[SampleProgress, None]:
         """Yield new tokens until the result is in the store; what was lost is in `rest`.
 
         Raises StreamDiverged if the sample started again and drew other tokens, ServerStopping if
         the server stops.
         """
-        observer = self._streams.observer
-        with self._streams.open(self), observer.observe_stream() as observation:
-            async for progress in self._follow():
+        streams = self._streams
+        self._is_opened = True
+        with (
+            streams.open(self),
+            streams.waiters.listen(self.job_id, self._check_soon),
+            streams.observer.observe_stream() as observation,
+            self._wake_at_end(),
+        ):
+            while await self._wait_for_tokens():
+                progress = self._pending.popleft()
+                self._num_pending_tokens -= len(progress.tokens)
                 observation.count_tokens()
                 yield progress
 
-    async def _follow(self) -> AsyncIterator[SampleProgress]:
-        waiters = self._streams.waiters
-        is_finished = False
-        while not is_finished:
-            if waiters.is_closing:
-                raise ServerStopping("the server stops; send the request again")
-            # Wake-up messages are not authenticated, so the store decides.
-            with waiters.subscribe(self.job_id) as end:
-                end.on_end(self._wakeup.set)
-                is_finished = await self._streams.is_finished(self.job_id)
-                async for progress in self._receive_until(end, is_finished):
-                    yield progress
-
-    async def _receive_until(
-        self, end: Subscription, is_finished: bool
-    ) -> AsyncIterator[SampleProgress]:
-        """Yield what arrives until the job may be finished, or what has arrived if it is."""
-        while True:
-            for progress in self._take_pending():
-                yield progress
-            if is_finished or end.has_ended:
-                return
+    async def _wait_for_tokens(self) -> bool:
+        """Wait for tokens; returns False if there will be none."""
+        while not self._pending:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_over:
+                return False
+            if self._must_check:
+                self._must_check = False
+                self._is_over = await self._check_end()
+                continue
             await self._wakeup.wait()
             self._wakeup.clear()
+        return True
 
-    def _take_pending(self) -> Iterator[SampleProgress]:
-        while self._pending:
-            progress = self._pending.popleft()
-            self._num_pending_tokens -= len(progress.tokens)
-            yield progress
-        if self._failure is not None:
-            raise self._failure
+    async def _check_end(self) -> bool:
+        # Wake-up messages are not authenticated, so the store decides.
+        if await self._streams.is_finished(self.job_id):
+            return True
+        if self._streams.waiters.is_closing:
+            raise ServerStopping("the server stops; send the request again")
+        return self._ends_at is not None and time.monotonic() >= self._ends_at
+
+    def _check_soon(self) -> None:
+        self._must_check = True
+        self._wakeup.set()
+
+    @contextlib.contextmanager
+    def _wake_at_end(self) -> Iterator[None]:
+        if self._ends_at is None:
+            yield
+            return
+        seconds = max(0.0, self._ends_at - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(seconds, self._check_soon)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def rest(self, sequences: Sequence[StoredSequence]) -> list[SampleProgress]:
         """Return what was not yielded of the stored result; raises StreamDiverged if it differs."""
-        if not self._received.num_tokens:
+        if self._is_opened and not self._received.num_tokens:
             self._streams.observer.count_unstreamed()
         return self._received.rest(sequences)
 
@@ -142,13 +156,11 @@ class TokenStreams:
         waiters: FutureWaiters,
         secret: bytes,
         *,
-        max_streams: int = 256,
         observer: StreamObserver | None = None,
     ) -> None:
         self.waiters = waiters
         self.observer = observer or StreamObserver()
         self._queue = queue
-        self._max_streams = max_streams
         self._by_job: dict[str, set[TokenStream]] = {}
         self._connections = WorkerConnections(
             database, secret, self._receive, self._lose_source, self._list_unserved
@@ -164,17 +176,12 @@ class TokenStreams:
         """The number of connections to workers."""
         return self._connections.num_open
 
-    def check_capacity(self) -> None:
-        """Raise TooManyStreams if no more streams may be opened; call it before the submit."""
-        if self.num_open >= self._max_streams:
-            raise TooManyStreams(
-                f"this server streams {self._max_streams} answers already, which is the limit; try "
-                "again later, or send the request without stream"
-            )
+    def follow(self, job_id: str, seconds: float | None = None) -> TokenStream:
+        """Return the tokens of a submitted sample, as they are computed.
 
-    def follow(self, job_id: str) -> TokenStream:
-        """Return the tokens of a submitted sample, as they are computed."""
-        return TokenStream(self, job_id)
+        After `seconds` the stream ends also if the sample is not finished.
+        """
+        return TokenStream(self, job_id, seconds)
 
     async def is_finished(self, job_id: str) -> bool:
         """Whether the result of a job is in the store."""

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
 from tests.support.stream_reader import CollectedTokens, StreamReader, open_reader
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.jobs.token_streams import ServerStopping, TooManyStreams
+from tinkex.jobs.token_streams import ServerStopping
 
 LIMIT_SECONDS = 60.0
 SECONDS_PER_TOKEN = 0.02
@@ -140,15 +140,13 @@ def test_a_stopping_server_ends_streams(slow_harness: WorkerHarness) -> None:
     run_with_reader(slow_harness, use)
 
 
-def test_streams_are_limited(slow_harness: WorkerHarness) -> None:
+def test_a_stream_ends_at_its_time_limit(slow_harness: WorkerHarness) -> None:
     tenant_id = slow_harness.tenant()
 
     async def use(reader: StreamReader) -> None:
-        reader.streams.check_capacity()
-        async for _ in reader.streams.follow(reader.submit(tenant_id, max_tokens=10).id):
-            with pytest.raises(TooManyStreams, match="limit") as raised:
-                reader.streams.check_capacity()
-            assert raised.value.status_code == 503
-        reader.streams.check_capacity()
+        job = reader.submit(tenant_id, max_tokens=2000)
+        received = [progress async for progress in reader.streams.follow(job.id, 0.5)]
+        assert 1 < len(received) < 100
+        assert not reader.queue.find(tenant_id, job.id).is_finished
 
-    run_with_reader(slow_harness, use, max_streams=1)
+    run_with_reader(slow_harness, use)

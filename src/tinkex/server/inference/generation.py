@@ -114,12 +114,15 @@ class Generation:
         """The number of tokens of the prompt."""
         return len(self.prompt.tokens)
 
-    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield the parts of all choices; the job is cancelled if this ends early."""
+    async def events(self, *, is_live: bool = True) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the parts of all choices, as they are generated if `is_live`.
+
+        The job is cancelled if this ends early.
+        """
         sampling = self.request.sampling
         readers = [self.prompt.new_reader(sampling.stop) for _ in range(sampling.num_choices)]
         try:
-            async for progress in self._job.follow():
+            async for progress in self._job.follow(is_live=is_live):
                 yield await _read_progress(progress, readers[progress.sequence])
             response = await self._job.result()
             self.usage = _count_usage(self.num_prompt_tokens, response, readers)
@@ -146,7 +149,7 @@ class Generation:
     async def answer(self) -> list[Choice]:
         """Wait for all choices."""
         drafts = [_Draft(index) for index in range(self.request.sampling.num_choices)]
-        async for event in self.events():
+        async for event in self.events(is_live=False):
             drafts[event.index].add(event)
         return [draft.to_choice() for draft in drafts]
 

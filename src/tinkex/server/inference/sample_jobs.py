@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from tinkex import types
@@ -22,7 +22,6 @@ from tinkex.server.inference.model_names import ModelSource
 from tinkex.store import jobs as job_store
 from tinkex.store.database import Connection
 from tinkex.store.records import JobState, NewJob
-from tinkex.types.sampling import SampledSequence
 from tinkex.wire.proto import decode_sample_response
 
 #: Seeds that the server chooses, so that a sample that runs again repeats its tokens.
@@ -50,7 +49,6 @@ class SampleJob:
         services: Services,
         caller: CallerIdentity,
         job_id: str,
-        num_sequences: int,
         *,
         is_kept: bool = False,
     ) -> None:
@@ -58,33 +56,25 @@ class SampleJob:
         self.id = job_id
         self._services = services
         self._caller = caller
-        self._num_sequences = num_sequences
         self._is_kept = is_kept
         self._response: types.SampleResponse | None = None
         self._is_closed = False
         self._ends_at = time.monotonic() + services.config.inference_seconds
 
-    async def follow(self) -> AsyncGenerator[SampleProgress, None]:
-        """Yield the tokens of all sequences as they are generated, then what is still missing.
+    async def follow(self, *, is_live: bool = True) -> AsyncGenerator[SampleProgress, None]:
+        """Yield the tokens of all sequences, in parts: as they are generated if `is_live`.
 
         Raises the error of a failed sample. Everything that was yielded is part of the stored
         result.
         """
-        received: list[list[int]] = [[] for _ in range(self._num_sequences)]
-        async for progress in self._stream_progress():
-            known = received[progress.sequence]
-            news = _cut_known(progress, known)
-            if news is not None:
-                known.extend(news.tokens)
-                yield news
+        seconds = self._ends_at - time.monotonic()
+        stream = self._services.token_streams.follow(self.id, seconds)
+        if is_live:
+            async for progress in stream:
+                yield progress
         response = await self.result()
-        for index, sequence in enumerate(response.sequences):
-            rest = _remaining(self.id, index, sequence, received[index])
-            if rest.tokens:
-                yield rest
-
-    def _stream_progress(self) -> AsyncIterator[SampleProgress]:
-        return _no_progress()
+        for progress in stream.rest(response.sequences):
+            yield progress
 
     async def result(self) -> types.SampleResponse:
         """Wait for the stored result; raises the error of a failed sample, 504 after the limit."""
@@ -127,53 +117,6 @@ class SampleJob:
         )
 
 
-async def _no_progress() -> AsyncIterator[SampleProgress]:
-    return
-    yield
-
-
-def _cut_known(progress: SampleProgress, known: Sequence[int]) -> SampleProgress | None:
-    """Return the new part of a progress; None if there is none, or if tokens are missing."""
-    num_known = len(known) - progress.offset
-    if num_known < 0:
-        return None
-    repeated, tokens = progress.tokens[:num_known], progress.tokens[num_known:]
-    if list(repeated) != list(known[progress.offset : progress.offset + len(repeated)]):
-        raise _differs_error()
-    if not tokens:
-        return None
-    return progress._replace(
-        offset=len(known),
-        tokens=tokens,
-        logprobs=progress.logprobs[num_known:],
-        topk=progress.topk[num_known:],
-    )
-
-
-def _remaining(
-    job_id: str, index: int, sequence: SampledSequence, known: Sequence[int]
-) -> SampleProgress:
-    """Return the tokens of a stored sequence after those that were received before."""
-    num_known = len(known)
-    if sequence.tokens[:num_known] != list(known):
-        raise _differs_error()
-    return SampleProgress(
-        job_id=job_id,
-        sequence=index,
-        offset=num_known,
-        tokens=tuple(sequence.tokens[num_known:]),
-        logprobs=tuple((sequence.logprobs or ())[num_known:]),
-        topk=tuple((sequence.topk_logprobs or ())[num_known:]),
-    )
-
-
-def _differs_error() -> InferenceError:
-    return InferenceError(
-        "the worker was restarted and generated another answer; send the request again",
-        status=500,
-    )
-
-
 async def _read_response(
     services: Services, outcome: job_store.JobWithResult
 ) -> types.SampleResponse:
@@ -209,6 +152,8 @@ async def submit_sample(
         num_sequences=settings.num_choices,
         num_tokens=len(prompt) + settings.num_choices * max_tokens,
         base_model=source.base.name,
+        # A client that gave a key may ask for the result again, also after a restart.
+        process_id=None if options.idempotency_key else services.process_id,
     )
 
     def prepare(db: Connection) -> None:
@@ -227,7 +172,6 @@ async def submit_sample(
         services,
         caller,
         future.request_id,
-        settings.num_choices,
         is_kept=bool(options.idempotency_key),
     )
 
@@ -239,7 +183,7 @@ def _cancel_submitted(
 ) -> None:
     """Cancel a job whose client was gone before it was stored."""
     if not submitted.cancelled() and submitted.exception() is None:
-        SampleJob(services, caller, submitted.result().request_id, 1).close()
+        SampleJob(services, caller, submitted.result().request_id).close()
 
 
 def allowed_tokens(
