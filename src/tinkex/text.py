@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import OrderedDict
@@ -273,25 +274,76 @@ def render_chat(
     add_generation_prompt: bool = True,
 ) -> list[int]:
     """Return the token ids of a conversation, rendered with the tokenizer's chat template."""
+    options = {"tokenize": True, "return_dict": False}
+    name = _tokenizer_name(tokenizer)
+    options["add_generation_prompt"] = add_generation_prompt
+    return _to_token_ids(_apply_chat_template(tokenizer, messages, name, options))
+
+
+def get_chat_template(tokenizer: Tokenizer) -> str:
+    """Return the text of a tokenizer's chat templates; empty if it has none."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not hasattr(tokenizer, "apply_chat_template") or not template:
+        return ""
+    return "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+
+
+def render_chat_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, object]],
+    *,
+    name: str,
+    tools: Sequence[Mapping[str, object]] = (),
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, object] = MappingProxyType({}),
+) -> str:
+    """Return the text of a conversation, rendered with the tokenizer's chat template.
+
+    `name` is that of the model in errors. `variables` are further variables of the template, and
+    cannot replace the template or its messages.
+    """
+    reserved = _reserved_variables(tokenizer) & variables.keys()
+    if reserved:
+        raise InvalidInput(f"{min(reserved)!r} is not a variable of chat templates that can be set")
+    options = {
+        **variables,
+        "tokenize": False,
+        "tools": [dict(tool) for tool in tools] or None,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
+    return str(_apply_chat_template(tokenizer, messages, repr(name), options))
+
+
+def _reserved_variables(tokenizer: Tokenizer) -> set[str]:
+    """Names of arguments that decide how a template is rendered, such as the template itself."""
+    apply = getattr(tokenizer, "apply_chat_template", None)
+    names = {"messages", "conversations", "tools"}
+    if apply is not None:
+        names |= inspect.signature(apply).parameters.keys()
+    return names - {"documents", "kwargs"}
+
+
+def _apply_chat_template(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, object]],
+    name: str,
+    options: Mapping[str, Any],
+) -> object:
     _check_messages(messages)
     apply = getattr(tokenizer, "apply_chat_template", None)
     if apply is None or getattr(tokenizer, "chat_template", "") is None:
         raise InvalidInput(
-            f"The tokenizer {_tokenizer_name(tokenizer)} has no chat template",
+            f"The tokenizer {name} has no chat template",
             hint="Use the tokenizer of an instruct model, or write the prompt as plain text.",
         )
     try:
-        encoded = apply(
-            [dict(message) for message in messages],
-            tokenize=True,
-            add_generation_prompt=add_generation_prompt,
-            return_dict=False,
-        )
+        return apply([dict(message) for message in messages], **options)
     except Exception as error:  # a template may raise anything
         raise InvalidInput(
-            f"The chat template of {_tokenizer_name(tokenizer)} refused the messages: {error}"
+            f"The chat template of {name} refused the messages: {error!s:.500}"
         ) from error
-    return _to_token_ids(encoded)
 
 
 def _check_messages(messages: Sequence[Mapping[str, object]]) -> None:

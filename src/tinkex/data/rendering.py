@@ -170,6 +170,18 @@ class Renderer:
         return [] if eos is None else [int(eos)]
 
 
+def find_end_of_turn(renderer: Renderer) -> list[int]:
+    """Return the special token that the chat template puts after an assistant message."""
+    question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    try:
+        example = renderer.render_examples(ChatRow((question, answer)))[0]
+    except InvalidInput:
+        return []
+    special = set(getattr(renderer.tokenizer, "all_special_ids", ()))
+    learned = itertools.compress(example.tokens, example.is_learned)
+    return [token for token in learned if token in special][-1:]
+
+
 def _from_spans(tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> RenderedExample:
     is_learned = [False] * len(tokens)
     for start, end in spans:

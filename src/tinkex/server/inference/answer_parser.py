@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from tinkex.server.inference.answer_events import (
@@ -15,6 +16,18 @@ from tinkex.server.inference.reasoning import ReasoningParser
 from tinkex.server.inference.string_matcher import Match, StringMatcher
 from tinkex.server.inference.token_texts import TokenTexts
 from tinkex.server.inference.tool_parsers import ToolParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSyntax:
+    """What is not text in the answers of a model."""
+
+    marks: frozenset[str] = frozenset()
+    """Texts of special tokens that belong to reasoning or tool calls."""
+    end_texts: tuple[str, ...] = ()
+    """Texts that end a turn."""
+    strips_start: bool = False
+    """Whether white space at the beginning is part of the format."""
 
 
 class AnswerParser:
@@ -30,20 +43,23 @@ class AnswerParser:
         stops: Sequence[str] = (),
         *,
         context: Sequence[int] = (),
-        marks: frozenset[str] = frozenset(),
+        syntax: AnswerSyntax | None = None,
         reasoning: ReasoningParser | None = None,
         tools: ToolParser | None = None,
         forced_text: str = "",
     ) -> None:
         """`forced_text` is the beginning of the answer that is already part of the prompt."""
+        syntax = syntax or AnswerSyntax()
         self.stop_text: str | None = None
         """The stop text that ended the answer."""
         self.num_reasoning_tokens = 0
         self._special = texts.special
         self._decoder = texts.new_decoder(context)
         self._stops = frozenset(stops)
-        self._matcher = StringMatcher(stops)
-        self._marks = marks
+        self._matcher = StringMatcher([*stops, *syntax.end_texts])
+        self._has_ended = False
+        self._strips_start = syntax.strips_start
+        self._marks = syntax.marks
         self._reasoning = reasoning
         self._tools = tools
         self._first_events = self._parse_visible(forced_text)
@@ -51,7 +67,7 @@ class AnswerParser:
     @property
     def is_finished(self) -> bool:
         """Whether more tokens do not change the answer."""
-        return self.stop_text is not None or (self._tools is not None and self._tools.is_finished)
+        return self._has_ended or (self._tools is not None and self._tools.is_finished)
 
     @property
     def has_tool_calls(self) -> bool:
@@ -72,7 +88,7 @@ class AnswerParser:
         events, self._first_events = self._first_events, []
         if not self.is_finished:
             events += self._parse(self._cut(self._decoder.flush()))
-        if self.stop_text is None:
+        if not self._has_ended:
             events += self._parse(self._matcher.finish())
         if self._reasoning is not None:
             events += self._split(self._reasoning.finish())
@@ -84,7 +100,7 @@ class AnswerParser:
         was_inside = self._is_in_reasoning
         events = self._parse(self._cut(self._decode(token)))
         if self._special.get(token) in self._stops:
-            self.stop_text = self._special[token]
+            self._end(self._special[token])
         self.num_reasoning_tokens += was_inside or self._is_in_reasoning
         return events
 
@@ -101,9 +117,13 @@ class AnswerParser:
     def _cut(self, text: str) -> str:
         found = self._matcher.feed(text)
         if isinstance(found, Match):
-            self.stop_text = found.string
+            self._end(found.string)
             return found.before
         return found
+
+    def _end(self, text: str) -> None:
+        self._has_ended = True
+        self.stop_text = text if text in self._stops else None
 
     def _parse(self, text: str) -> list[AnswerEvent]:
         if self._reasoning is None:
@@ -120,6 +140,9 @@ class AnswerParser:
         return events
 
     def _parse_visible(self, text: str) -> list[AnswerEvent]:
+        if self._strips_start:
+            text = text.lstrip()
+            self._strips_start = not text
         if self._tools is not None:
             return self._tools.feed(text)
         return [TextDelta(text)] if text else []

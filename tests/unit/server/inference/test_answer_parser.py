@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.answers import Collected, collect
 from tinkex.server.inference.answer_events import TextDelta
-from tinkex.server.inference.answer_parser import AnswerParser
+from tinkex.server.inference.answer_parser import AnswerParser, AnswerSyntax
 from tinkex.server.inference.reasoning import KNOWN_MARKS, ReasoningParser
 from tinkex.server.inference.token_texts import TokenTexts
 from tinkex.server.inference.tool_parsers import FAMILIES, OfferedTools
@@ -126,7 +126,7 @@ def test_forced_text_begins_the_answer() -> None:
 
 
 def test_special_tokens_that_are_marks_are_parsed() -> None:
-    parser = AnswerParser(TOY, marks=frozenset({"<eos>"}))
+    parser = AnswerParser(TOY, syntax=AnswerSyntax(marks=frozenset({"<eos>"})))
     assert collect_all(parser, [[97, 256, 98]]).text == "a<eos>b"
 
 
@@ -134,3 +134,10 @@ def test_deltas_of_one_batch_are_merged() -> None:
     parser = new_parser()
     kinds = [type(event).__name__ for event in parser.feed(ANSWER.encode())]
     assert kinds == ["ReasoningDelta", "TextDelta", "ToolCallStart", "ToolCallDelta", "ToolCallEnd"]
+
+
+def test_end_texts_are_not_reported_as_stop_texts() -> None:
+    syntax = AnswerSyntax(end_texts=("\nUser:",), strips_start=True)
+    parser = AnswerParser(TOY, ["!"], syntax=syntax)
+    answer = collect_all(parser, [[token] for token in b"  Hi.\nUser: you!"])
+    assert answer.text == "Hi." and parser.is_finished and parser.stop_text is None

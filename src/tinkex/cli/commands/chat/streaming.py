@@ -7,16 +7,13 @@ prefill.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tinkex.cli.commands.sampling_options import SamplingOptions
-from tinkex.data.rendering import Renderer
-from tinkex.data.rows import ChatRow
-from tinkex.errors import InvalidInput
+from tinkex.data.rendering import Renderer, find_end_of_turn
 from tinkex.types import ModelInput
 
 if TYPE_CHECKING:
@@ -71,20 +68,8 @@ class ReplyFormat:
     def for_renderer(cls, renderer: Renderer) -> ReplyFormat:
         """Use the template's end-of-turn token, or without a template the next role's name."""
         if renderer.has_template:
-            return cls(renderer, frozenset(_end_of_turn_tokens(renderer)))
+            return cls(renderer, frozenset(find_end_of_turn(renderer)))
         return cls(renderer, end_texts=("\nUser:", "\nSystem:"))
-
-
-def _end_of_turn_tokens(renderer: Renderer) -> list[int]:
-    """Return the special token that the chat template puts after an assistant message."""
-    question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    try:
-        example = renderer.render_examples(ChatRow((question, answer)))[0]
-    except InvalidInput:
-        return []
-    special = set(getattr(renderer.tokenizer, "all_special_ids", ()))
-    learned = itertools.compress(example.tokens, example.is_learned)
-    return [token for token in learned if token in special][-1:]
 
 
 class StreamedReply:

@@ -22,6 +22,8 @@ class ToolFamily:
     """Texts of tokens that are parts of calls, although some tokenizers call them special."""
     call_end: str | None = None
     """The text after each call, if there is one."""
+    has_short_call_ids: bool = False
+    """Whether chat templates refuse ids that do not have nine letters and digits."""
 
 
 FAMILIES: Mapping[str, ToolFamily] = {
@@ -52,6 +54,7 @@ FAMILIES: Mapping[str, ToolFamily] = {
             new_parser=mistral.MistralParser,
             opening=mistral.mistral_opening,
             marks=frozenset({mistral.START, mistral.CALL_ID, mistral.ARGUMENTS}),
+            has_short_call_ids=True,
         ),
     )
 }
