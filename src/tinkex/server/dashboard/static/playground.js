@@ -217,6 +217,7 @@ function showControls() {
   }
   find("echo-field").hidden = isChat();
   find("system-field").hidden = !isChat();
+  find("legend").hidden = !find("probabilities").checked;
   find("second-model").hidden = !find("compare").checked;
   find("prompt-label").textContent = isChat() ? "Message" : "Text to continue";
 }
@@ -225,7 +226,7 @@ function onPromptKey(event) {
   const isSend = event.key === "Enter" && !event.shiftKey && (isChat() || event.ctrlKey || event.metaKey);
   if (isSend && !event.isComposing) {
     event.preventDefault();
-    send();
+    find("form").requestSubmit();
   }
 }
 
@@ -244,6 +245,8 @@ find("form").addEventListener("submit", (event) => {
   send();
 });
 find("form").addEventListener("change", showControls);
+// A field can only say what is wrong with it while it is visible.
+find("settings").addEventListener("invalid", () => (find("settings").open = true), true);
 find("prompt").addEventListener("keydown", onPromptKey);
 find("stop-button").addEventListener("click", stop);
 find("clear").addEventListener("click", clear);

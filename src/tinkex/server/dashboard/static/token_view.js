@@ -1,8 +1,8 @@
 // Tokens coloured by their probability. The list is one tab stop; arrow keys move within it, and the
 // details of the current token are text, so that nothing depends on colour or on a pointer.
 
+// The probabilities from which the levels 0 to 3 begin; the page has a legend of them.
 const LEVELS = [0.9, 0.7, 0.4, 0.1];
-export const LEVEL_LABELS = ["90 % or more", "70 % or more", "40 % or more", "10 % or more", "below 10 %"];
 // More tokens are not shown one by one: each is an element of the page.
 const MAX_TOKENS = 4000;
 
