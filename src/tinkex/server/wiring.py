@@ -127,11 +127,8 @@ def _tokenizer_loader(config: ServerConfig) -> Callable[[BaseModel], Tokenizer]:
         return load_base_tokenizer
     from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
 
-    def load(base: BaseModel) -> Tokenizer:
-        is_scripted = base.tokenizer_folder is not None
-        return load_base_tokenizer(base) if is_scripted else cast("Tokenizer", toy_tokenizer())
-
-    return load
+    toy = cast("Tokenizer", toy_tokenizer())
+    return lambda base: load_base_tokenizer(base) if base.tokenizer_folder else toy
 
 
 def make_engine(config: ServerConfig) -> Engine:

@@ -22,9 +22,9 @@ from tinkex.server.inference.anthropic_stream import (
 from tinkex.server.inference.chat_prompts import render_chat_prompt
 from tinkex.server.inference.error_bodies import ApiFamily, Failure, error_body
 from tinkex.server.inference.generation import (
+    ChatGeneration,
     ChoiceDelta,
     ChoiceFinish,
-    Generation,
     start_generation,
 )
 from tinkex.server.inference.inference_call import (
@@ -56,7 +56,7 @@ async def create_message(
 
 
 def _event_stream(
-    generation: Generation, stream: MessageStream, headers: Mapping[str, str]
+    generation: ChatGeneration, stream: MessageStream, headers: Mapping[str, str]
 ) -> EventStream:
     async def encode_parts() -> AsyncGenerator[bytes, None]:
         async with aclosing(_stream_parts(generation, stream)) as parts:
@@ -76,7 +76,7 @@ def _event_stream(
 
 
 async def _stream_parts(
-    generation: Generation, stream: MessageStream
+    generation: ChatGeneration, stream: MessageStream
 ) -> AsyncGenerator[list[StreamEvent], None]:
     """Yield the stream events of an answer, together if they belong to the same tokens."""
     pending = stream.start(generation.num_prompt_tokens)
@@ -91,7 +91,7 @@ async def _stream_parts(
             pending = []
 
 
-def _stop_details(generation: Generation, finish: ChoiceFinish) -> StopDetails:
+def _stop_details(generation: ChatGeneration, finish: ChoiceFinish) -> StopDetails:
     usage, limit = generation.usage, generation.request.sampling.max_tokens
     num_tokens = usage.num_prompt_tokens + usage.num_completion_tokens
     is_full = num_tokens >= generation.source.base.max_context_tokens
@@ -107,9 +107,8 @@ async def count_tokens(
 ) -> InferenceResponse:
     """Count the tokens of a conversation without continuing it."""
     request = to_chat_request(call.request)
-    async with services.tenant_slots.semaphore_for(call.tenant_id):
-        source = await resolve_model(services, call.tenant_id, request.model)
-        prompt = await render_chat_prompt(services, call.tenant_id, source, request)
+    source = await resolve_model(services, call.tenant_id, request.model)
+    prompt = await render_chat_prompt(services, call.tenant_id, source, request)
     return RawResponse(body=msgspec.json.encode({"input_tokens": len(prompt.tokens)}))
 
 

@@ -1,48 +1,36 @@
-"""Prompts of conversations, and readers of the answers to them."""
+"""Prompts of conversations, and parsers of the answers to them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
 
 from tinkex.data.rendering import Renderer
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InvalidInput
 from tinkex.server.http.request_context import Services
-from tinkex.server.inference.answer_events import AnswerEvent, TextDelta
+from tinkex.server.inference.answer_parser import AnswerParser
 from tinkex.server.inference.chat_request import ChatRequest
 from tinkex.server.inference.error_bodies import context_exceeded, invalid_value
 from tinkex.server.inference.model_names import ModelSource
+from tinkex.server.inference.token_texts import TokenTexts
 from tinkex.text import Tokenizer
 
 #: Longer prompts, in characters per token of context, are refused before they are tokenized.
 MAX_CHARS_PER_TOKEN = 256
+_MAX_TOKENIZERS = 32
 
 
-class AnswerReader:
-    """Reads one answer."""
+def texts_of(tokenizer: Tokenizer) -> TokenTexts:
+    """Return the texts of the tokens of a tokenizer, which are found once."""
+    return _cached_texts(cast("Hashable", tokenizer))
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self.stop_text: str | None = None
-        self.has_tool_calls = False
-        self.num_reasoning_tokens = 0
-        self._tokenizer = tokenizer
-        self._stops = stops
-        self._tokens: list[int] = []
 
-    def feed(self, tokens: Sequence[int]) -> list[AnswerEvent]:
-        """Add the next tokens; returns the parts of the answer that will not change any more."""
-        self._tokens.extend(tokens)
-        return []
-
-    def finish(self) -> list[AnswerEvent]:
-        """End the answer; returns what was held back."""
-        text = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if found:
-            end, self.stop_text = min(found)
-            text = text[:end]
-        return [TextDelta(text)] if text else []
+@lru_cache(maxsize=_MAX_TOKENIZERS)
+def _cached_texts(tokenizer: Hashable) -> TokenTexts:
+    return TokenTexts(cast("Tokenizer", tokenizer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +38,11 @@ class ChatPrompt:
     """A rendered conversation."""
 
     tokens: Sequence[int]
-    tokenizer: Tokenizer
+    texts: TokenTexts
 
-    def new_reader(self, stops: Sequence[str]) -> AnswerReader:
-        """Return a reader of one answer."""
-        return AnswerReader(self.tokenizer, stops)
+    def new_parser(self, stops: Sequence[str]) -> AnswerParser:
+        """Return a parser of one answer."""
+        return AnswerParser(self.texts, stops, context=self.tokens)
 
 
 async def render_chat_prompt(
@@ -71,7 +59,7 @@ def _render(services: Services, source: ModelSource, request: ChatRequest) -> Ch
         tokens = Renderer(tokenizer).render_prompt(tuple(request.messages))
     except InvalidInput as error:
         raise invalid_value("messages", error.message) from None
-    return ChatPrompt(tokens=tokens, tokenizer=tokenizer)
+    return ChatPrompt(tokens=tokens, texts=texts_of(tokenizer))
 
 
 def _count_chars(request: ChatRequest) -> int:

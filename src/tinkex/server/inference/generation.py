@@ -1,8 +1,9 @@
-"""Continue a conversation: render the prompt, submit the sample, and parse its answers."""
+"""Generate answers: submit the sample of a prompt, and parse its tokens as they come."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,8 +17,9 @@ from tinkex.server.inference.answer_events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from tinkex.server.inference.chat_prompts import AnswerReader, ChatPrompt, render_chat_prompt
-from tinkex.server.inference.chat_request import ChatRequest
+from tinkex.server.inference.answer_parser import AnswerParser
+from tinkex.server.inference.chat_prompts import ChatPrompt, render_chat_prompt
+from tinkex.server.inference.chat_request import ChatRequest, SamplingSettings
 from tinkex.server.inference.model_names import ModelSource, resolve_model
 from tinkex.server.inference.sample_jobs import SampleJob, SampleOptions, submit_sample
 from tinkex.types import SampleResponse
@@ -53,10 +55,9 @@ class ChoiceFinish:
     """The stop text or stop token that ended it; None for the end of the turn and the limit."""
 
 
+GenerationEvent: TypeAlias = ChoiceDelta | ChoiceFinish
 #: The text of more tokens than this is decoded on a thread.
 MAX_INLINE_TOKENS = 256
-
-GenerationEvent: TypeAlias = ChoiceDelta | ChoiceFinish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,78 +93,78 @@ class Choice:
 
 
 class Generation:
-    """A running generation; leave `events` early, or call `close`, to cancel it."""
+    """The choices for one prompt; leave `events` early, or call `close`, to cancel it."""
 
     def __init__(
-        self, job: SampleJob, request: ChatRequest, source: ModelSource, prompt: ChatPrompt
+        self,
+        job: SampleJob,
+        sampling: SamplingSettings,
+        new_parser: Callable[[], AnswerParser],
+        *,
+        num_prompt_tokens: int,
+        first_index: int = 0,
     ) -> None:
-        self.request = request
-        self.source = source
-        self.prompt = prompt
-        self.usage = Usage(num_prompt_tokens=len(prompt.tokens))
+        """`first_index` is the index of the first choice, if there are several prompts."""
+        self.num_prompt_tokens = num_prompt_tokens
+        self.usage = Usage(num_prompt_tokens=num_prompt_tokens)
         """Complete after the last event."""
-        self._job = job
+        self.job = job
+        self.sampling = sampling
+        self._new_parser = new_parser
+        self._first_index = first_index
 
     @property
     def request_id(self) -> str:
         """The id of the job."""
-        return self._job.id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The number of tokens of the prompt."""
-        return len(self.prompt.tokens)
+        return self.job.id
 
     async def events(self, *, is_live: bool = True) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the parts of all choices, as they are generated if `is_live`.
 
         The job is cancelled if this ends early.
         """
-        sampling = self.request.sampling
-        readers = [self.prompt.new_reader(sampling.stop) for _ in range(sampling.num_choices)]
+        parsers = [self._new_parser() for _ in range(self.sampling.num_choices)]
         try:
-            async for progress in self._job.follow(is_live=is_live):
-                yield await _read_progress(progress, readers[progress.sequence])
-            response = await self._job.result()
-            self.usage = _count_usage(self.num_prompt_tokens, response, readers)
-            for index, reader in enumerate(readers):
-                events = reader.finish()
-                if events:
+            async with aclosing(self.job.follow(is_live=is_live)) as parts:
+                async for progress in parts:
+                    yield await self._read_progress(progress, parsers[progress.sequence])
+            response = await self.job.result()
+            self.usage = self._count_usage(response, parsers)
+            for sequence_no, parser in enumerate(parsers):
+                index = self._first_index + sequence_no
+                if events := parser.finish():
                     yield ChoiceDelta(index=index, events=events, tokens=())
-                yield self._finish_choice(index, response.sequences[index], reader)
+                sequence = response.sequences[sequence_no]
+                yield _describe_end(index, sequence, parser, self.sampling.stop_token_ids)
         finally:
             self.close()
 
-    def _finish_choice(
-        self, index: int, sequence: SampledSequence, reader: AnswerReader
-    ) -> ChoiceFinish:
-        if reader.stop_text is not None:
-            return ChoiceFinish(index=index, finish_reason="stop", stop=reader.stop_text)
-        if sequence.stop_reason == "length":
-            return ChoiceFinish(index=index, finish_reason="length")
-        last = sequence.tokens[-1] if sequence.tokens else None
-        stop = last if last in self.request.sampling.stop_token_ids else None
-        reason: FinishReason = "tool_calls" if reader.has_tool_calls else "stop"
-        return ChoiceFinish(index=index, finish_reason=reason, stop=stop)
-
     async def answer(self) -> list[Choice]:
         """Wait for all choices."""
-        drafts = [_Draft(index) for index in range(self.request.sampling.num_choices)]
+        drafts = [_Draft(self._first_index + i) for i in range(self.sampling.num_choices)]
         async for event in self.events(is_live=False):
-            drafts[event.index].add(event)
+            drafts[event.index - self._first_index].add(event)
         return [draft.to_choice() for draft in drafts]
 
     def close(self) -> None:
         """Cancel the job unless it has finished, or was given a key to be repeated."""
-        self._job.close()
+        self.job.close()
 
+    async def _read_progress(self, progress: SampleProgress, parser: AnswerParser) -> ChoiceDelta:
+        if len(progress.tokens) > MAX_INLINE_TOKENS:
+            events = await run_in_thread(parser.feed, progress.tokens)
+        else:
+            events = parser.feed(progress.tokens)
+        index = self._first_index + progress.sequence
+        return ChoiceDelta(index=index, events=events, tokens=_to_sampled_tokens(progress))
 
-async def _read_progress(progress: SampleProgress, reader: AnswerReader) -> ChoiceDelta:
-    if len(progress.tokens) > MAX_INLINE_TOKENS:
-        events = await run_in_thread(reader.feed, progress.tokens)
-    else:
-        events = reader.feed(progress.tokens)
-    return ChoiceDelta(index=progress.sequence, events=events, tokens=_to_sampled_tokens(progress))
+    def _count_usage(self, response: SampleResponse, parsers: Sequence[AnswerParser]) -> Usage:
+        return Usage(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=response.prompt_cache_hit_tokens,
+            num_completion_tokens=sum(len(sequence.tokens) for sequence in response.sequences),
+            num_reasoning_tokens=sum(parser.num_reasoning_tokens for parser in parsers),
+        )
 
 
 def _to_sampled_tokens(progress: SampleProgress) -> list[SampledToken]:
@@ -176,15 +177,18 @@ def _to_sampled_tokens(progress: SampleProgress) -> list[SampledToken]:
     ]
 
 
-def _count_usage(
-    num_prompt_tokens: int, response: SampleResponse, readers: Sequence[AnswerReader]
-) -> Usage:
-    return Usage(
-        num_prompt_tokens=num_prompt_tokens,
-        num_cached_tokens=response.prompt_cache_hit_tokens,
-        num_completion_tokens=sum(len(sequence.tokens) for sequence in response.sequences),
-        num_reasoning_tokens=sum(reader.num_reasoning_tokens for reader in readers),
-    )
+def _describe_end(
+    index: int, sequence: SampledSequence, parser: AnswerParser, stop_token_ids: Sequence[int]
+) -> ChoiceFinish:
+    """Return why a choice ended."""
+    if parser.stop_text is not None:
+        return ChoiceFinish(index=index, finish_reason="stop", stop=parser.stop_text)
+    if sequence.stop_reason == "length" and not parser.is_finished:
+        return ChoiceFinish(index=index, finish_reason="length")
+    last = sequence.tokens[-1] if sequence.tokens else None
+    stop = last if last in stop_token_ids else None
+    reason: FinishReason = "tool_calls" if parser.has_tool_calls else "stop"
+    return ChoiceFinish(index=index, finish_reason=reason, stop=stop)
 
 
 @dataclass(slots=True)
@@ -234,15 +238,29 @@ class _Draft:
         )
 
 
+class ChatGeneration(Generation):
+    """The choices for a conversation."""
+
+    def __init__(
+        self, job: SampleJob, request: ChatRequest, source: ModelSource, prompt: ChatPrompt
+    ) -> None:
+        super().__init__(
+            job,
+            request.sampling,
+            lambda: prompt.new_parser(request.sampling.stop),
+            num_prompt_tokens=len(prompt.tokens),
+        )
+        self.request = request
+        self.source = source
+        self.prompt = prompt
+
+
 async def start_generation(
     services: Services, caller: CallerIdentity, request: ChatRequest, *, idempotency_key: str = ""
-) -> Generation:
+) -> ChatGeneration:
     """Render a conversation and submit its sample; raises InferenceError for invalid requests."""
-    async with services.tenant_slots.semaphore_for(caller.tenant_id):
-        source = await resolve_model(services, caller.tenant_id, request.model)
-        prompt = await render_chat_prompt(services, caller.tenant_id, source, request)
-        options = SampleOptions(idempotency_key=idempotency_key, user=request.user)
-        job = await submit_sample(
-            services, caller, source, prompt.tokens, request.sampling, options
-        )
-    return Generation(job, request, source, prompt)
+    source = await resolve_model(services, caller.tenant_id, request.model)
+    prompt = await render_chat_prompt(services, caller.tenant_id, source, request)
+    options = SampleOptions(idempotency_key=idempotency_key, user=request.user)
+    job = await submit_sample(services, caller, source, prompt.tokens, request.sampling, options)
+    return ChatGeneration(job, request, source, prompt)

@@ -41,7 +41,8 @@ async def resolve_model(services: Services, tenant_id: str, name: str) -> ModelS
     """Find what a name means to a tenant; raises 404 for unknown and foreign names."""
     if not name or len(name) > MAX_NAME_CHARS:
         raise invalid_value("model", f"model must have 1 to {MAX_NAME_CHARS} characters")
-    return await read(services, lambda db: find_source(db, tenant_id, name))
+    async with services.tenant_slots.semaphore_for(tenant_id):
+        return await read(services, lambda db: find_source(db, tenant_id, name))
 
 
 def find_source(db: Connection, tenant_id: str, name: str) -> ModelSource:

@@ -97,14 +97,17 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 def parse_sampling(
-    request: OpenAIRequest, max_tokens: int | None, num_top_logprobs: int | None
+    request: OpenAIRequest,
+    max_tokens: int | None,
+    num_top_logprobs: int | None,
+    logprobs_field: str = "top_logprobs",
 ) -> SamplingSettings:
     """Return the sampling settings; `num_top_logprobs` is None without log-probabilities."""
     _check_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise invalid_value("stream_options", "stream_options needs stream to be true")
     if num_top_logprobs is not None:
-        _check_range("top_logprobs", num_top_logprobs, 0, MAX_TOP_LOGPROBS)
+        _check_range(logprobs_field, num_top_logprobs, 0, MAX_TOP_LOGPROBS)
     return SamplingSettings(
         max_tokens=max_tokens,
         temperature=_check_number("temperature", request.temperature, 0.0, 2.0),

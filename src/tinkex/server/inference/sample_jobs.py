@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from tinkex import types
@@ -13,6 +14,7 @@ from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.engine.protocol import SampleProgress
 from tinkex.errors import PromiseExpiredError, RequestErrorCategory, RequestFailedError
 from tinkex.jobs.job_types import JobKind, encode_inference_payload
+from tinkex.jobs.queue import PrepareJob
 from tinkex.server.http.request_context import CallerIdentity, Services, run_in_thread
 from tinkex.server.http.store_access import record_event
 from tinkex.server.http.submission import submit_job
@@ -57,7 +59,8 @@ class SampleJob:
         self._services = services
         self._caller = caller
         self._is_kept = is_kept
-        self._response: types.SampleResponse | None = None
+        self.response: types.SampleResponse | None = None
+        """The stored result, when it is known."""
         self._is_closed = False
         self._ends_at = time.monotonic() + services.config.inference_seconds
 
@@ -70,16 +73,17 @@ class SampleJob:
         seconds = self._ends_at - time.monotonic()
         stream = self._services.token_streams.follow(self.id, seconds)
         if is_live:
-            async for progress in stream:
-                yield progress
+            async with aclosing(aiter(stream)) as live:
+                async for progress in live:
+                    yield progress
         response = await self.result()
         for progress in stream.rest(response.sequences):
             yield progress
 
     async def result(self) -> types.SampleResponse:
         """Wait for the stored result; raises the error of a failed sample, 504 after the limit."""
-        if self._response is not None:
-            return self._response
+        if self.response is not None:
+            return self.response
         with self._services.waiters.subscribe(self.id) as waiter:
             outcome = await self._load()
             while not outcome.job.is_finished:
@@ -99,8 +103,8 @@ class SampleJob:
                 await waiter.wait(seconds)
                 outcome = await self._load()
         self._is_closed = True
-        self._response = await _read_response(self._services, outcome)
-        return self._response
+        self.response = await _read_response(self._services, outcome)
+        return self.response
 
     async def _load(self) -> job_store.JobWithResult:
         tenant_id = self._caller.tenant_id
@@ -161,7 +165,7 @@ async def submit_sample(
         if options.user:
             record_event(db, caller, "inference_request", model=source.requested, user=options.user)
 
-    submitted = asyncio.ensure_future(submit_job(services, new, prepare))
+    submitted = asyncio.ensure_future(_submit_in_slot(services, new, prepare))
     try:
         future = await asyncio.shield(submitted)
     except asyncio.CancelledError:
@@ -174,6 +178,13 @@ async def submit_sample(
         future.request_id,
         is_kept=bool(options.idempotency_key),
     )
+
+
+async def _submit_in_slot(
+    services: Services, new: NewJob, prepare: PrepareJob
+) -> types.UntypedAPIFuture:
+    async with services.tenant_slots.semaphore_for(new.tenant_id):
+        return await submit_job(services, new, prepare)
 
 
 def _cancel_submitted(
