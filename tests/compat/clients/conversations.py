@@ -26,6 +26,9 @@ COUNT = "Count from 3 to 7."
 #: With a schema, any model answers with fields.
 FIELDS = "What are the numbers in 3 plus 4?"
 
+#: Longer than any context of the models here.
+LONG = "word " * 40_000
+
 
 def as_text(call: dict[str, Any]) -> str:
     """A call as models of this family write it."""

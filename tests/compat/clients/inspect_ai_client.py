@@ -27,6 +27,7 @@ from tests.compat.clients.conversations import (
     ANSWER,
     CALL,
     COUNT,
+    LONG,
     PLAIN,
     PLAIN_ANSWER,
     QUESTION,
@@ -130,7 +131,7 @@ def text(place: Place) -> None:
 
 @scenario("a prompt that is too long ends with `model_length`")
 def too_long(place: Place) -> None:
-    assert answer_of(model_of(place), "word " * 4000).stop_reason == "model_length"
+    assert answer_of(model_of(place), LONG).stop_reason == "model_length"
 
 
 @scenario("an evaluation of many samples at once")

@@ -20,6 +20,7 @@ from tests.compat.clients.conversations import (
     BOTH_CALLS,
     CALL,
     FIELDS,
+    LONG,
     PLAIN,
     PLAIN_ANSWER,
     QUESTION,
@@ -130,7 +131,7 @@ def text(place: Place) -> None:
 @scenario("a prompt that is too long")
 def too_long(place: Place) -> None:
     try:
-        chat(place).invoke("word " * 4000)
+        chat(place).invoke(LONG)
     except ContextOverflowError:
         return
     raise AssertionError("the prompt was accepted")

@@ -18,6 +18,7 @@ from tests.compat.clients.conversations import (
     BOTH,
     BOTH_CALLS,
     CALL,
+    LONG,
     PLAIN,
     PLAIN_ANSWER,
     QUESTION,
@@ -146,7 +147,7 @@ def reasoning(place: Place) -> None:
 def errors(place: Place) -> None:
     for provider in ("openai", "anthropic"):
         for options, kind in (
-            ({"text": "word " * 4000}, litellm.ContextWindowExceededError),
+            ({"text": LONG}, litellm.ContextWindowExceededError),
             ({"api_key": "tml-wrong"}, litellm.AuthenticationError),
             ({"model": "missing"}, litellm.NotFoundError),
         ):

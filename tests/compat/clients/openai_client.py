@@ -18,6 +18,7 @@ from tests.compat.clients.conversations import (
     CALL,
     COUNT,
     FIELDS,
+    LONG,
     PLAIN,
     PLAIN_ANSWER,
     QUESTION,
@@ -108,14 +109,13 @@ def stream_helper(place: Place) -> None:
     assert final.choices[0].message.content == PLAIN_ANSWER, final
 
 
-@scenario("tokens of a long answer arrive while it is written")
+@scenario("a long answer arrives in parts")
 def incremental(place: Place) -> None:
     # A stop text that never comes holds back nothing but its own beginnings.
-    options = {"stream": True, "max_tokens": 200, "stop": ["no such text"], "temperature": 1.0}
-    answer = client_of(place).completions.create(
-        model=place.base_model, prompt="Once there was a", seed=5, **options
-    )
-    assert sum(bool(each.choices[0].text) for each in answer) > 3
+    options = {"stream": True, "stop": ["no such text"], "seed": 5}
+    arguments = asked(place, "Tell me a story about a cat.", **options)
+    answer = client_of(place).chat.completions.create(**arguments)
+    assert sum(bool(each.choices[0].delta.content) for each in answer) > 1
 
 
 @scenario("`with_raw_response`, `with_streaming_response`")
@@ -330,7 +330,7 @@ def errors(place: Place) -> None:
     assert missing.code == "model_not_found" and missing.request_id, missing.body
     other = client.with_options(api_key=place.other_key).chat.completions.create
     refusal(lambda: other(**asked(place, model=place.agent)), openai.NotFoundError)
-    long = refusal(lambda: create(**asked(place, "word " * 4000)), openai.BadRequestError)
+    long = refusal(lambda: create(**asked(place, LONG)), openai.BadRequestError)
     assert long.code == "context_length_exceeded", long.body
     assert "This model's maximum context length is" in long.message, long.message
     bad = refusal(lambda: create(**asked(place, temperature=9.0)), openai.BadRequestError)
@@ -343,7 +343,7 @@ def errors(place: Place) -> None:
 def timeout(place: Place) -> None:
     arguments = asked(place, "Tell me a story.", max_tokens=1500, n=32, temperature=2.0)
     try:
-        client_of(place, timeout=0.3, max_retries=0).chat.completions.create(**arguments)
+        client_of(place, timeout=0.05, max_retries=0).chat.completions.create(**arguments)
     except openai.APITimeoutError:
         create(place)
     else:

@@ -74,10 +74,11 @@ def model_not_found(name: str) -> InferenceError:
 
 def context_exceeded(num_tokens: int, max_context_tokens: int) -> InferenceError:
     """The error for a prompt that leaves no space for an answer."""
-    # Clients recognise this error by the words "maximum context length is N tokens".
+    # litellm recognises this error by "This model's maximum context length is", LangChain and
+    # coding agents by "prompt is too long".
     return InferenceError(
-        f"This model's maximum context length is {max_context_tokens} tokens. However, your "
-        f"prompt has at least {num_tokens} tokens. Send a shorter prompt.",
+        f"This model's maximum context length is {max_context_tokens} tokens. However, the "
+        f"prompt is too long: it has at least {num_tokens} tokens. Send a shorter prompt.",
         param="messages",
         code="context_length_exceeded",
     )
@@ -150,7 +151,7 @@ def error_body(family: ApiFamily, failure: Failure, request_id: str) -> dict[str
         return {"type": "error", "error": error, "request_id": request_id}
     return {
         "error": {
-            "message": failure.message,
+            "message": _openai_message(failure),
             "type": _openai_type(failure.status),
             "param": failure.param,
             "code": failure.code,
@@ -166,6 +167,12 @@ def failure_response(family: ApiFamily, failure: Failure, request_id: str) -> Ra
         body=msgspec.json.encode(error_body(family, failure, request_id)),
         headers=failure.headers,
     )
+
+
+def _openai_message(failure: Failure) -> str:
+    # litellm tells a wrong key from other invalid requests by these words of OpenAI.
+    is_key = failure.status == 401
+    return f"Incorrect API key provided: {failure.message}" if is_key else failure.message
 
 
 def _openai_type(status: int) -> str:
