@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tinkex.errors import InvalidInput
+from tinkex.system.atomic import new_directory, remove_directory
 
 #: Files that a tokenizer is loaded from; never weights or code.
 TOKENIZER_FILE_NAMES: Final = frozenset(
@@ -31,6 +32,8 @@ TOKENIZER_FILE_NAMES: Final = frozenset(
 CONFIG_FILE_NAME: Final = "config.json"
 #: Maximum total size; the largest tokenizers in use have about 35 MB.
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
+#: Maximum number of tokenizers in a cache on disk.
+MAX_CACHED_TOKENIZERS: Final = 16
 
 
 def find_tokenizer_files(folder: Path) -> dict[str, Path]:
@@ -75,6 +78,17 @@ def check_tokenizer_files(files: Mapping[str, bytes], digest: str) -> None:
         )
     if not files or digest_files(files) != digest:
         raise InvalidInput("the tokenizer's files do not have the digest that was announced")
+
+
+def store_tokenizer_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a tokenizer to a cache, whose least recently used folders are removed."""
+    with new_directory(folder) as scratch:
+        for name, content in files.items():
+            (scratch / name).write_bytes(content)
+    others = [path for path in folder.parent.iterdir() if path.is_dir() and path != folder]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in others[MAX_CACHED_TOKENIZERS - 1 :]:
+        remove_directory(old)
 
 
 def _model_type(config: Path) -> str | None:

@@ -126,7 +126,7 @@ def test_server_without_tokenizers_falls_back_to_hub(serve: Serve, connect: Conn
 def test_tokenizer_cache_is_bounded(
     serve: Serve, connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinkex.client.tokenizers.MAX_FOLDERS", 2)
+    monkeypatch.setattr("tinkex.tokenizer_files.MAX_CACHED_TOKENIZERS", 2)
     server = serve(api_keys={KEY}, models=(LLAMA,))
     sampler = connect(server).create_sampling_client(base_model=LLAMA)
     digests = []

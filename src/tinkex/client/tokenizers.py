@@ -6,20 +6,16 @@ Only tinkex servers have this endpoint; for others, tokenizers come from the Hug
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from tinkex.client.holder import Holder
 from tinkex.errors import APIStatusError, CheckpointError, InvalidInput
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.settings import read_environment
-from tinkex.system.atomic import new_directory, remove_directory
 from tinkex.text import Tokenizer, load_tokenizer, resolve_tokenizer_id
-from tinkex.tokenizer_files import check_tokenizer_files
+from tinkex.tokenizer_files import check_tokenizer_files, store_tokenizer_files
 from tinkex.wire.endpoints import GET_TOKENIZER
 
-#: Maximum number of cached tokenizers; the least recently used ones are removed.
-MAX_FOLDERS: Final = 16
 #: Statuses of servers that do not have the endpoint.
 _UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 logger = get_logger(__name__)
@@ -53,7 +49,7 @@ async def fetch_tokenizer(holder: Holder, base_model: str, home: Home) -> Path |
         raise
     check_tokenizer_files(tokenizer.files, info.digest)
     try:
-        _store_files(folder, tokenizer.files)
+        store_tokenizer_files(folder, tokenizer.files)
     except (OSError, CheckpointError) as error:
         logger.warning("Cannot store the tokenizer of %s in %s: %s", base_model, folder, error)
         return None
@@ -65,13 +61,3 @@ def _checked_digest(digest: str) -> str:
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise InvalidInput(f"the server sent an invalid tokenizer digest: {digest!r:.80}")
     return digest
-
-
-def _store_files(folder: Path, files: dict[str, bytes]) -> None:
-    with new_directory(folder) as scratch:
-        for name, content in files.items():
-            (scratch / name).write_bytes(content)
-    others = [path for path in folder.parent.iterdir() if path.is_dir() and path != folder]
-    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in others[MAX_FOLDERS - 1 :]:
-        remove_directory(old)

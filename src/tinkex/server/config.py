@@ -26,6 +26,7 @@ from tinkex.store.quotas import Quotas
 
 ENGINES = ("local", "fake", "vllm")
 SAMPLERS = ("trainer", "vllm")
+TOOL_PARSERS = ("hermes", "qwen-xml", "llama3", "mistral", "plain")
 MAX_WORKERS = 256
 #: The tenant that owns the key created with a home.
 DEFAULT_TENANT = "default"
@@ -182,6 +183,10 @@ class ServerConfig:
     """Open streams per API process, half of them per tenant; above it, 503."""
     inference_max_tokens: int = 0
     """Maximum tokens of an answer; 0 is what the context leaves."""
+    tool_parsers: Mapping[str, Any] = field(default_factory=dict)
+    """How base models write tool calls, if their chat template does not show it: hermes, qwen-xml,
+    llama3, mistral, or plain for no tools. With hermes, tools are described in the system message
+    if the template has none."""
 
     # --- queue, sessions, quotas, retention ----------------------------------------------------
     max_request_tokens: int = 524_288
@@ -268,6 +273,12 @@ class ServerConfig:
         for name, value in self.samplers.items():
             if value not in SAMPLERS:
                 raise ConfigError(f"the sampler of {name} is {value!r}; expected trainer or vllm")
+        for name, value in self.tool_parsers.items():
+            if value not in TOOL_PARSERS:
+                known = ", ".join(TOOL_PARSERS)
+                raise ConfigError(
+                    f"the tool parser of {name} is {value!r}; expected one of {known}"
+                )
 
     def _check_cluster(self) -> None:
         if self.cluster not in CLUSTERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import tarfile
 import threading
 import urllib.request
@@ -32,6 +33,9 @@ from tinkex.ids import parse_tinker_path
 from tinkex.jobs.housekeeping import HousekeepingPolicy
 from tinkex.jobs.worker import Worker
 from tinkex.jobs.worker_config import WorkerConfig
+from tinkex.models import TINY_FOLDER
+from tinkex.server.http.model_specs import find_model, list_served_models
+from tinkex.server.http.model_tokenizers import load_served_tokenizer
 from tinkex.server.wiring import open_blobs
 from tinkex.store import checkpoints, groups, jobs
 from tinkex.store.database import Database
@@ -55,7 +59,8 @@ class EngineWithTokenizer(FakeEngine):
         super().__init__(models)
         self.folder = folder
         folder.mkdir()
-        (folder / "vocab.txt").write_text("a b c")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TINY_FOLDER / name, folder)
 
     def base_models(self) -> Sequence[BaseModel]:
         folder = str(self.folder)
@@ -245,6 +250,13 @@ def test_tokenizer_needs_no_shared_folder(harness: ServerHarness, url: str, tmp_
     assert harness.send_request("GET", query).json()["digest"] == digest
     files = harness.send_request("GET", f"{query}&digest={digest}").json()["files"]
     assert {name: base64.b64decode(text) for name, text in files.items()} == expected
+    base = harness.read(lambda db: find_model(list_served_models(db), BASE_MODEL))
+    assert base is not None
+    services = harness.services
+    tokenizer = load_served_tokenizer(services.storage, services.home, base)
+    assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
+    assert load_served_tokenizer(services.storage, services.home, base) is tokenizer
+    assert (services.home.tokenizers / digest).is_dir()
 
 
 def _served_model(harness: ServerHarness) -> Any:
