@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tinkex.jobs.token_streams import TokenStreams
 from tinkex.jobs.wakeup import WakeupListener, WakeupSender
 from tinkex.server.app import create_app
 from tinkex.server.config import ServerConfig
+from tinkex.server.http.model_tokenizers import load_served_tokenizer
 from tinkex.server.http.request_context import Handler, Services
 from tinkex.server.wiring import open_blobs
 from tinkex.store import groups, jobs, keys, schema, settings
@@ -127,10 +129,11 @@ def open_harness(
         queue = JobQueue(database, config.queue_limits, secret, quotas)
         stack.callback(queue.close)
         waiters = FutureWaiters(queue, bell)
+        storage = FileStorage(Home(root), open_blobs(config))
         services = Services(
             config=config,
             home=Home(root),
-            storage=FileStorage(Home(root), open_blobs(config)),
+            storage=storage,
             database=database,
             queue=queue,
             quotas=quotas,
@@ -138,6 +141,7 @@ def open_harness(
             token_streams=TokenStreams(database, queue, waiters, secret),
             process_id=bell.process.id,
             secret=secret,
+            load_tokenizer=partial(load_served_tokenizer, storage, Home(root)),
         )
         app = create_app(services) if routes is None else create_app(services, routes, ())
         client = stack.enter_context(TestClient(app, raise_server_exceptions=False))

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -105,10 +106,11 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
         )
         stack.callback(queue.close)
         waiters = FutureWaiters(queue, listener)
+        storage = FileStorage(Home(config.home), open_blobs(config))
         yield Services(
             config=config,
             home=Home(config.home),
-            storage=FileStorage(Home(config.home), open_blobs(config)),
+            storage=storage,
             database=database,
             queue=queue,
             quotas=quotas,
@@ -116,19 +118,22 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
             token_streams=TokenStreams(database, queue, waiters, secret),
             process_id=listener.process.id,
             secret=secret,
-            load_tokenizer=_tokenizer_loader(config),
+            load_tokenizer=_tokenizer_loader(config, storage),
         )
 
 
-def _tokenizer_loader(config: ServerConfig) -> Callable[[BaseModel], Tokenizer]:
-    from tinkex.server.http.request_context import load_base_tokenizer
+def _tokenizer_loader(
+    config: ServerConfig, storage: FileStorage
+) -> Callable[[BaseModel], Tokenizer]:
+    from tinkex.server.http.model_tokenizers import load_served_tokenizer
 
+    load = partial(load_served_tokenizer, storage, Home(config.home))
     if config.engine != "fake":
-        return load_base_tokenizer
+        return load
     from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
 
     toy = cast("Tokenizer", toy_tokenizer())
-    return lambda base: load_base_tokenizer(base) if base.tokenizer_folder else toy
+    return lambda base: load(base) if base.tokenizer_folder else toy
 
 
 def make_engine(config: ServerConfig) -> Engine:

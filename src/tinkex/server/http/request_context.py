@@ -8,13 +8,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from tinkex.checkpoint.storage import FileStorage
 from tinkex.engine.protocol import BaseModel
-from tinkex.errors import InvalidInput
 from tinkex.home import Home
 from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
@@ -22,7 +20,7 @@ from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.token_streams import TokenStreams
 from tinkex.server.config import ServerConfig
 from tinkex.store.database import Database
-from tinkex.text import Tokenizer, load_tokenizer
+from tinkex.text import Tokenizer
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -154,14 +152,6 @@ class ProcessCache:
     """Jobs whose results were sent to clients, not yet recorded in the store."""
 
 
-def load_base_tokenizer(base: BaseModel) -> Tokenizer:
-    """Load a tokenizer from the folder of its base model."""
-    folder = base.tokenizer_folder
-    if folder is None or not Path(folder).is_dir():
-        raise InvalidInput(f"the base model {base.name!r} has no tokenizer on this server")
-    return load_tokenizer(folder)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Shared dependencies of endpoint handlers; one instance per API process."""
@@ -183,9 +173,7 @@ class Services:
     tenant_slots: TenantSlots = field(default_factory=TenantSlots)
     """Limits the concurrent requests of one tenant in this process."""
     text_threads: TextThreads = field(default_factory=lambda: TextThreads())
-    load_tokenizer: Callable[[BaseModel], Tokenizer] = field(
-        default_factory=lambda: load_base_tokenizer
-    )
+    load_tokenizer: Callable[[BaseModel], Tokenizer]
     """Loads the tokenizer of a base model, once; blocks."""
 
 

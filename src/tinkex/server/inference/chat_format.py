@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tinkex.data.rendering import Renderer, find_end_of_turn
 from tinkex.errors import InvalidInput
 from tinkex.server.inference.answer_parser import AnswerParser, AnswerSyntax
-from tinkex.server.inference.chat_request import ChatRequest
+from tinkex.server.inference.chat_request import ChatRequest, SamplingSettings
 from tinkex.server.inference.reasoning import (
     ReasoningMarks,
     ReasoningParser,
@@ -23,6 +23,10 @@ from tinkex.text import Tokenizer, encode, get_chat_template, render_chat_text
 #: The next message begins with one of these if the model has no chat template.
 _PLAIN_TURN_ENDS = ("\nUser:", "\nSystem:", "\nTool:")
 _PLAIN_GENERATION_PROMPT = "Assistant:"
+
+
+class ToolsUnsupported(InvalidInput):
+    """The model's chat template has no tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,7 @@ class ChatFormat:
 
     def render(self, request: ChatRequest) -> RenderedChat:
         """Render a conversation; raises InvalidInput for what the model's format cannot express."""
-        tools = () if request.tool_choice == "none" else request.tools
+        tools = request.tools if _offers_tools(request) else ()
         family = self._require_tools() if tools else None
         if not self.template:
             return self._render_plain(request)
@@ -79,12 +83,27 @@ class ChatFormat:
         forced = ""
         if family and (request.forced_tool or request.tool_choice == "required"):
             forced = family.opening(request.forced_tool, self.template)
-            if starts_in_reasoning:
-                text = f"{text.rstrip()}\n{self.marks.end}\n\n"
+        if starts_in_reasoning and (forced or request.sampling.grammar is not None):
+            # A call or a grammar leaves no space for reasoning.
+            text = f"{text.rstrip()}\n{self.marks.end}\n\n"
+            starts_in_reasoning = False
         return RenderedChat(
             tokens=encode(self.tokenizer, text + forced, add_special_tokens=False),
-            starts_in_reasoning=starts_in_reasoning and not forced,
+            starts_in_reasoning=starts_in_reasoning,
             forced_text=forced,
+        )
+
+    def extend_sampling(self, request: ChatRequest, prompt: RenderedChat) -> SamplingSettings:
+        """Return the sampling settings of a request, and what else ends an answer of the model."""
+        sampling = request.sampling
+        end_texts = prompt.end_texts
+        call_end = self.family.call_end if self.family and _offers_tools(request) else None
+        if call_end and not request.has_parallel_tool_calls:
+            end_texts = (*end_texts, call_end)
+        return replace(
+            sampling,
+            stop=(*sampling.stop, *end_texts),
+            stop_token_ids=(*sampling.stop_token_ids, *self.end_tokens),
         )
 
     def new_parser(self, request: ChatRequest, prompt: RenderedChat) -> AnswerParser:
@@ -93,7 +112,7 @@ class ChatFormat:
         marks = frozenset(self.marks)
         if request.separates_reasoning and not prompt.forced_text:
             reasoning = ReasoningParser(self.marks, starts_in_reasoning=prompt.starts_in_reasoning)
-        if request.tools and request.tool_choice != "none" and self.family:
+        if self.family and _offers_tools(request):
             offered = OfferedTools.from_tools(
                 request.tools, has_parallel_calls=request.has_parallel_tool_calls
             )
@@ -114,7 +133,7 @@ class ChatFormat:
     def _require_tools(self) -> ToolFamily:
         if self.family is None:
             reason = "has no tools" if self.template else "does not exist"
-            raise InvalidInput(
+            raise ToolsUnsupported(
                 f"tools cannot be used with {self.model!r}, because its chat template {reason}; "
                 "leave tools out, or let the operator set tool_parsers for this model"
             )
@@ -157,3 +176,7 @@ class ChatFormat:
                 num_prompt = len(encode(self.tokenizer, _PLAIN_GENERATION_PROMPT, False))
                 tokens = tokens[: len(tokens) - num_prompt]
         return RenderedChat(tokens=tokens, end_texts=_PLAIN_TURN_ENDS)
+
+
+def _offers_tools(request: ChatRequest) -> bool:
+    return bool(request.tools) and request.tool_choice != "none"

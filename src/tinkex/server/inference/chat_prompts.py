@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from tinkex.data.rendering import Renderer
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InvalidInput
 from tinkex.server.http.request_context import Services
 from tinkex.server.inference.answer_parser import AnswerParser
-from tinkex.server.inference.chat_request import ChatRequest
-from tinkex.server.inference.error_bodies import context_exceeded, invalid_value
+from tinkex.server.inference.chat_format import ChatFormat, RenderedChat, ToolsUnsupported
+from tinkex.server.inference.chat_request import ChatRequest, SamplingSettings
+from tinkex.server.inference.error_bodies import (
+    context_exceeded,
+    invalid_value,
+    unsupported_value,
+)
 from tinkex.server.inference.model_names import ModelSource
 from tinkex.server.inference.token_texts import TokenTexts
 from tinkex.text import Tokenizer
@@ -33,16 +37,37 @@ def _cached_texts(tokenizer: Hashable) -> TokenTexts:
     return TokenTexts(cast("Tokenizer", tokenizer))
 
 
+@lru_cache(maxsize=_MAX_TOKENIZERS)
+def _cached_format(tokenizer: Hashable, model: str, tool_parser: str | None) -> ChatFormat:
+    return ChatFormat(model, cast("Tokenizer", tokenizer), tool_parser)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
     """A rendered conversation."""
 
-    tokens: Sequence[int]
-    texts: TokenTexts
+    request: ChatRequest
+    chat_format: ChatFormat
+    rendered: RenderedChat
 
-    def new_parser(self, stops: Sequence[str]) -> AnswerParser:
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens of the prompt."""
+        return self.rendered.tokens
+
+    @property
+    def texts(self) -> TokenTexts:
+        """The texts of the tokens of the model."""
+        return self.chat_format.texts
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """The settings of the request, and what else ends an answer."""
+        return self.chat_format.extend_sampling(self.request, self.rendered)
+
+    def new_parser(self) -> AnswerParser:
         """Return a parser of one answer."""
-        return AnswerParser(self.texts, stops, context=self.tokens)
+        return self.chat_format.new_parser(self.request, self.rendered)
 
 
 async def render_chat_prompt(
@@ -54,16 +79,21 @@ async def render_chat_prompt(
 
 
 def _render(services: Services, source: ModelSource, request: ChatRequest) -> ChatPrompt:
-    tokenizer = services.load_tokenizer(source.base)
+    base = source.base
     try:
-        tokens = Renderer(tokenizer).render_prompt(tuple(request.messages))
+        tokenizer = cast("Hashable", services.load_tokenizer(base))
+        tool_parser = services.config.tool_parsers.get(base.name)
+        chat_format = _cached_format(tokenizer, base.name, tool_parser)
+        rendered = chat_format.render(request)
+    except ToolsUnsupported as error:
+        raise unsupported_value("tools", error.message) from None
     except InvalidInput as error:
         raise invalid_value("messages", error.message) from None
-    return ChatPrompt(tokens=tokens, texts=texts_of(tokenizer))
+    return ChatPrompt(request=request, chat_format=chat_format, rendered=rendered)
 
 
 def _count_chars(request: ChatRequest) -> int:
-    return sum(len(str(message.get("content") or "")) for message in request.messages)
+    return len(str(request.tools)) + sum(len(str(message)) for message in request.messages)
 
 
 def check_text_length(base: BaseModel, num_chars: int) -> None:

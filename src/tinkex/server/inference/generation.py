@@ -247,7 +247,7 @@ class ChatGeneration(Generation):
         super().__init__(
             job,
             request.sampling,
-            lambda: prompt.new_parser(request.sampling.stop),
+            prompt.new_parser,
             num_prompt_tokens=len(prompt.tokens),
         )
         self.request = request
@@ -262,5 +262,5 @@ async def start_generation(
     source = await resolve_model(services, caller.tenant_id, request.model)
     prompt = await render_chat_prompt(services, caller.tenant_id, source, request)
     options = SampleOptions(idempotency_key=idempotency_key, user=request.user)
-    job = await submit_sample(services, caller, source, prompt.tokens, request.sampling, options)
+    job = await submit_sample(services, caller, source, prompt.tokens, prompt.sampling, options)
     return ChatGeneration(job, request, source, prompt)
