@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
-from tinkex.server.config import ServerConfig
+from tinkex.server.config import TOOL_PARSERS, ServerConfig
 from tinkex.server.config_sources import (
     FIELDS,
     decode_config,
@@ -23,6 +23,7 @@ from tinkex.server.config_sources import (
     read_from_variables,
     variable_name,
 )
+from tinkex.server.inference.tool_parsers import FAMILIES
 
 HOME = {"HOME": "/nowhere"}
 
@@ -158,6 +159,14 @@ def test_samplers_are_named_per_base_model(tmp_path: Path) -> None:
     assert read_config({"home": tmp_path}, None, {}).vllm_models == frozenset()
     with pytest.raises(ConfigError, match="the sampler of c is 'vlm'; expected trainer or vllm"):
         read_config({"home": tmp_path, "samplers": {"c": "vlm"}}, None, {})
+
+
+def test_tool_parsers_are_named_per_base_model(tmp_path: Path) -> None:
+    assert set(TOOL_PARSERS) == {*FAMILIES, "plain"}
+    config = read_config({"home": tmp_path}, toml(tmp_path, "tool_parsers = { a = 'hermes' }"), {})
+    assert config.tool_parsers == {"a": "hermes"}
+    with pytest.raises(ConfigError, match="tool parser of a is 'json'; expected one of hermes,"):
+        read_config({"home": tmp_path, "tool_parsers": {"a": "json"}}, None, {})
 
 
 def test_file_types_are_strict(tmp_path: Path) -> None:
