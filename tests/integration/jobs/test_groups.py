@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
+from tests.integration.jobs.test_preemption import LONG, SHORT, GatedEngine
 from tests.support.serve_process import eventually
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import RateLimitError
@@ -41,9 +42,10 @@ class GroupWorker:
         group_id: str,
         seconds_per_op: float = 0.0,
         quotas: QuotaChecks | None = None,
+        engine: FakeEngine | None = None,
     ) -> None:
         self.id = group_id
-        self.engine = FakeEngine([BASE_MODEL], seconds_per_op=seconds_per_op)
+        self.engine = engine or FakeEngine([BASE_MODEL], seconds_per_op=seconds_per_op)
         self.database = Database(harness.url)
         config = WorkerConfig(
             owner=f"test-{group_id}",
@@ -390,3 +392,26 @@ def test_flood_on_two_groups_does_not_delay_another_tenant(
         ]
         # The tenants of a group take turns: two operations each, and what shares their commits.
         assert len(before) < len(flood) / 2
+
+
+def test_long_passes_are_preempted_in_every_group(
+    harness: WorkerHarness, start: Callable[..., GroupWorker]
+) -> None:
+    engines = [GatedEngine(), GatedEngine()]
+    heavy, light = models_in_groups(harness, "heavy"), models_in_groups(harness, "light")
+    for group_id, engine in zip(("", "two"), engines, strict=True):
+        start(group_id, engine=engine)
+    long = [harness.forward_backward(run_id, 1, LONG) for run_id in heavy]
+    for engine in engines:
+        assert engine.began.wait(60)
+    short = [harness.forward_backward(run_id, 1, SHORT) for run_id in light]
+    for engine, job in zip(engines, short, strict=True):
+        engine.permits.release()
+        harness.result(job)
+        assert engine.num_steps == 1
+    for job in long:
+        assert not harness.queue.find(job.tenant_id, job.id).is_finished
+    for engine in engines:
+        engine.permits.release(100)
+    results = [harness.result(job) for job in long]
+    assert results[0] == results[1]
