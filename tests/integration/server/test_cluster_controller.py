@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -278,3 +280,23 @@ def test_report_shows_nodes_and_groups(setup: Setup) -> None:
     report = setup.report()
     assert report.nodes[0].groups == tuple(ids)
     assert [group.node for group in report.groups] == ["n1", "n1"]
+
+
+#: A controller whose first round is blocked in a call of Ray.
+BLOCKED = """
+import threading
+from types import SimpleNamespace
+from tinkex.server.cluster import cluster_process
+
+cluster_process.MAX_ROUND_SECONDS = 0.2
+blocked_controller = SimpleNamespace(run_once=threading.Event().wait)
+cluster_process._run_once(blocked_controller, SimpleNamespace(hold=lambda: True))
+"""
+
+
+def test_controller_that_is_blocked_ends() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert "in _run_once" in ended.stderr

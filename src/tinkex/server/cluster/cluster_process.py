@@ -6,6 +6,7 @@ It ends when Ray is lost, and is started again until Ray is back.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import signal
 import socket
 import sys
@@ -25,6 +26,9 @@ from tinkex.store.settings import get_or_create_store_id
 LOG = get_logger(__name__)
 #: Interval of the comparison of the store with the cluster.
 POLL_SECONDS = 1.0
+#: A call of Ray that is interrupted by the loss of the head may block forever. After this time the
+#: process writes where it is blocked, and ends.
+MAX_ROUND_SECONDS = 60.0
 
 
 def main() -> int:
@@ -70,11 +74,14 @@ def run_controller(config: ServerConfig, stop: threading.Event) -> None:
 
 
 def _run_once(controller: ClusterController, lease: CoordinatorLease) -> None:
+    faulthandler.dump_traceback_later(MAX_ROUND_SECONDS, exit=True)
     try:
         if lease.hold():
             controller.run_once()
     except StoreError as error:
         LOG.warning("the store is not available, will retry: %s", error)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
