@@ -77,7 +77,7 @@ def test_models_go_on_after_down_and_up(
         clients = make_models(service)
         losses = train(clients, 2)
         server.stop_groups()
-        assert server.ready_groups() == []
+        assert [row["state"] for row in server.command("status")] == ["stopped"] * 2
         server.command("up")
         server.wait_for_groups(2)
         losses += train(clients, 2)

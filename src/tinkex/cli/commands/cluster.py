@@ -64,10 +64,14 @@ def cluster() -> None:
 def status(context: Context, home: Path | None, store: str | None) -> None:
     """List the worker groups: their state, models and queued work."""
     with open_server_store(home, store) as database:
-        records, report = database.read(lambda db: (_list_groups(db), _read_report(db)))
+        records, report, is_up = database.read(
+            lambda db: (_list_groups(db), _read_report(db), _is_up(db))
+        )
     registered = {group.id for group, _ in records}
     started = {group.id: group for group in report.groups} if report is not None else {}
     rows = [_group_row(group, num_models, started.get(group.id)) for group, num_models in records]
+    if not is_up:
+        rows = [_stopped_row(row) if _is_on_ray(row) and not row["pid"] else row for row in rows]
     rows += [_starting_row(group) for group in started.values() if group.id not in registered]
     shown = [
         {
@@ -214,6 +218,23 @@ def _read_report(db: Connection) -> ClusterReport | None:
     from tinkex.store import clusters
 
     return clusters.read_report(db)
+
+
+def _is_up(db: Connection) -> bool:
+    from tinkex.store import clusters
+
+    return clusters.read_target(db).is_up
+
+
+def _is_on_ray(row: Mapping[str, Any]) -> bool:
+    from tinkex.server.pools import pool_of_group
+
+    return pool_of_group(row["group"]) is not None
+
+
+def _stopped_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a group that `tinkex cluster down` has stopped; it keeps its models."""
+    return {**row, "state": "stopped", "busy": 0.0}
 
 
 def _starting_row(started: GroupReport) -> dict[str, Any]:
