@@ -131,6 +131,34 @@ def test_completion_continues_text(page: Page, complaints: list[str]) -> None:
     assert complaints == []
 
 
+def test_tokens_of_server_are_those_of_the_answer(page: Page, complaints: list[str]) -> None:
+    page.get_by_label("Show tokens").check()
+    ask(page, say("Grüße, matey!"))
+
+    tokens = page.locator(".token-list .token").all_text_contents()
+    assert "".join(tokens).startswith("Grüße, matey!")
+    assert len(tokens) > 3
+    # The character ü has two tokens.
+    page.locator(".token-list").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".token-details code").first).to_have_text("\\xc3")
+
+    page.get_by_text("Completion", exact=True).click()
+    page.get_by_label("Also of the given text").check()
+    page.get_by_role("textbox", name="Text to continue").fill("The given text")
+    page.get_by_label("Max tokens").fill("1")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.user")).to_contain_text("The given text")
+    expect(page.locator("#play-status")).to_have_text("The answer is complete.")
+    first = page.locator(".token-list .token").first
+    first.click()
+    expect(page.locator(".token-details")).to_contain_text("no probability")
+    shown = "".join(page.locator(".token-list .token").all_text_contents())
+    assert shown.startswith("The given text")
+    assert complaints == []
+
+
 def test_model_is_selected_by_address(server: RealServer, page: Page) -> None:
     page.goto(f"{server.url}/playground?model={SECOND}")
     expect(page.get_by_label("Model", exact=True)).to_have_value(SECOND)
@@ -192,9 +220,10 @@ def test_tokens_show_probabilities(page: Page, complaints: list[str]) -> None:
     assert (requests[0]["logprobs"], requests[0]["top_logprobs"]) == (True, 5)
     assert (requests[0]["temperature"], requests[0]["stop"]) == (0.5, ["END", "\n\n"])
     assert "top_p" not in requests[0]
-    expect(page.locator(".token")).to_have_text(["Gr", "üße"])
-    expect(page.locator(".token").first).to_have_class(re.compile("level-0"))
-    expect(page.locator(".token").last).to_have_class(re.compile("level-4"))
+    tokens = page.locator(".token-list .token")
+    expect(tokens).to_have_text(["Gr", "üße"])
+    expect(tokens.first).to_have_class(re.compile("level-0"))
+    expect(tokens.last).to_have_class(re.compile("level-4"))
     expect(page.locator(".message.assistant .note")).to_contain_text("ended at the token limit")
     expect(page.get_by_text("Reasoning")).to_be_visible()
 
@@ -206,7 +235,7 @@ def test_tokens_show_probabilities(page: Page, complaints: list[str]) -> None:
     expect(details).to_contain_text("4.98 %")
     expect(details.locator("li")).to_have_count(2)
     expect(details.locator("li").last).to_contain_text("60.65 %")
-    page.locator(".token").first.hover()
+    tokens.first.hover()
     expect(details).to_contain_text("99.00 %")
     assert complaints == []
 
@@ -245,11 +274,16 @@ def test_stop_cancels_request(tmp_path: Path, context: BrowserContext) -> None:
         page.get_by_label("Max tokens").fill("2000")
         page.get_by_role("textbox", name="Message").fill(say("word " * 1000))
         page.keyboard.press("Enter")
-        eventually(lambda: num_open_jobs(server) == 1)
+        answer = page.locator(".message.assistant .text").last
+        # Tokens are shown while the answer is generated.
+        expect(answer).to_contain_text("word word word")
+        expect(page.locator("#play-status")).to_have_text("Answering…")
+        assert num_open_jobs(server) == 1
 
         page.keyboard.press("Escape")
 
         expect(page.locator("#play-status")).to_have_text("Stopped.")
+        expect(answer).to_contain_text("word word word")
         eventually(lambda: num_open_jobs(server) == 0, seconds=30)
     finally:
         server.stop()
@@ -262,8 +296,6 @@ def test_stop_cancels_request(tmp_path: Path, context: BrowserContext) -> None:
 def test_shown_code_gives_the_same_answer(
     server: RealServer, page: Page, tmp_path: Path, language: str
 ) -> None:
-    if language == "openai":
-        pytest.importorskip("openai")
     page.get_by_label("System prompt").fill("It's a \"test\" with 'quotes'\nand lines.")
     page.get_by_label("Stop texts").fill("NEVER")
     page.get_by_label("Top k").fill("5")

@@ -6,6 +6,8 @@ export function newAnswer(model, startedAt) {
     text: "",
     reasoning: "",
     tokens: [],
+    // Joins the bytes of characters that consist of several tokens.
+    decoder: new TextDecoder(),
     finishReason: null,
     usage: null,
     error: null,
@@ -27,7 +29,7 @@ export function addChunk(answer, chunk, now) {
     answer.text += text;
     answer.reasoning += reasoning;
     answer.text += toolCallText(choice.delta?.tool_calls);
-    answer.tokens.push(...readTokens(choice.logprobs));
+    answer.tokens.push(...readTokens(choice.logprobs, answer.decoder));
     if (choice.finish_reason) answer.finishReason = choice.finish_reason;
   }
 }
@@ -38,23 +40,31 @@ function toolCallText(calls) {
     .join("");
 }
 
-// Tokens of the logprobs of either endpoint: {text, logprob, alternatives: [{text, logprob}]}.
-export function readTokens(logprobs) {
+// Tokens of the logprobs of either endpoint: {text, name, logprob, alternatives: [{name, logprob}]}.
+// The texts together are the answer; the name of a token that is a part of a character is its bytes.
+export function readTokens(logprobs, decoder) {
   if (!logprobs) return [];
   if (logprobs.content) {
     return logprobs.content.map((entry) => ({
-      text: entry.token,
+      text: entry.bytes ? decoder.decode(Uint8Array.from(entry.bytes), { stream: true }) : entry.token,
+      name: tokenName(entry),
       logprob: entry.logprob,
-      alternatives: (entry.top_logprobs ?? []).map((each) => ({ text: each.token, logprob: each.logprob })),
+      alternatives: (entry.top_logprobs ?? []).map((each) => ({ name: tokenName(each), logprob: each.logprob })),
     }));
   }
   return (logprobs.tokens ?? []).map((text, index) => ({
     text,
+    name: text,
     logprob: logprobs.token_logprobs[index],
     alternatives: Object.entries(logprobs.top_logprobs?.[index] ?? {})
-      .map(([each, logprob]) => ({ text: each, logprob }))
+      .map(([name, logprob]) => ({ name, logprob }))
       .sort((a, b) => b.logprob - a.logprob),
   }));
+}
+
+function tokenName({ token, bytes }) {
+  if (!bytes || !token.includes("\ufffd")) return token;
+  return bytes.map((byte) => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
 }
 
 // One line about an answer: why it ended, how many tokens, how fast.

@@ -25,6 +25,11 @@ function chosenModel(index) {
   return chosen === "other" ? find(`path-${index}`).value.trim() : chosen;
 }
 
+// The text of a listed model, which is shorter than the path of a checkpoint.
+function labelOf(model) {
+  return [...find("model-0").options].find((option) => option.value === model)?.text ?? model;
+}
+
 function chosenModels() {
   return find("compare").checked ? [chosenModel(0), chosenModel(1)] : [chosenModel(0)];
 }
@@ -76,6 +81,7 @@ function requestOf(conversation, model, pane) {
 
 async function generate(turn, pane, model, signal) {
   const answer = newAnswer(model, performance.now());
+  answer.label = labelOf(model);
   turn.answers[pane] = answer;
   const { path, body } = requestOf(turns.slice(0, turns.indexOf(turn) + 1), model, pane);
   const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
@@ -99,9 +105,12 @@ async function answerTurn(turn, panes) {
   const models = chosenModels();
   turn.answers.length = Math.min(turn.answers.length, models.length);
   showRunning(true);
-  await Promise.all(
-    models.map((model, pane) => (panes.includes(pane) ? generate(turn, pane, model, controller.signal) : null)),
+  const answers = models.map((model, pane) =>
+    panes.includes(pane) ? generate(turn, pane, model, controller.signal) : null,
   );
+  // The previous answer disappears before the first token comes.
+  paint();
+  await Promise.all(answers);
   running = null;
   showRunning(false);
   paint();
@@ -139,7 +148,9 @@ const actions = {
     answerTurn(turn, [0, 1]);
   },
   editAnswer(turn, pane, text) {
-    const answer = newAnswer(turn.answers[pane].model, 0);
+    const before = turn.answers[pane];
+    const answer = newAnswer(before.model, 0);
+    answer.label = before.label;
     answer.text = text;
     answer.isEdited = true;
     turn.answers[pane] = answer;
@@ -219,7 +230,9 @@ function showControls() {
   find("system-field").hidden = !isChat();
   find("legend").hidden = !find("probabilities").checked;
   find("second-model").hidden = !find("compare").checked;
-  find("prompt-label").textContent = isChat() ? "Message" : "Text to continue";
+  const purpose = isChat() ? "Message" : "Text to continue";
+  find("prompt-label").textContent = purpose;
+  find("prompt").placeholder = isChat() ? purpose : `${purpose}; Ctrl+Enter sends it`;
 }
 
 function onPromptKey(event) {

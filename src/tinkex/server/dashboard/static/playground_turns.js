@@ -43,7 +43,8 @@ function updateTurn(turn, state, actions) {
 
 function showPrompt(element, turn, actions) {
   const text = create("div", "text", turn.prompt);
-  element.replaceChildren(heading(turn.isChat ? "You" : "Text"), text);
+  const head = heading(turn.isChat ? "You" : "Text");
+  element.replaceChildren(head, text);
   if (!turn.isChat) return;
   const edit = button("Edit", () =>
     openEditor(element, turn.prompt, "Send again", (changed) => {
@@ -52,7 +53,7 @@ function showPrompt(element, turn, actions) {
       actions.editPrompt(turn, changed);
     }, () => showPrompt(element, turn, actions)),
   );
-  element.append(toolbar(edit));
+  head.append(toolbar(edit));
 }
 
 function updateAnswer(view, turn, answer, pane, state, actions) {
@@ -103,7 +104,10 @@ function answerView(turn, answer, pane, actions) {
     );
     tools.append(edit);
   }
-  element.append(heading(answer.model), body, note, tools);
+  const head = heading(answer.label ?? answer.model);
+  head.title = answer.model;
+  head.append(tools);
+  element.append(head, body, note);
   return { answer, element, reasoningBox, reasoning, text, tokens, error, note, tools };
 }
 
@@ -132,10 +136,12 @@ function openEditor(element, text, label, onSave, onCancel) {
 }
 
 function heading(text) {
-  const element = create("h3");
+  const element = create("div", "head");
+  const title = create("h3");
   const name = document.createElement("bdi");
   name.textContent = text;
-  element.append(name);
+  title.append(name);
+  element.append(title);
   return element;
 }
 

@@ -33,6 +33,7 @@ export function updateTokens(view, tokens) {
     const element = document.createElement("span");
     element.className = `token ${levelClass(token.logprob)}`;
     element.textContent = visibleText(token.text);
+    element.classList.toggle("partial", token.text === "");
     element.dataset.index = view.tokens.length - 1;
     view.list.append(element);
     if (token.text.endsWith("\n")) view.list.append(document.createElement("br"));
@@ -46,7 +47,7 @@ export function levelClass(logprob) {
 }
 
 export function visibleText(text) {
-  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
 }
 
 export function formatProbability(logprob) {
@@ -84,19 +85,19 @@ function select(view, index) {
 function showDetails(details, token) {
   const title = document.createElement("p");
   const code = document.createElement("code");
-  code.textContent = visibleText(token.text);
+  code.textContent = visibleText(token.name);
   const logprob = typeof token.logprob === "number" ? ` (log ${token.logprob.toFixed(4)})` : "";
   title.append(code, ` ${formatProbability(token.logprob)}${logprob}`);
   const alternatives = document.createElement("ol");
   for (const each of token.alternatives) {
     const row = document.createElement("li");
     const text = document.createElement("code");
-    text.textContent = visibleText(each.text);
+    text.textContent = visibleText(each.name);
     const bar = document.createElement("meter");
     bar.value = Math.exp(each.logprob);
     bar.setAttribute("aria-hidden", "true");
     row.append(text, bar, ` ${formatProbability(each.logprob)}`);
-    if (each.text === token.text) row.className = "chosen";
+    if (each.name === token.name) row.className = "chosen";
     alternatives.append(row);
   }
   details.replaceChildren(title, alternatives);
