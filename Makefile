@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all qa flaky kills bench compat docs format clean
+.PHONY: demo test test-all qa flaky kills bench compat docs uplot format clean
 
 demo: $(VENV)/.demo
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
@@ -45,6 +45,10 @@ compat: $(VENV)/.ready
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/zensical build --clean --strict
+
+# The charting library of the dashboard: VERSION=1.6.32 fetches a version, otherwise its digests are checked.
+uplot: $(VENV)/.ready
+	$(BIN)/python scripts/update_uplot.py $(VERSION)
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix src tests trainer examples benchmarks docs
