@@ -100,6 +100,7 @@ def test_every_method_has_async_version_or_returns_future() -> None:
         "get_telemetry",
     }
     sync_only |= {"find_training_runs", "rename_training_run", "report_run_metrics"}
+    sync_only |= {"set_training_run_tags"}
     for owner in (RestClient, AdminClient):
         public = {name for name, _ in inspect.getmembers(owner) if not name.startswith("_")}
         sync = {name for name in public if not name.endswith("_async")}

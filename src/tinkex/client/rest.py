@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Literal
 
@@ -23,6 +23,7 @@ from tinkex.wire.messages import (
     Empty,
     RenameRunRequest,
     ReportMetricsRequest,
+    SetRunTagsRequest,
 )
 
 AccessScope = Literal["owned", "accessible"]
@@ -117,6 +118,13 @@ class RestClient(CheckpointsClient):
         """Set the name of a run, or remove it with None. tinkex servers only."""
         message = RenameRunRequest(name=name)
         return self._call(api.RENAME_RUN, {"training_run_id": training_run_id}, message)
+
+    def set_training_run_tags(
+        self, training_run_id: types.ModelID, tags: Sequence[str]
+    ) -> APIFuture[Empty]:
+        """Replace the tags of a run; those of its session stay. tinkex servers only."""
+        message = SetRunTagsRequest(tags=list(tags))
+        return self._call(api.SET_RUN_TAGS, {"training_run_id": training_run_id}, message)
 
     def report_run_metrics(
         self, training_run_id: types.ModelID, seq_id: int, metrics: Mapping[str, float]

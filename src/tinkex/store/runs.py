@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -93,7 +94,18 @@ def list_snapshots(db: sa.Connection) -> set[str]:
     return {name for name in db.scalars(sa.select(runs.c.snapshot)) if name is not None}
 
 
-def list_page(
+_NAME = runs.c.user_metadata["name"].as_string()
+SORT_COLUMNS: Mapping[str, sa.ColumnElement[object]] = {
+    "created": runs.c.created_at,
+    "active": runs.c.used_at,
+    "steps": runs.c.num_steps,
+    "model": runs.c.base_model,
+    "name": sa.func.lower(sa.func.coalesce(_NAME, sessions.c.display_name, "")),
+}
+"""What lists of models can be sorted by."""
+
+
+def list_page(  # noqa: PLR0913 - filters and order of a list, by name
     db: sa.Connection,
     tenant_id: str,
     *,
@@ -102,23 +114,26 @@ def list_page(
     with_public: bool = False,
     project_id: str | None = None,
     search: str | None = None,
+    sort: str = "-created",
 ) -> tuple[list[RunRecord], int]:
-    """Return a page of a tenant's models, newest first, and the total.
+    """Return a page of a tenant's models and the total.
 
     `with_public` adds other tenants' models with a public checkpoint; `search` is a prefix of an id
-    or a part of a name.
+    or a part of a name or tag; `sort` is a name of `SORT_COLUMNS`, descending after a minus.
     """
     is_own = runs.c.tenant_id == tenant_id
     condition = sa.or_(is_own, runs.c.id.in_(_select_published())) if with_public else is_own
     query = sa.select(runs).where(condition)
-    if project_id is not None or search is not None:
+    order = SORT_COLUMNS[sort.removeprefix("-")]
+    if project_id is not None or search is not None or sort.endswith("name"):
         query = query.join(sessions, sessions.c.id == runs.c.session_id)
     if project_id is not None:
         query = query.where(sessions.c.project_id == project_id)
     if search is not None:
         query = query.where(_is_search_match(tenant_id, search))
     total = db.scalar(sa.select(sa.func.count()).select_from(query.subquery())) or 0
-    ordered = query.order_by(runs.c.created_at.desc(), runs.c.id.desc())
+    first = order.desc() if sort.startswith("-") else order.asc()
+    ordered = query.order_by(first, runs.c.created_at.desc(), runs.c.id.desc())
     return [
         RunRecord.from_row(row) for row in db.execute(ordered.limit(limit).offset(offset))
     ], total
@@ -126,12 +141,19 @@ def list_page(
 
 def _is_search_match(tenant_id: str, search: str) -> sa.ColumnElement[bool]:
     """Return a condition: the id starts with the text, or a name of this tenant contains it."""
-    name = runs.c.user_metadata["name"].as_string()
+    # Tags are JSON; SQLite keeps other characters than ASCII escaped, PostgreSQL does not.
+    needles = {search.lower(), json.dumps(search)[1:-1].lower()}
+    tags = (runs.c.user_metadata["tags"].as_string(), sa.cast(sessions.c.tags, sa.Text))
     is_named = sa.or_(
-        name.contains(search, autoescape=True),
+        _NAME.contains(search, autoescape=True),
         # SQLite lowers only ASCII letters; the line above matches others exactly.
-        sa.func.lower(name).contains(search.lower(), autoescape=True),
+        sa.func.lower(_NAME).contains(search.lower(), autoescape=True),
         sessions.c.search_name.contains(search.lower(), autoescape=True),
+        *(
+            sa.func.lower(column).contains(needle, autoescape=True)
+            for column in tags
+            for needle in sorted(needles)
+        ),
     )
     return sa.or_(
         runs.c.id.startswith(search, autoescape=True),
@@ -141,8 +163,17 @@ def _is_search_match(tenant_id: str, search: str) -> sa.ColumnElement[bool]:
 
 def rename(db: sa.Connection, run: RunRecord, name: str | None) -> None:
     """Set the name of a model, or remove it."""
-    others = {key: value for key, value in (run.user_metadata or {}).items() if key != "name"}
-    metadata = others if name is None else others | {"name": name}
+    _set_metadata(db, run, "name", name)
+
+
+def set_tags(db: sa.Connection, run: RunRecord, tags: Sequence[str]) -> None:
+    """Replace the tags of a model; those of its session stay."""
+    _set_metadata(db, run, "tags", list(tags) or None)
+
+
+def _set_metadata(db: sa.Connection, run: RunRecord, key: str, value: object) -> None:
+    others = {name: each for name, each in (run.user_metadata or {}).items() if name != key}
+    metadata = others if value is None else others | {key: value}
     db.execute(sa.update(runs).where(runs.c.id == run.id).values(user_metadata=metadata or None))
 
 

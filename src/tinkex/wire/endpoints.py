@@ -23,6 +23,7 @@ from tinkex.wire.messages import (
     FinishSessionRequest,
     RenameRunRequest,
     ReportMetricsRequest,
+    SetRunTagsRequest,
     TokenizerReply,
     TraceExportReply,
     TtlRequest,
@@ -213,6 +214,14 @@ RENAME_RUN = post_json(
     "rename_training_run",
     "/training_runs/{training_run_id}/name",
     RenameRunRequest,
+    Empty,
+    method="PUT",
+    is_tinkex_only=True,
+)
+SET_RUN_TAGS = post_json(
+    "set_training_run_tags",
+    "/training_runs/{training_run_id}/tags",
+    SetRunTagsRequest,
     Empty,
     method="PUT",
     is_tinkex_only=True,

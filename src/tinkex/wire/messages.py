@@ -54,6 +54,12 @@ class RenameRunRequest(Message):
     name: str | None = None
 
 
+class SetRunTagsRequest(Message):
+    """Replace the tags of a training run."""
+
+    tags: list[str]
+
+
 class AssignProjectRequest(Message):
     """Move a session to a project."""
 

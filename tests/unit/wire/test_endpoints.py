@@ -86,6 +86,7 @@ OWN = [
     ("GET", RUN + "/metrics"),
     ("POST", RUN + "/metrics"),
     ("PUT", RUN + "/name"),
+    ("PUT", RUN + "/tags"),
     ("GET", "/usage/quotas"),
 ]
 ROWS = [row for row in vars(api).values() if isinstance(row, Endpoint)]

@@ -75,6 +75,12 @@ def run_name(run: RunRecord, session: SessionRecord) -> str | None:
     return name if isinstance(name, str) and name.strip() else session.display_name
 
 
+def own_tags(run: RunRecord) -> list[str]:
+    """The tags of a run without those of its session."""
+    tags = (run.user_metadata or {}).get("tags")
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A training run at one moment."""
@@ -88,6 +94,11 @@ class RunSummary:
     """Metrics of the newest optimizer step, with `loss` if it is known."""
     active_at: float
     """When it was last used or completed an optimizer step."""
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags of the run and of its session, without repetition."""
+        return list(dict.fromkeys([*own_tags(self.run), *self.session.tags]))
 
 
 def summarize_runs(db: Connection, runs: Sequence[RunRecord], now: float) -> list[RunSummary]:

@@ -137,6 +137,7 @@ FOREIGN: dict[str, list[MakeBody]] = {
     "get_run_metrics": [lambda it, _: None],
     "report_run_metrics": [lambda it, _: {"seq_id": 1, "metrics": {"reward": 1.0}}],
     "rename_training_run": [lambda it, _: {"name": "mine now"}],
+    "set_training_run_tags": [lambda it, _: {"tags": ["mine"]}],
     "list_checkpoints": [lambda it, _: None],
     "list_model_checkpoints": [lambda it, _: None],
     "delete_checkpoint": [lambda it, _: None],

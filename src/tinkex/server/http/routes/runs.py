@@ -24,10 +24,11 @@ from tinkex.store import checkpoints, runs, stats, steps
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunRecord
 from tinkex.store.write_locks import SHARED
-from tinkex.wire.messages import RenameRunRequest, ReportMetricsRequest
+from tinkex.wire.messages import RenameRunRequest, ReportMetricsRequest, SetRunTagsRequest
 
 DEFAULT_LIMIT = 20
 MAX_NAME_CHARS = 120
+MAX_TAGS, MAX_TAG_CHARS = 16, 40
 
 
 async def list_runs(
@@ -78,6 +79,35 @@ async def rename_run(
 
     await write(services, transaction)
     return {}
+
+
+async def set_run_tags(
+    services: Services, context: RequestContext[SetRunTagsRequest]
+) -> dict[str, object]:
+    """Replace the tags of a training run."""
+    tags = check_run_tags(context.request.tags)
+
+    def transaction(db: Connection) -> None:
+        run = require_run(db, context.tenant_id, context.ids["training_run_id"], "training run")
+        runs.set_tags(db, run, tags)
+
+    await write(services, transaction)
+    return {}
+
+
+def check_run_tags(tags: Sequence[str]) -> list[str]:
+    """Return tags without surrounding spaces and repetitions."""
+    unique = list(dict.fromkeys(tag.strip() for tag in tags))
+    if len(unique) > MAX_TAGS:
+        raise UnprocessableEntityError(
+            f"tags has {len(unique)} entries, expected at most {MAX_TAGS}"
+        )
+    for tag in unique:
+        if not 1 <= len(tag) <= MAX_TAG_CHARS or not tag.isprintable():
+            raise UnprocessableEntityError(
+                f"tags has {tag[:40]!r}, expected 1 to {MAX_TAG_CHARS} printable characters"
+            )
+    return unique
 
 
 def check_run_name(name: str | None) -> str | None:
@@ -131,6 +161,7 @@ ROUTES: dict[str, Handler] = {
     "list_training_runs": list_runs,
     "get_training_run": get_run,
     "rename_training_run": rename_run,
+    "set_training_run_tags": set_run_tags,
 }
 
 
