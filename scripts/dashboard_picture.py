@@ -60,7 +60,7 @@ def take_picture(url: str) -> None:
         page = browser.new_page(viewport={"width": 1000, "height": 630})
         page.goto(url)
         page.get_by_role("link", name=NAME).first.click()
-        page.wait_for_selector("svg")
+        page.wait_for_selector(".u-legend")
         page.wait_for_timeout(1000)
         page.screenshot(path=PICTURE)
         browser.close()

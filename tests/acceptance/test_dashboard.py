@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import html
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 import tinkex
+from tests.support.chromium import PATIENCE_MS, open_chromium, record_complaints
 from tests.support.real_server import RealServer, start_server
 
 HOSTILE = '<script>document.title="owned"</script><b>bold</b>'
 Train: TypeAlias = "Callable[..., tinkex.TrainingClient]"
-#: Pages refresh every few seconds; machines that run tests are slow.
-PATIENCE_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +41,8 @@ def empty_server(tmp_path: Path) -> Iterator[RealServer]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    executable = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert executable, "Chromium is missing; run scripts/system-packages.sh, which installs it"
-    # The sandbox does not work for root, the user in containers.
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
-    # Without this, expectations time out after five seconds regardless of the context.
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=executable, args=options, timeout=PATIENCE_MS
-        )
+    with open_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -67,11 +55,7 @@ def context(chromium: Browser) -> Iterator[BrowserContext]:
 @pytest.fixture
 def complaints(context: BrowserContext) -> list[str]:
     """Errors in the browser: script errors and violations of the security policy."""
-    heard: list[str] = []
-    context.on("weberror", lambda error: heard.append(str(error.error)))
-    context.on("console", lambda said: heard.append(said.text) if said.type == "error" else None)
-    context.on("dialog", lambda dialog: heard.append(dialog.message))
-    return heard
+    return record_complaints(context)
 
 
 @pytest.fixture
@@ -131,30 +115,255 @@ def test_first_steps_snippet_creates_run(
     assert complaints == []
 
 
-def test_curve_updates_live(
+def open_newest_run(page: Page, server: RealServer) -> None:
+    page.goto(server.url)
+    page.locator("a[href^='/runs/']").first.click()
+
+
+def test_curves_update_live(
     server: RealServer, train: Train, context: BrowserContext, complaints: list[str]
 ) -> None:
     training = train(3)
     page = context.new_page()
-    page.goto(server.url)
-    page.locator("a[href^='/runs/']").first.click()
-    curve = page.locator(".curve svg[role=img]")
+    open_newest_run(page, server)
+    curve = page.locator("[data-metric=loss] .u-wrap")
     expect(curve).to_have_attribute("aria-label", _ends_at(3))
-    before = page.locator("polyline").get_attribute("points")
     mark(page)
+    page.evaluate("window.chart = document.querySelector('[data-metric=loss] canvas')")
 
     take_steps(training, 4)
 
     expect(curve).to_have_attribute("aria-label", _ends_at(7))
-    assert page.locator("polyline").get_attribute("points") != before
-    expect(page.locator("tbody tr").first.locator("td").first).to_have_text("7")
-    expect(page.locator(".curve circle:not(.last)")).to_have_count(7)
+    expect(page.locator(".compact tbody tr").first.locator("td").first).to_have_text("7")
+    for metric in ("learning_rate", "grad_norm", "tokens_per_second"):
+        expect(page.locator(f"[data-metric={metric}] canvas")).to_be_visible()
+    # The same canvas was drawn again: nothing flickers.
+    assert page.evaluate("window.chart === document.querySelector('[data-metric=loss] canvas')")
     assert is_marked(page)
     assert complaints == []
 
 
 def _ends_at(step: int) -> re.Pattern[str]:
     return re.compile(rf" at step {step}$")
+
+
+def test_chart_is_used_by_keyboard_zoomed_and_saved(
+    server: RealServer, train: Train, context: BrowserContext, complaints: list[str]
+) -> None:
+    train(8, "zoomed")
+    page = context.new_page()
+    open_newest_run(page, server)
+    loss = page.locator("[data-metric=loss]")
+    loss.locator(".u-wrap").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(loss.locator("[aria-live]")).to_have_text(re.compile(r"^Step 2\. zoomed: [0-9.]+$"))
+    expect(loss.locator(".u-legend .u-value").first).to_have_text("2")
+
+    page.get_by_label("From step").fill("3")
+    page.get_by_label("To step").fill("5")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Reset zoom")).to_be_enabled()
+    expect(loss.locator(".u-wrap")).to_have_attribute("aria-label", _ends_at(6))
+    page.get_by_role("button", name="Reset zoom").click()
+    expect(loss.locator(".u-wrap")).to_have_attribute("aria-label", _ends_at(8))
+
+    page.get_by_label("Log scale").check()
+    page.get_by_label("Smoothing").fill("0.6")
+    expect(loss.locator(".u-legend")).to_contain_text("zoomed (not smoothed)")
+    for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg ")):
+        with page.expect_download() as saved:
+            loss.get_by_role("button", name=f"as {kind}").click()
+        assert Path(saved.value.path()).read_bytes().startswith(start)
+        assert saved.value.suggested_filename == f"loss.{kind.lower()}"
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="CSV").click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0].startswith("step,loss,")
+    assert len(lines) == 9
+    assert complaints == []
+
+
+def test_drag_zooms_all_charts(server: RealServer, train: Train, context: BrowserContext) -> None:
+    train(20, "dragged")
+    page = context.new_page()
+    open_newest_run(page, server)
+    over = page.locator("[data-metric=loss] .u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 40, steps=5)
+    page.mouse.up()
+
+    expect(page.get_by_label("From step")).not_to_have_value("")
+    first = int(page.get_by_label("From step").input_value())
+    last = int(page.get_by_label("To step").input_value())
+    assert 6 <= first < last <= 16
+    # Data of this range only was fetched, for all charts.
+    label = re.compile(r" at step ([5-9]|1[0-5]) to .* at step 1[0-7]$")
+    expect(page.locator("[data-metric=grad_norm] .u-wrap")).to_have_attribute("aria-label", label)
+
+
+def test_runs_are_compared_and_renamed(
+    server: RealServer, train: Train, context: BrowserContext, complaints: list[str]
+) -> None:
+    train(3, "first of two")
+    train(5, "second of two")
+    page = context.new_page()
+    page.goto(server.url + "/?q=of+two")
+    expect(page.locator("tbody tr", has=page.locator("[data-select]"))).to_have_count(2)
+    page.get_by_label("Compare second of two").check()
+    # Without a mouse.
+    page.get_by_label("Compare first of two").focus()
+    page.keyboard.press("Space")
+
+    chart = page.locator("[data-metric=loss] .u-wrap")
+    expect(chart).to_have_attribute("aria-label", re.compile("first of two from .*; |; first of"))
+    expect(page.get_by_text("2 runs selected")).to_be_visible()
+    legend = page.locator("[data-metric=loss] .u-legend")
+    expect(legend).to_contain_text("second of two")
+
+    page.get_by_role("button", name="Rename first of two").click()
+    name = page.get_by_label("Name; empty removes it")
+    expect(name).to_be_focused()
+    name.fill(HOSTILE)
+    page.keyboard.press("Enter")
+    expect(page.locator("td.main bdi.name", has_text="bold")).to_have_text(HOSTILE)
+    expect(page.locator("#notices")).to_contain_text("The name was saved.")
+    expect(legend).to_contain_text(HOSTILE)
+    page.reload()
+    expect(page.get_by_text("2 runs selected")).to_be_visible()
+    assert page.locator("b").count() == 0
+    assert complaints == []
+
+
+def test_run_and_checkpoint_actions(
+    server: RealServer, train: Train, context: BrowserContext, complaints: list[str]
+) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    training = train(1, "acted on")
+    path = training.save_state("kept").result().path
+    page = context.new_page()
+    open_newest_run(page, server)
+
+    page.get_by_role("button", name="Edit tags").click()
+    page.get_by_label("Tags, separated by commas").fill("one, two words")
+    page.get_by_role("dialog").get_by_role("button", name="Save").click()
+    expect(page.locator(".facts .tag")).to_have_text(["one", "two words"])
+
+    row = page.locator("tr", has_text=path)
+    row.get_by_role("button", name="Copy the path").click()
+    assert page.evaluate("navigator.clipboard.readText()") == path
+    choose(page, path, "Publish")
+    page.get_by_role("dialog").get_by_role("button", name="Publish").click()
+    expect(row.locator(".pill")).to_have_text("everyone")
+    choose(page, path, "Make private")
+    expect(row.locator(".pill")).to_have_text("you")
+    choose(page, path, "Set the expiry")
+    page.get_by_label("Expires").select_option("in a week")
+    page.get_by_role("dialog").get_by_role("button", name="Save").click()
+    expect(row.locator("[data-label=Expires]")).to_have_text(re.compile("in [67] d"))
+    with page.expect_download() as saved:
+        choose(page, path, "Download")
+    assert saved.value.suggested_filename == "weights-kept.tar"
+    assert Path(saved.value.path()).stat().st_size > 1000
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download trace").click()
+    assert b"traceEvents" in Path(saved.value.path()).read_bytes()[:2000]
+
+    choose(page, path, "Delete")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(row).to_be_visible()
+    choose(page, path, "Delete")
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(row).to_have_count(0)
+    assert complaints == []
+
+
+def choose(page: Page, path: str, action: str) -> None:
+    """Choose an action in the menu of a checkpoint."""
+    page.get_by_label(f"More actions for {path}").click()
+    page.locator("details[open]").get_by_role("button", name=action).click()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_are_accessible(
+    server: RealServer, train: Train, chromium: Browser, theme: Literal["light", "dark"]
+) -> None:
+    training = train(2, "accessible")
+    training.save_state("one").result()
+    with chromium.new_context(color_scheme=theme) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.goto(server.url)
+        page.locator("[data-select]").first.check()
+        page.wait_for_selector(".u-legend")
+        assert violations(page) == []
+        open_newest_run(page, server)
+        page.wait_for_selector(".u-legend")
+        assert violations(page) == []
+        page.get_by_role("button", name="Rename").click()
+        assert violations(page) == []
+        page.goto(server.url + "/login")
+        assert violations(page) == []
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds wrong with a page."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for each in found
+        for node in each["nodes"]
+    ]
+
+
+def test_page_is_used_by_keyboard_and_keeps_its_theme(
+    server: RealServer, train: Train, context: BrowserContext
+) -> None:
+    train(1)
+    page = context.new_page()
+    page.goto(server.url)
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page.get_by_role("link", name="Runs")).to_have_attribute("aria-current", "page")
+
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.get_by_role("button", name="Theme of the system").press("Enter")
+    page.get_by_role("button", name="Light theme").press("Enter")
+    expect(page.get_by_role("button", name="Dark theme")).to_be_visible()
+    assert page.evaluate(paper) != light
+    page.reload()
+    assert page.evaluate(paper) != light
+
+
+def test_other_site_cannot_act(server: RealServer, train: Train, context: BrowserContext) -> None:
+    training = train(1, "untouched")
+    run_url = f"{server.url}/api/v1/training_runs/{training.model_id}/name"
+    page = context.new_page()
+    page.goto(server.url)
+    token = page.locator("meta[name=csrf-token]").get_attribute("content")
+    # Another site in the same browser, which even knows the token.
+    context.route("http://evil.example/", lambda route: route.fulfill(body="<p>evil</p>"))
+    page.goto("http://evil.example/")
+    outcome = page.evaluate(
+        """async ([url, token]) => {
+            const headers = { "X-CSRF-Token": token, "Content-Type": "application/json" };
+            const body = JSON.stringify({ name: "stolen" });
+            try { return (await fetch(url, { method: "PUT", headers, body })).status; }
+            catch (error) { return error.name; }
+        }""",
+        [run_url, token],
+    )
+    assert outcome == "TypeError"
+    page.goto(server.url)
+    expect(page.locator("td.main bdi.name").first).to_have_text("untouched")
 
 
 def test_hostile_name_is_escaped(
@@ -201,7 +410,8 @@ def test_page_works_without_javascript_and_fits_a_small_screen(
         page.goto(server.url)
         assert page.locator("noscript meta[http-equiv=refresh]").count() == 1
         page.locator("a[href^='/runs/']").first.click()
-        expect(page.locator(".curve svg[role=img]")).to_be_visible()
+        expect(page.get_by_role("heading", name="Steps")).to_be_visible()
+        expect(page.get_by_role("link", name="here as CSV")).to_be_visible()
     with chromium.new_context(viewport=phone) as context:
         page = context.new_page()
         for path in ("", page_of_run(server, page)):
@@ -219,7 +429,7 @@ def page_of_run(server: RealServer, page: Page) -> str:
 def test_page_shows_lost_connection(server: RealServer, context: BrowserContext) -> None:
     page = context.new_page()
     page.goto(server.url)
-    state = page.get_by_role("status")
+    state = page.locator("#pulse")
     expect(state).to_have_text("live")
 
     context.set_offline(True)

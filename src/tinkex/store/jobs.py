@@ -190,6 +190,16 @@ def list_cancel_requested(db: sa.Connection) -> list[str]:
     return list(db.scalars(sa.select(jobs.c.id).where(is_open)))
 
 
+def list_open_ids(db: sa.Connection, run_id: str, session_id: str, *, limit: int) -> list[str]:
+    """Return the unfinished jobs of a model and the unfinished samples of its session."""
+    is_sample = sa.and_(jobs.c.session_id == session_id, jobs.c.sampler_id.is_not(None))
+    query = sa.select(jobs.c.id).where(
+        jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]),
+        sa.or_(jobs.c.run_id == run_id, is_sample),
+    )
+    return list(db.scalars(query.order_by(jobs.c.no).limit(limit)))
+
+
 def list_to_stop(db: sa.Connection, job_ids: Sequence[str]) -> list[str]:
     """Return which of these jobs are finished, and all jobs marked for cancellation."""
     return [*list_finished(db, job_ids), *list_cancel_requested(db)]

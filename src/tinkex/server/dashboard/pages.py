@@ -9,8 +9,9 @@ from litestar.types import ControllerRouterHandler
 
 from tinkex.server.dashboard.login import login, logout, show_login
 from tinkex.server.dashboard.page_actions import HANDLERS as ACTIONS
+from tinkex.server.dashboard.page_data import HANDLERS as DATA_HANDLERS
 from tinkex.server.dashboard.page_views import READ_METHODS, render_page
-from tinkex.server.dashboard.queries import DashboardReader
+from tinkex.server.dashboard.queries import DashboardReader, parse_filter
 from tinkex.server.dashboard.static_files import serve_asset
 from tinkex.server.dashboard.workspace_pages import HANDLERS as WORKSPACE_PAGES
 from tinkex.server.http.request_origin import HttpRequest
@@ -19,7 +20,8 @@ from tinkex.server.http.request_origin import HttpRequest
 @route("/", http_method=READ_METHODS, name="overview")
 async def show_overview(request: HttpRequest) -> Response[str]:
     """Show the visitor's runs, queue, checkpoints and sessions."""
-    return await render_page(request, "overview.html", DashboardReader.overview)
+    wanted = parse_filter(request.query_params)
+    return await render_page(request, "overview.html", lambda reader: reader.overview(wanted))
 
 
 @route("/runs/{run_id:str}", http_method=READ_METHODS, name="run_page")
@@ -44,4 +46,5 @@ HANDLERS: list[ControllerRouterHandler] = [
     serve_asset,
     *WORKSPACE_PAGES,
     *ACTIONS,
+    *DATA_HANDLERS,
 ]

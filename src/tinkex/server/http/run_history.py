@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from math import isfinite
 
 from tinkex import types
-from tinkex.charts import CurveLayout, Point, layout_curve
-from tinkex.display import is_headline, primary_metric
+from tinkex.display import is_headline
 from tinkex.jobs.job_types import TOTAL_WEIGHT_METRIC, JobKind
 from tinkex.store import steps
 from tinkex.store.database import Connection
@@ -195,17 +193,6 @@ class RunHistory:
     """When the last step finished; 0 if there is none."""
     num_dropped: int = 0
     """Number of older updates that the store has deleted."""
-
-    @property
-    def metric(self) -> str:
-        """The metric shown in the curve."""
-        return primary_metric(self.updates[-1].metrics if self.updates else {})
-
-    @cached_property
-    def curve(self) -> CurveLayout | None:
-        """The layout of the curve of `metric` over the optimizer steps."""
-        values = ((no, update.value_of(self.metric)) for no, update in self.numbered_updates())
-        return layout_curve([Point(no, value) for no, value in values if value is not None])
 
     def numbered_updates(self) -> enumerate[OptimizerUpdate]:
         """The updates with their step numbers, counted from the run's first step."""
