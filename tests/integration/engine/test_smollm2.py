@@ -14,6 +14,7 @@ from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.engine.protocol import SamplerSource
 from tinkex.engine.torch_engine import TorchEngine
+from tinkex.server.inference.token_texts import TokenTexts
 from tinkex.text import Tokenizer, load_tokenizer, render_chat
 from tinkex.types import SampleResponse
 
@@ -77,6 +78,18 @@ def test_tokenizer_matches_reference(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("Hello world 1234!") == [19556, 905, 216, 33, 34, 35, 36, 17]
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tokens_are_decoded_one_by_one(tokenizer: Tokenizer) -> None:
+    texts = TokenTexts(tokenizer)
+    for text in TEXTS:
+        tokens = tokenizer.encode(text)
+        assert b"".join(map(texts.bytes_of, tokens)) == text.encode()
+        decoder = texts.new_decoder()
+        assert "".join([*map(decoder.push, tokens), decoder.flush()]) == text
+        broken = tokens[::-1]
+        shown = "".join([*map(decoder.push, broken), decoder.flush()])
+        assert shown == tokenizer.decode(broken)
 
 
 def test_model_answers(smollm2: ModelFolder, tokenizer: Tokenizer) -> None:
