@@ -46,7 +46,7 @@ class IncrementalDetokenizer:
         if is_pending and len(self._tokens) - self._num_known < _MAX_PENDING:
             self.pending_text = new_text
             return ""
-        return self._commit(new_text)
+        return self._commit_before_incomplete(text) if is_pending else self._commit(new_text)
 
     def flush(self) -> str:
         """Return the pending text at the end of the sequence or before a special token."""
@@ -56,6 +56,20 @@ class IncrementalDetokenizer:
             self._tokens = []
             self._keep_context("")
         return text
+
+    def _commit_before_incomplete(self, text: str) -> str:
+        """Return the text before an incomplete last character, which at most three tokens have."""
+        for count in range(_MAX_PENDING - 1, 0, -1):
+            complete, pending = self._tokens[:-count], self._tokens[-count:]
+            start, end = self._decoder.decode(complete), self._decoder.decode(pending)
+            if start + end == text:
+                new_text = start[_common_prefix_length(start, self._known_text) :]
+                self._tokens = complete
+                self._keep_context("")
+                self._tokens += pending
+                self.pending_text = end
+                return new_text
+        return self._commit(text[_common_prefix_length(text, self._known_text) :])
 
     def _commit(self, new_text: str) -> str:
         """Return the new text without an incomplete last character, whose tokens stay pending."""

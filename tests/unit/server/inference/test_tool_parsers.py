@@ -177,6 +177,8 @@ XML = (
         ),
         ("mistral", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
         ("mistral", "[TOOL_CALLS]it is now", "[TOOL_CALLS]it is now", []),
+        ("mistral", "[TOOL_CALLS]now [", "[TOOL_CALLS]now [", []),
+        ("qwen-xml", "<function=now \n", "<function=now \n", []),
         ("mistral", "[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
         ("mistral", "[TOOL_CALLS]now[CALL_ID]x", "[TOOL_CALLS]now[CALL_ID]x", []),
     ],

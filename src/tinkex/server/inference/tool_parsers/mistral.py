@@ -56,12 +56,12 @@ class MistralParser(StateParser):
         self._name += taken[0]
         rest = text[taken.end() :]
         if rest:
+            self._raw += self._name
             self._expect(ARGUMENTS, CALL_ID, "{", then=self._on_name_end)
         return rest
 
     def _on_name_end(self, found: Expected) -> str:
         is_call = found.mark is not None and self._writer.is_offered(self._name)
-        self._raw += self._name
         if not is_call:
             return self._on_mismatch(found)
         if found.mark == CALL_ID:

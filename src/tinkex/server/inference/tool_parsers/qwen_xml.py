@@ -63,11 +63,12 @@ class QwenXmlParser(StateParser):
         self._name += taken[0]
         rest = text[taken.end() :]
         if rest:
+            if self._after_name == self._on_function_name:
+                self._raw += self._name
             self._expect(">", then=self._after_name)
         return rest
 
     def _on_function_name(self, found: Expected) -> str:
-        self._raw += self._name
         name = self._name.strip()
         if found.mark is None or not self._writer.is_offered(name):
             return self._on_mismatch(found)
