@@ -92,6 +92,18 @@ def run_python(probe: str, **variables: str) -> str:
     return done.stdout
 
 
+def test_chats_are_rendered_without_torch() -> None:
+    probe = (
+        "import sys; from tinkex.models import TINY_FOLDER; from tinkex.text import load_tokenizer;"
+        "from tinkex.server.inference.chat_format import ChatFormat;"
+        "from tinkex.server.inference.chat_request import ChatRequest;"
+        "chat = ChatFormat('tiny', load_tokenizer(str(TINY_FOLDER)));"
+        "chat.render(ChatRequest(model='tiny', messages=[{'role': 'user', 'content': 'a'}]));"
+        "print('torch' in sys.modules)"
+    )
+    assert run_python(probe) == "False\n"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_import_is_light(module: str, loaded: dict[str, set[str]]) -> None:
     assert module in loaded[module]
