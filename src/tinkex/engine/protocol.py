@@ -242,8 +242,11 @@ class Engine(Protocol):
         """Advance all running samples for a short time; return the finished ones."""
         ...
 
-    def cancel_sample(self, job_id: str) -> None:
-        """Cancel a sample request immediately; finished and unknown ids are ignored."""
+    def cancel_sample(self, job_id: str) -> int:
+        """Cancel a sample request immediately; finished and unknown ids are ignored.
+
+        Returns the number of tokens that were sampled for it, 0 if that is unknown.
+        """
         ...
 
     def watch_sample(self, job_id: str) -> None:

@@ -274,13 +274,12 @@ class TorchEngine:
         self._sample_seconds[name] += time.monotonic() - started
         return finished
 
-    def cancel_sample(self, job_id: str) -> None:
-        """Cancel a sample request immediately; finished and unknown ids are ignored."""
-        for batcher in self._batchers.values():
-            batcher.cancel(job_id)
+    def cancel_sample(self, job_id: str) -> int:
+        """Cancel a sample request immediately; returns the number of its tokens."""
         self._rejected_samples = [
             sample for sample in self._rejected_samples if sample.job_id != job_id
         ]
+        return sum(batcher.cancel(job_id) for batcher in self._batchers.values())
 
     def watch_sample(self, job_id: str) -> None:
         """Report a sample from its first token on; unknown ids are ignored."""

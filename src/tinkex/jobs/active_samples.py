@@ -14,7 +14,14 @@ from tinkex.engine.protocol import Declined, EngineFailure, SamplerSource
 from tinkex.errors import InvalidInput
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs import job_types
-from tinkex.jobs.job_types import INTERNAL_TENANT, Completed, Failed, JobOutcome, to_failed
+from tinkex.jobs.job_types import (
+    INTERNAL_TENANT,
+    Completed,
+    Effect,
+    Failed,
+    JobOutcome,
+    to_failed,
+)
 from tinkex.jobs.result_log import ResultEntry, count_usage
 from tinkex.jobs.sample_publisher import SamplePublisher
 from tinkex.jobs.token_stream_server import TokenStreamServer
@@ -186,11 +193,19 @@ class ActiveSamples:
         declined, self._declined = self._declined, []
         return declined
 
-    def cancel(self, job_id: str) -> None:
-        """Stop a started sample."""
+    def cancel(self, job_id: str) -> Sequence[Effect]:
+        """Stop a started sample; returns the usage of what its client may have received."""
         self._waiting.pop(job_id, None)
-        if self._remove(job_id) is not None:
-            self._context.engine.cancel_sample(job_id)
+        sample = self._remove(job_id)
+        if sample is None:
+            return ()
+        num_sampled = self._context.engine.cancel_sample(job_id)
+        # Other clients receive nothing of a cancelled sample.
+        if sample.job.process_id is None or not num_sampled:
+            return ()
+        return _usage_effects(
+            sample, {"prefill": sample.request.prompt.length, "sample": num_sampled}
+        )
 
     def _find_running(self, job_id: str) -> JobRecord | None:
         sample = self._running.get(job_id)
@@ -278,7 +293,16 @@ def _sample_outcome(
         "prefill_cached": num_cached,
         "sample": num_sampled,
     }
-    effects = tuple(
+    return Completed(
+        result=encode_sample_response(response),
+        num_tokens=num_prompt_tokens + num_sampled,
+        metrics={"sampled_tokens": float(num_sampled)},
+        effects=_usage_effects(sample, amounts),
+    )
+
+
+def _usage_effects(sample: _RunningSample, amounts: Mapping[str, int]) -> tuple[Effect, ...]:
+    return tuple(
         count_usage(
             sample.job,
             run_id=sample.origin.run_id,
@@ -288,10 +312,4 @@ def _sample_outcome(
         )
         for kind, amount in amounts.items()
         if sample.job.tenant_id != INTERNAL_TENANT
-    )
-    return Completed(
-        result=encode_sample_response(response),
-        num_tokens=num_prompt_tokens + num_sampled,
-        metrics={"sampled_tokens": float(num_sampled)},
-        effects=effects,
     )

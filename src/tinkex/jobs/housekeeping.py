@@ -13,6 +13,7 @@ from tinkex.checkpoint.places import BlobsUnavailable
 from tinkex.errors import StoreError
 from tinkex.jobs.job_types import JobKind, LoadPayload
 from tinkex.jobs.lease import CoordinatorLease
+from tinkex.jobs.orphaned_jobs import OrphanedJobs
 from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import (
@@ -83,6 +84,7 @@ class Housekeeper:
         self._policy = policy
         self._lease = lease
         self._coordinate = coordinate
+        self._orphaned_jobs = OrphanedJobs(context.database)
         self._has_removed_orphans = False
         self._stop_event = threading.Event()
         self._next_history_at = 0.0
@@ -99,6 +101,7 @@ class Housekeeper:
         self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._orphaned_jobs.close()
         if self._lease is not None:
             self._run_logged(self._lease.release)
 
@@ -134,6 +137,7 @@ class Housekeeper:
         database.write(
             lambda db: coordination.delete_dead_processes(db, before=before, after=after)
         )
+        self._orphaned_jobs.cancel()
         while database.write(self._sweep).has_more and not self._stop_event.is_set():
             continue
         self._remove_deleted_checkpoints(now)

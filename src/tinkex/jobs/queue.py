@@ -229,7 +229,9 @@ class JobQueue:
                 cancelled.set_exception(found.exception())
                 return
             job = found.result()
-            written = self._database.write_soon(partial(_cancel, job_id=job.id), _cancel_locks(job))
+            written = self._database.write_soon(
+                partial(cancel_job, job_id=job.id), _cancel_locks(job)
+            )
             written.add_done_callback(partial(_copy_result, target=cancelled))
 
         # First its sampling session and group must be known, which determine the locks.
@@ -280,7 +282,7 @@ def _cancel_locks(job: JobRecord) -> WriteLocks:
     return sampler_locks([job.sampler_id])
 
 
-def _cancel(db: Connection, job_id: str) -> bool:
+def cancel_job(db: Connection, job_id: str) -> bool:
     """Cancel a job; returns False for other kinds than samples and passes, and finished jobs."""
     job, now = jobs.find(db, job_id), clock.now()
     if job is None or job.is_finished:

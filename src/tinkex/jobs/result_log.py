@@ -99,6 +99,18 @@ class ResultLog:
         future.add_done_callback(self._notify_waiters)
         self._track(future)
 
+    def apply(self, effects: Sequence[Effect]) -> None:
+        """Store effects that belong to no result."""
+        if not effects:
+            return
+
+        def work(db: Connection) -> list[str]:
+            for effect in effects:
+                effect(db)
+            return []
+
+        self._track(self._write(work, self.locks))
+
     def check_fence(self, db: Connection) -> None:
         """Raise if this worker must not write: an earlier write failed, or it lost its lease.
 

@@ -266,7 +266,7 @@ class TokenStreamServer:
                 for message in messages:
                     self._receive(connection, message)
             except InvalidFrame as error:
-                LOG.warning("a connection for token streams was refused: %s", error.message)
+                LOG.debug("a connection for token streams was refused: %s", error.message)
                 connection.is_broken = True
 
     def _receive(self, connection: _Connection, message: Message) -> None:

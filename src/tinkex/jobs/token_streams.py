@@ -163,7 +163,12 @@ class TokenStreams:
         self._queue = queue
         self._by_job: dict[str, set[TokenStream]] = {}
         self._connections = WorkerConnections(
-            database, secret, self._receive, self._lose_source, self._list_unserved
+            database,
+            secret,
+            self._receive,
+            self._lose_source,
+            self._list_unserved,
+            self.observer.count_connections,
         )
 
     @property

@@ -272,7 +272,7 @@ class Worker:
         """Stop cancelled jobs: running ones now, waiting passes when they are next."""
         self._fair_queue.cancel(job_ids)
         for job_id in job_ids:
-            self._active_samples.cancel(job_id)
+            self._result_log.apply(self._active_samples.cancel(job_id))
             self._training.cancel(job_id)
 
     def _wait_seconds(self) -> float:

@@ -58,6 +58,7 @@ class WorkerConnections:
         receive: Receive,
         on_lost: Callable[[object], None],
         list_unserved: Callable[[], list[str]],
+        count_open: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`on_lost` is called with a closed connection; `list_unserved` returns waiting jobs."""
         self._database = database
@@ -65,6 +66,9 @@ class WorkerConnections:
         self._receive = receive
         self._on_lost = on_lost
         self._list_unserved = list_unserved
+        self._count_open = count_open
+        self._refused: set[str] = set()
+        """Workers that did not follow the protocol."""
         self._watched: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """The tasks of connections by process id, also of those that are being opened."""
@@ -149,17 +153,25 @@ class WorkerConnections:
                     _authenticate(reader, writer, self._secret), CONNECT_SECONDS
                 )
                 self._writers[worker.id] = writer
+                self._count_open(1)
                 writer.write(encode_frame([Watch(job_id) for job_id in self._watched]))
                 async for message in _read_messages(reader, decoder):
                     self._receive(source, message)
         except (OSError, TimeoutError) as error:
             LOG.debug("no token streams from worker %s: %s", worker.id, error)
         except InvalidFrame as error:
-            LOG.warning("no token streams from worker %s: %s", worker.id, error.message)
+            self._log_refusal(worker, error)
         finally:
-            self._writers.pop(worker.id, None)
+            if self._writers.pop(worker.id, None) is not None:
+                self._count_open(-1)
             self._tasks.pop(worker.id, None)
             self._on_lost(source)
+
+    def _log_refusal(self, worker: ProcessRecord, error: InvalidFrame) -> None:
+        """Log once per worker that it does not follow the protocol."""
+        if worker.id not in self._refused:
+            self._refused.add(worker.id)
+            LOG.warning("no token streams from worker %s: %s", worker.id, error.message)
 
 
 @contextlib.asynccontextmanager

@@ -90,6 +90,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
     from tinkex.jobs.quotas import QuotaChecks
     from tinkex.jobs.token_streams import TokenStreams
     from tinkex.jobs.wakeup import WakeupListener
+    from tinkex.server.http.prometheus import StreamMetrics
     from tinkex.server.http.request_context import Services
     from tinkex.store.settings import get_or_create_secret
 
@@ -115,7 +116,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
             queue=queue,
             quotas=quotas,
             waiters=waiters,
-            token_streams=TokenStreams(database, queue, waiters, secret),
+            token_streams=TokenStreams(database, queue, waiters, secret, observer=StreamMetrics()),
             process_id=listener.process.id,
             secret=secret,
             load_tokenizer=_tokenizer_loader(config, storage),
@@ -347,6 +348,7 @@ def worker_config(config: ServerConfig, group_id: str = "", owner: str = "") -> 
         owner=owner or f"{socket.gethostname()}:{config.home}",
         group_id=group_id,
         move_after_seconds=config.move_after_seconds,
+        stream_host=config.stream_host or "127.0.0.1",
     )
 
 

@@ -15,7 +15,7 @@ from tinkex import clock
 from tinkex.store.database import Database
 from tinkex.store.dialects import dialect_insert
 from tinkex.store.records import ProcessRecord
-from tinkex.store.schema import leases, processes
+from tinkex.store.schema import jobs, leases, processes
 
 _IS_HELD = sa.and_(leases.c.name == sa.bindparam("lease"), leases.c.epoch == sa.bindparam("number"))
 _FIND_HELD = sa.select(leases.c.name).where(_IS_HELD)
@@ -106,6 +106,23 @@ def list_alive_processes(db: sa.Connection, role: str, *, since: float) -> list[
     query = sa.select(processes).where(processes.c.role == role, processes.c.seen_at >= since)
     ordered = query.order_by(processes.c.started_at, processes.c.id)
     return [ProcessRecord.from_row(row) for row in db.execute(ordered)]
+
+
+def list_jobs_of_gone_processes(db: sa.Connection, *, alive_since: float) -> dict[str, list[str]]:
+    """Return unfinished jobs whose API process is gone, by process.
+
+    Only jobs that nobody can fetch later name their process.
+    """
+    is_alive = sa.exists().where(
+        processes.c.id == jobs.c.process_id, processes.c.seen_at >= alive_since
+    )
+    query = sa.select(jobs.c.process_id, jobs.c.id).where(
+        jobs.c.process_id.is_not(None), jobs.c.finished_at.is_(None), ~is_alive
+    )
+    found: dict[str, list[str]] = {}
+    for process_id, job_id in db.execute(query.order_by(jobs.c.no)):
+        found.setdefault(process_id, []).append(job_id)
+    return found
 
 
 def delete_dead_processes(db: sa.Connection, *, before: float, after: float) -> None:

@@ -201,9 +201,9 @@ class FakeEngine:
         """Advance the oldest samples for a short time; return the finished ones."""
         return self._sample_queue.step()
 
-    def cancel_sample(self, job_id: str) -> None:
-        """Cancel a sample request; finished and unknown ids are ignored."""
-        self._sample_queue.cancel(job_id)
+    def cancel_sample(self, job_id: str) -> int:
+        """Cancel a sample request; returns the number of its decoded tokens."""
+        return self._sample_queue.cancel(job_id)
 
     def watch_sample(self, job_id: str) -> None:
         """Report a sample from its first token on; unknown ids are ignored."""

@@ -126,10 +126,13 @@ class FakeSampleQueue:
         """Queue a request; a queued request with the same job id starts result."""
         self._queue[job_id] = _QueuedSample(source, request)
 
-    def cancel(self, job_id: str) -> None:
-        """Remove a request; unknown ids are ignored."""
-        self._queue.pop(job_id, None)
+    def cancel(self, job_id: str) -> int:
+        """Remove a request; returns the number of its decoded tokens, 0 for unknown ids."""
         self.watches.unwatch(job_id)
+        sample = self._queue.pop(job_id, None)
+        if sample is None:
+            return 0
+        return sum(min(sample.num_decoded, len(each.tokens)) for each in sample.sequences)
 
     def clear(self) -> None:
         """Remove all requests."""

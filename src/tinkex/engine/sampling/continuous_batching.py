@@ -134,12 +134,14 @@ class ContinuousBatcher:
         self._queue[job_id] = state
 
     @torch.inference_mode()
-    def cancel(self, job_id: str) -> None:
-        """Remove a request and free its memory; unknown ids are ignored."""
-        request = self._queue.get(job_id)
-        if request is not None:
-            self._admission.remove_request(request)
+    def cancel(self, job_id: str) -> int:
+        """Remove a request and free its memory; returns the number of its sampled tokens."""
         self._finished = [sample for sample in self._finished if sample.job_id != job_id]
+        request = self._queue.get(job_id)
+        if request is None:
+            return 0
+        self._admission.remove_request(request)
+        return sum(len(sequence.tokens) for sequence in request.sequences)
 
     @torch.inference_mode()
     def clear(self) -> None:

@@ -218,11 +218,12 @@ class VllmEngine:
         finished, self._finished = self._finished, []
         return finished
 
-    def cancel_sample(self, job_id: str) -> None:
-        """Cancel a sample request; finished and unknown ids are ignored."""
+    def cancel_sample(self, job_id: str) -> int:
+        """Cancel a sample request; returns 0, because vLLM sends no tokens before the end."""
         self._finished = [sample for sample in self._finished if sample.job_id != job_id]
         if self._running.pop(job_id, None) is not None:
             self._process.send({"type": "cancel", "id": job_id})
+        return 0
 
     def watch_sample(self, job_id: str) -> None:
         """Do nothing: vLLM sends a sample when it is finished."""

@@ -55,7 +55,12 @@ class GroupActor:
     def __init__(self, config: bytes, group_id: str) -> None:
         settings = decode_config(config)
         self._rendezvous = _free_address() if settings.ranks > 1 else ""
-        self._worker = HostedWorker(replace(settings, rendezvous=self._rendezvous), group_id)
+        on_node = replace(
+            settings,
+            rendezvous=self._rendezvous,
+            stream_host=settings.stream_host or ray.util.get_node_ip_address(),
+        )
+        self._worker = HostedWorker(on_node, group_id)
 
     def rendezvous(self) -> str:
         """Return where the worker waits for its other ranks."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tinkex.jobs.stream_observer import StreamObserver
 from tinkex.store.stats import StoreStats
 
 REGISTRY = CollectorRegistry(auto_describe=True)
@@ -102,6 +103,66 @@ GROUP_RESTARTS = Gauge(
 )
 STORE_BYTES = Gauge("tinkex_store_bytes", "Size of the database.", registry=REGISTRY)
 STORE_UP = Gauge("tinkex_store_up", "Whether the database is reachable.", registry=REGISTRY)
+
+
+STREAMS_OPEN = Gauge(
+    "tinkex_streams_open", "Samples whose tokens are streamed to clients.", registry=REGISTRY
+)
+STREAM_CONNECTIONS = Gauge(
+    "tinkex_stream_connections",
+    "Connections to workers that receive the tokens of running samples.",
+    registry=REGISTRY,
+)
+FIRST_TOKEN = Histogram(
+    "tinkex_stream_first_token_seconds",
+    "Time from the submitted request to its first streamed token.",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0),
+    registry=REGISTRY,
+)
+NEXT_TOKEN = Histogram(
+    "tinkex_stream_next_token_seconds",
+    "Time between two parts of a stream.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0),
+    registry=REGISTRY,
+)
+STREAMS_UNSTREAMED = Counter(
+    "tinkex_streams_from_store",
+    "Streams whose tokens all came from the stored result, because none arrived before.",
+    registry=REGISTRY,
+)
+STREAMS_CANCELLED = Counter(
+    "tinkex_requests_cancelled",
+    "Inference requests that were cancelled because their client has disconnected.",
+    registry=REGISTRY,
+)
+
+
+class StreamMetrics(StreamObserver):
+    """Measures the token streams of this process."""
+
+    def count_open(self, change: int) -> None:
+        """Streams were opened or closed."""
+        STREAMS_OPEN.inc(change)
+
+    def count_connections(self, change: int) -> None:
+        """Connections to workers were opened or closed."""
+        STREAM_CONNECTIONS.inc(change)
+
+    def count_unstreamed(self) -> None:
+        """All tokens of a stream came from the stored result."""
+        STREAMS_UNSTREAMED.inc()
+
+    def count_cancelled(self) -> None:
+        """A job was cancelled because its client has disconnected."""
+        STREAMS_CANCELLED.inc()
+
+    def observe_first_token(self, seconds: float) -> None:
+        """The time from the begin of a stream to its first token."""
+        FIRST_TOKEN.observe(seconds)
+
+    def observe_next_token(self, seconds: float) -> None:
+        """The time between two arrivals of tokens."""
+        NEXT_TOKEN.observe(seconds)
 
 
 class RequestMetrics:

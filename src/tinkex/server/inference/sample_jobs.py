@@ -116,6 +116,7 @@ class SampleJob:
         if self._is_closed or self._is_kept:
             return
         self._is_closed = True
+        self._services.token_streams.observer.count_cancelled()
         self._services.queue.cancel(self._caller.tenant_id, self.id).add_done_callback(
             lambda done: done.exception()
         )
