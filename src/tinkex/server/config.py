@@ -97,9 +97,9 @@ class ServerConfig:
     """With `cluster`, pools of workers as tables with name, models, ranks, resources, min and max;
     empty is one pool of `workers`."""
     stream_host: str = ""
-    """The IP address at which workers send the tokens of running samples to API processes, for API
-    processes on other machines; empty: loopback, on a cluster the node's. They authenticate each
-    other, but the tokens are not encrypted."""
+    """The IP address at which API processes on other machines read the tokens of a worker's running
+    samples; auto: that with which it reaches PostgreSQL; empty: loopback, on a cluster the node's.
+    Both sides authenticate themselves, but tokens are not encrypted: use a trusted network only."""
     move_after_seconds: float = 30.0
     """A worker that is gone for this time loses its models to the other workers, if there are."""
     log_level: str = "info"
@@ -285,8 +285,10 @@ class ServerConfig:
                 )
 
     def _check_cluster(self) -> None:
-        if self.stream_host and not is_ip_address(self.stream_host):
-            raise ConfigError(f"stream_host is {self.stream_host!r}; expected an IP address")
+        if self.stream_host not in {"", "auto"} and not is_ip_address(self.stream_host):
+            raise ConfigError(
+                f"stream_host is {self.stream_host!r}; expected an IP address or auto"
+            )
         if self.cluster not in CLUSTERS:
             raise ConfigError(f"cluster is {self.cluster!r}; expected 'ray' or nothing")
         if not self.cluster:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,6 +26,7 @@ from tinkex.store import jobs
 from tinkex.store.coordination import adopt_store_clock
 from tinkex.store.database import Database, redact_url
 from tinkex.store.migrations import migrate
+from tinkex.system.processes import find_own_address
 
 if TYPE_CHECKING:
     from tinkex.engine.protocol import BaseModel, Engine
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 LOG = get_logger(__name__)
 #: Interval of heartbeats and of the check for unfinished jobs.
 HEARTBEAT_SECONDS = 5.0
+LOOPBACK = "127.0.0.1"
 
 
 def open_database(config: ServerConfig) -> Database:
@@ -348,8 +351,16 @@ def worker_config(config: ServerConfig, group_id: str = "", owner: str = "") -> 
         owner=owner or f"{socket.gethostname()}:{config.home}",
         group_id=group_id,
         move_after_seconds=config.move_after_seconds,
-        stream_host=config.stream_host or "127.0.0.1",
+        stream_host=find_stream_host(config),
     )
+
+
+def find_stream_host(config: ServerConfig) -> str:
+    """The address at which API processes read the tokens of running samples."""
+    if config.stream_host != "auto":
+        return config.stream_host or LOOPBACK
+    store_host = urlsplit(config.store_url).hostname
+    return find_own_address(store_host) if store_host else LOOPBACK
 
 
 def _touch_if_busy(database: Database, home: Home) -> None:

