@@ -11,10 +11,11 @@ from tinkex.errors import InvalidInput
 
 SCHEME = "tinker://"
 EXTERNAL_SEGMENT = "external_weights"
+SAMPLER_SEGMENT = "sampler_weights"
 #: The checkpoint type of each middle segment of a path.
 TYPE_BY_SEGMENT = {
     "weights": "training",
-    "sampler_weights": "sampler",
+    SAMPLER_SEGMENT: "sampler",
     EXTERNAL_SEGMENT: "external",
 }
 CHECKPOINT_ID_SHAPE = f"<{'|'.join(TYPE_BY_SEGMENT)}>/<name>"

@@ -16,7 +16,7 @@ from tinkex.client.future import APIFuture, map_future
 from tinkex.client.rest_base import SessionlessClient, discard_reply, page_query
 from tinkex.ids import check_ttl, parse_tinker_path
 from tinkex.wire import endpoints as api
-from tinkex.wire.messages import WeightsInfoRequest
+from tinkex.wire.messages import AliasMessage, AliasReply, WeightsInfoRequest
 
 
 class CheckpointsClient(SessionlessClient):
@@ -150,6 +150,25 @@ class CheckpointsClient(SessionlessClient):
     ) -> None:
         """Async version of set_checkpoint_ttl_from_tinker_path()."""
         await self.set_checkpoint_ttl_from_tinker_path(tinker_path, ttl_seconds)
+
+    def set_alias(self, tinker_path: str, name: str) -> APIFuture[AliasReply]:
+        """Name a checkpoint for clients of the OpenAI and Anthropic APIs; moves an existing name.
+
+        Resolves to the name, its path and the path that it meant before.
+        """
+        parse_tinker_path(tinker_path)
+        return self._call(api.SET_ALIAS, message=AliasMessage(name=name, tinker_path=tinker_path))
+
+    def list_aliases(self) -> APIFuture[dict[str, str]]:
+        """Return the paths of your aliases, by name."""
+        listed = self._call(api.LIST_ALIASES)
+        return map_future(
+            listed, lambda reply: {each.name: each.tinker_path for each in reply.aliases}
+        )
+
+    def delete_alias(self, name: str) -> APIFuture[None]:
+        """Remove an alias; its checkpoint stays."""
+        return discard_reply(self._call(api.DELETE_ALIAS, {"alias": name}))
 
     def copy_weights(
         self,

@@ -23,6 +23,7 @@ from tinkex.server.http.request_context import Handler, RawResponse, Services
 from tinkex.server.http.request_origin import HttpRequest
 from tinkex.server.http.router import build_routes
 from tinkex.server.http.routes import (
+    aliases,
     checkpoints,
     futures,
     monitoring,
@@ -47,6 +48,7 @@ ROUTES: Mapping[str, Handler] = {
     **runs.ROUTES,
     **runs.RUN_METRICS_ROUTES,
     **checkpoints.ROUTES,
+    **aliases.ROUTES,
     **tokenizers.ROUTES,
     **sessions.ROUTES,
     **usage.ROUTES,

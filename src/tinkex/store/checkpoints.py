@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tinkex.ids import EXTERNAL_SEGMENT, TinkerPath
+from tinkex.ids import EXTERNAL_SEGMENT, SAMPLER_SEGMENT, TinkerPath
 from tinkex.store import blobs
 from tinkex.store.records import CheckpointRecord
 from tinkex.store.schema import checkpoints, jobs, samplers, sessions
@@ -23,13 +23,14 @@ class ProjectStorage(NamedTuple):
     num_bytes: int
 
 
-def _is_live(now: float) -> sa.ColumnElement[bool]:
+def is_live(now: float) -> sa.ColumnElement[bool]:
+    """Return a condition: a checkpoint is neither deleted nor expired."""
     is_young = sa.or_(checkpoints.c.expires_at.is_(None), checkpoints.c.expires_at > now)
     return sa.and_(checkpoints.c.deleted_at.is_(None), is_young)
 
 
 def _is_listed(now: float) -> sa.ColumnElement[bool]:
-    return sa.and_(_is_live(now), ~checkpoints.c.is_ephemeral)
+    return sa.and_(is_live(now), ~checkpoints.c.is_ephemeral)
 
 
 def _is_at(path: TinkerPath) -> sa.ColumnElement[bool]:
@@ -52,17 +53,17 @@ def insert(db: sa.Connection, checkpoint: CheckpointRecord) -> None:
 
 def find(db: sa.Connection, path: TinkerPath, now: float) -> CheckpointRecord | None:
     """Return the checkpoint at a path, unless it is deleted or expired."""
-    return _find_one(db, sa.and_(_is_at(path), _is_live(now)))
+    return _find_one(db, sa.and_(_is_at(path), is_live(now)))
 
 
 def find_by_id(db: sa.Connection, checkpoint_id: str, now: float) -> CheckpointRecord | None:
     """Return a checkpoint by id, unless it is deleted or expired."""
-    return _find_one(db, sa.and_(checkpoints.c.id == checkpoint_id, _is_live(now)))
+    return _find_one(db, sa.and_(checkpoints.c.id == checkpoint_id, is_live(now)))
 
 
 def lock_live(db: sa.Connection, checkpoint_id: str, now: float) -> bool:
     """Keep a checkpoint from being deleted in this transaction; returns False if it is gone."""
-    query = sa.select(checkpoints.c.id).where(checkpoints.c.id == checkpoint_id, _is_live(now))
+    query = sa.select(checkpoints.c.id).where(checkpoints.c.id == checkpoint_id, is_live(now))
     return db.scalar(query.with_for_update(read=True)) is not None
 
 
@@ -101,6 +102,29 @@ def list_page(
     query = sa.select(checkpoints).where(is_wanted).order_by(*_NEWEST_FIRST)
     rows = db.execute(query.limit(limit).offset(offset))
     return [CheckpointRecord.from_row(row) for row in rows], db.scalar(count) or 0
+
+
+def list_samplers(
+    db: sa.Connection,
+    tenant_id: str,
+    now: float,
+    *,
+    run_id: str | None = None,
+    name: str | None = None,
+    limit: int,
+) -> list[CheckpointRecord]:
+    """Return a tenant's sampler checkpoints, of a run or with a name, newest first."""
+    query = sa.select(checkpoints).where(
+        checkpoints.c.tenant_id == tenant_id,
+        checkpoints.c.segment == SAMPLER_SEGMENT,
+        _is_listed(now),
+    )
+    if run_id is not None:
+        query = query.where(checkpoints.c.run_id == run_id)
+    if name is not None:
+        query = query.where(checkpoints.c.name == name)
+    rows = db.execute(query.order_by(*_NEWEST_FIRST).limit(limit))
+    return [CheckpointRecord.from_row(row) for row in rows]
 
 
 def newest_by_run(

@@ -8,7 +8,16 @@ import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
 from tinkex.store.database import Database
-from tinkex.store.schema import METADATA, checkpoints, groups, jobs, runs, settings, unused_blobs
+from tinkex.store.schema import (
+    METADATA,
+    aliases,
+    checkpoints,
+    groups,
+    jobs,
+    runs,
+    settings,
+    unused_blobs,
+)
 
 #: Separate from the other tables, because it records which of them exist.
 _version_table = sa.Table(
@@ -84,6 +93,10 @@ def _add_token_streams(db: sa.Connection) -> None:
             index.create(db)
 
 
+def _add_aliases(db: sa.Connection) -> None:
+    aliases.create(db)
+
+
 #: Append-only. The first entry migrates version 6 to 7, the next one 7 to 8. A change goes into
 #: `schema` as well, because new stores are created from there.
 MIGRATIONS: list[Callable[[sa.Connection], None]] = [
@@ -91,6 +104,7 @@ MIGRATIONS: list[Callable[[sa.Connection], None]] = [
     _add_blobs,
     _set_storage_parameters,
     _add_token_streams,
+    _add_aliases,
 ]
 
 

@@ -222,6 +222,16 @@ the worker group that runs it: the group of its run, or the one that was chosen 
 `payload_ref` is the place of a large payload in the object store; `payload` is empty then.
 `process_id` is the API process whose client waits for the result, if it cannot be fetched later."""
 
+aliases = sa.Table(
+    "aliases",
+    METADATA,
+    sa.Column("tenant_id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("checkpoint_id", sa.Text, nullable=False),
+    sa.Column("updated_at", sa.Float, nullable=False),
+)
+"""Names that tenants give to checkpoints, for clients of the OpenAI and Anthropic APIs."""
+
 unused_blobs = sa.Table(
     "unused_blobs",
     METADATA,

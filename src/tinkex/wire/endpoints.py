@@ -15,12 +15,15 @@ from tinkex.wire.endpoint import Endpoint as Endpoint
 from tinkex.wire.endpoint import JobEndpoint as JobEndpoint
 from tinkex.wire.endpoint import no_body, post_job, post_json
 from tinkex.wire.messages import (
+    AliasMessage,
+    AliasReply,
     ApiKeyReply,
     ArchiveReply,
     AssignProjectRequest,
     CancelFutureRequest,
     Empty,
     FinishSessionRequest,
+    ListAliasesReply,
     RenameRunRequest,
     ReportMetricsRequest,
     SetRunTagsRequest,
@@ -266,6 +269,18 @@ UNPUBLISH_CHECKPOINT = no_body(
     Empty,
     retries_conflict=False,
     success_after_retry=frozenset({409}),
+)
+SET_ALIAS = post_json(
+    "set_alias", "/aliases", AliasMessage, AliasReply, method="PUT", is_tinkex_only=True
+)
+LIST_ALIASES = no_body("GET", "list_aliases", "/aliases", ListAliasesReply, is_tinkex_only=True)
+DELETE_ALIAS = no_body(
+    "DELETE",
+    "delete_alias",
+    "/aliases/{alias}",
+    Empty,
+    success_after_retry=frozenset({404}),
+    is_tinkex_only=True,
 )
 SET_CHECKPOINT_TTL = post_json(
     "set_checkpoint_ttl",

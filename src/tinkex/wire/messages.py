@@ -40,6 +40,27 @@ class WeightsInfoRequest(Message):
     tinker_path: str
 
 
+class AliasMessage(Message):
+    """A name of a checkpoint."""
+
+    name: str
+    tinker_path: str
+
+
+class AliasReply(Reply):
+    """A name of a checkpoint, and what it meant before."""
+
+    name: str
+    tinker_path: str
+    previous_path: str | None = None
+
+
+class ListAliasesReply(Reply):
+    """The names of the caller's checkpoints."""
+
+    aliases: list[AliasMessage]
+
+
 class ReportMetricsRequest(Message):
     """Metrics that a client measured for one of its optimizer steps."""
 

@@ -59,6 +59,7 @@ EXAMPLES: dict[str, Example] = {
     "billing checkpoint-storage": Example(words="billing checkpoint-storage"),
     "billing usage": Example(words="billing usage {start} {end}"),
     "chat": Example(words="chat --max-tokens 4", stdin="hello\nand you?\n", is_lines=True),
+    "checkpoint alias": Example(words="checkpoint alias {sampler} pirate"),
     "checkpoint copy": Example(words="checkpoint copy {training}"),
     "checkpoint create": Example(
         words=f"checkpoint create --base-model {BASE_MODEL} --output {{dir}}/made.json"

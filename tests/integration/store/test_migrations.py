@@ -89,6 +89,7 @@ def test_sqlite_uses_incremental_vacuum(database: Database) -> None:
 
 def _downgrade_to_version_6(db: sa.Connection) -> None:
     for statement in (
+        "DROP TABLE aliases",
         "DROP INDEX jobs_by_process",
         "ALTER TABLE jobs DROP COLUMN process_id",
         "ALTER TABLE processes DROP COLUMN stream_address",

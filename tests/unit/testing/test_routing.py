@@ -17,6 +17,7 @@ def test_every_endpoint_is_found_by_its_path(name: str) -> None:
         "sampler_id": "s-1:sample:0",
         "training_run_id": "s-1:train:0",
         "checkpoint_id": "weights/00 1",
+        "alias": "pirate",
     }
     endpoint = ENDPOINTS[name]
     used = {key: value for key, value in ids.items() if "{" + key + "}" in endpoint.path}

@@ -87,6 +87,9 @@ OWN = [
     ("POST", RUN + "/metrics"),
     ("PUT", RUN + "/name"),
     ("PUT", RUN + "/tags"),
+    ("PUT", "/aliases"),
+    ("GET", "/aliases"),
+    ("DELETE", "/aliases/{alias}"),
     ("GET", "/usage/quotas"),
 ]
 ROWS = [row for row in vars(api).values() if isinstance(row, Endpoint)]

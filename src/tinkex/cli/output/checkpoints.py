@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -100,6 +100,25 @@ class CheckpointList(Output):
         about = f" for run {self._run_id}" if self._run_id else ""
         listing = self._checkpoints
         return list_title(len(listing.items), listing.num_hidden, "checkpoint", about)
+
+
+class AliasList(Output):
+    """A list of aliases."""
+
+    def __init__(self, path_by_name: Mapping[str, str]) -> None:
+        self._path_by_name = path_by_name
+
+    def to_dict(self) -> dict[str, object]:
+        """The aliases by name."""
+        return {"aliases": dict(self._path_by_name)}
+
+    def columns(self) -> Sequence[Column]:
+        """Name and path."""
+        return [Column("Alias"), Column("Path")]
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """One row per alias."""
+        return [list(item) for item in self._path_by_name.items()]
 
 
 class CheckpointInfo(PropertiesOutput):

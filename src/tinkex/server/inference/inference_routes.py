@@ -8,6 +8,7 @@ from tinkex.server.inference import (
     openai_chat,
     openai_completions,
     openai_models,
+    openai_tokenizers,
 )
 from tinkex.server.inference.inference_call import InferenceRoute
 
@@ -15,6 +16,7 @@ INFERENCE_ROUTES: tuple[InferenceRoute, ...] = (
     *openai_chat.ROUTES,
     *openai_completions.ROUTES,
     *openai_models.ROUTES,
+    *openai_tokenizers.ROUTES,
     *anthropic_endpoints.ROUTES,
     *anthropic_models.ROUTES,
 )

@@ -5,19 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from tinkex import clock
-from tinkex.server.http.model_specs import list_served_models
 from tinkex.server.http.request_context import RawResponse, Services
 from tinkex.server.http.store_access import read
 from tinkex.server.inference.error_bodies import ApiFamily, invalid_value
 from tinkex.server.inference.inference_call import InferenceCall, InferenceRoute
-from tinkex.server.inference.model_names import find_source
-from tinkex.store import checkpoints
+from tinkex.server.inference.model_names import ModelSource, find_source, list_sampleable
+from tinkex.store import aliases, checkpoints
 from tinkex.store.database import Connection
-from tinkex.store.records import CheckpointRecord
 
 MAX_LIMIT = 1000
 DEFAULT_LIMIT = 200
 OWNER = "tinkex"
+PUBLIC = "public"
 
 
 def parse_limit(call: InferenceCall[object], default: int = DEFAULT_LIMIT) -> int:
@@ -29,51 +28,43 @@ def parse_limit(call: InferenceCall[object], default: int = DEFAULT_LIMIT) -> in
 
 
 async def list_models(services: Services, call: InferenceCall[None]) -> RawResponse:
-    """List base models, then the caller's sampler checkpoints, newest first."""
+    """List base models, the caller's sampler checkpoints, newest first, and their aliases."""
     limit = parse_limit(call)
     models = await read(services, lambda db: list_entries(db, call.tenant_id, limit))
     return RawResponse(body=msgspec.json.encode({"object": "list", "data": models}))
 
 
 def list_entries(db: Connection, tenant_id: str, limit: int) -> list[dict[str, object]]:
-    """Return the first models of a tenant in OpenAI's form."""
-    bases = [model for model in list_served_models(db) if model.is_sampleable]
-    context = {model.name: model.max_context_tokens for model in bases}
-    entries = [
-        _entry(model.name, max_model_len=model.max_context_tokens, root=model.name)
-        for model in bases
+    """Return descriptions of the models that a tenant can use."""
+    now = clock.now()
+    bases = {model.name: model for model in list_sampleable(db)}
+    saved = checkpoints.list_samplers(db, tenant_id, now, limit=limit)
+    named = aliases.list_all(db, tenant_id, now)
+    sources = [
+        *(ModelSource(requested=name, base=base) for name, base in bases.items()),
+        *(
+            ModelSource(requested=name, base=bases[checkpoint.base_model], checkpoint=checkpoint)
+            for name, checkpoint in [*((str(each.path), each) for each in saved), *named]
+            if checkpoint.base_model in bases
+        ),
     ]
-    saved, _ = checkpoints.list_page(db, tenant_id, limit=MAX_LIMIT, offset=0, now=clock.now())
-    entries += [
-        _checkpoint_entry(checkpoint, context[checkpoint.base_model])
-        for checkpoint in saved
-        if checkpoint.segment == "sampler_weights" and checkpoint.base_model in context
-    ]
-    return entries[:limit]
+    return [_describe(source, tenant_id) for source in sources[:limit]]
 
 
-def _checkpoint_entry(checkpoint: CheckpointRecord, max_context_tokens: int) -> dict[str, object]:
-    path = str(checkpoint.path)
-    return _entry(
-        path,
-        created=int(checkpoint.created_at),
-        owned_by=checkpoint.tenant_id,
-        root=path,
-        parent=checkpoint.base_model,
-        max_model_len=max_context_tokens,
-    )
-
-
-def _entry(model_id: str, **fields: object) -> dict[str, object]:
+def _describe(source: ModelSource, tenant_id: str) -> dict[str, object]:
+    checkpoint = source.checkpoint
+    owner = OWNER
+    if checkpoint is not None:
+        # The names of other tenants are not for everyone.
+        owner = tenant_id if checkpoint.tenant_id == tenant_id else PUBLIC
     return {
-        "id": model_id,
+        "id": source.requested,
         "object": "model",
-        "created": 0,
-        "owned_by": OWNER,
-        "root": None,
-        "parent": None,
-        "max_model_len": None,
-        **fields,
+        "created": 0 if checkpoint is None else int(clock.to_wall_time(checkpoint.created_at)),
+        "owned_by": owner,
+        "root": source.base.name if checkpoint is None else str(checkpoint.path),
+        "parent": None if checkpoint is None else source.base.name,
+        "max_model_len": source.base.max_context_tokens,
     }
 
 
@@ -84,15 +75,8 @@ async def get_model(services: Services, call: InferenceCall[None]) -> RawRespons
 
 
 def find_entry(db: Connection, tenant_id: str, name: str) -> dict[str, object]:
-    """Return a model in OpenAI's form; raises 404 for unknown and foreign names."""
-    source = find_source(db, tenant_id, name)
-    return _entry(
-        name,
-        owned_by=OWNER if source.path is None else tenant_id,
-        root=source.base.name if source.path is None else str(source.path),
-        parent=None if source.path is None else source.base.name,
-        max_model_len=source.base.max_context_tokens,
-    )
+    """Return the description of a model; raises 404 for unknown and foreign names."""
+    return _describe(find_source(db, tenant_id, name), tenant_id)
 
 
 ROUTES = (

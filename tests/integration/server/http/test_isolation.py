@@ -144,6 +144,7 @@ FOREIGN: dict[str, list[MakeBody]] = {
     "publish_checkpoint": [lambda it, _: None],
     "unpublish_checkpoint": [lambda it, _: None],
     "set_checkpoint_ttl": [lambda it, _: {"ttl_seconds": 60}],
+    "set_alias": [lambda it, _: {"name": "mine", "tinker_path": str(it.path)}],
     "external_weights_urls": [lambda it, _: None],
     "checkpoint_archive": [lambda it, _: None],
     "weights_info": [lambda it, _: {"tinker_path": str(it.path)}],
@@ -173,6 +174,8 @@ NAMELESS = {
     "telemetry",
     "list_training_runs",
     "list_user_checkpoints",
+    "list_aliases",
+    "delete_alias",
     "list_sessions",
     "search_sessions",
     "get_audit_log",
@@ -182,6 +185,7 @@ NAMELESS = {
 }
 #: Requests that succeed once the checkpoint is published: those that only read it.
 READS = {
+    "set_alias": {0},
     "weights_info": {0},
     "external_weights_urls": {0},
     "checkpoint_archive": {0},

@@ -8,6 +8,9 @@ from tinkex.cli.lazy import DefaultGroup, LazyCommand
 
 _PACKAGE = "tinkex.cli.commands.checkpoint"
 COMMANDS = {
+    "alias": LazyCommand(
+        f"{_PACKAGE}.alias:alias", "Name a checkpoint for clients of the OpenAI and Anthropic APIs."
+    ),
     "copy": LazyCommand(
         f"{_PACKAGE}.edit:copy", "Copy a checkpoint, optionally to another project."
     ),
