@@ -36,6 +36,8 @@ from tinkex.pipeline.train_settings import OPTIONS
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import variable_name
 from tinkex.server.http import prometheus
+from tinkex.server.inference.inference_router import BASE_PATHS
+from tinkex.server.inference.inference_routes import INFERENCE_ROUTES
 from tinkex.wire import endpoints
 
 DOCS = Path(__file__).parent
@@ -216,6 +218,17 @@ def endpoint_table() -> str:
     return table(("name", "request", "message", "response", ""), rows)
 
 
+def inference_table() -> str:
+    """Table of the endpoints for clients of the OpenAI and Anthropic APIs."""
+    rows = []
+    for route in INFERENCE_ROUTES:
+        bases = ("",) if route.is_rooted else BASE_PATHS[route.family]
+        paths = ", ".join(f"`{route.method} {base}{route.path}`" for base in bases)
+        summary = sentence(inspect.getdoc(route.handler) or "")
+        rows.append((route.family.value, paths, summary))
+    return table(("family", "request", "what it does"), rows)
+
+
 def type_name(type_: Any) -> str:
     """Return the name of a message; empty for a message without content."""
     return "" if type_.__name__ == "Empty" else f"`{type_.__name__}`"
@@ -377,6 +390,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "cli/reference.md": {"global": global_table, "commands": command_list},
     "configuration.md": {"settings": settings_table, "environment": environment_table},
     "endpoints.md": {"endpoints": endpoint_table},
+    "server/inference.md": {"inference": inference_table},
     "pipeline.md": {"trainers": trainer_tables},
     "server/configuration.md": {"server": server_table, "example": server_toml},
     "server/operations.md": {"metrics": metrics_table},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterator
 
 from litestar.types import Send
 
+from tinkex.server.http.prometheus import FIRST_TOKEN_SECONDS
 from tinkex.server.http.request_context import RawResponse
 from tinkex.server.http.router import send_response
 from tinkex.server.inference.error_bodies import (
@@ -80,6 +82,8 @@ class Reply:
     def __init__(self, family: ApiFamily, request_id: str, send: Send) -> None:
         self.endpoint = "unknown"
         self.status = 500
+        self._started_at = time.perf_counter()
+        self._has_sent_chunk = False
         self._family = family
         self._request_id = request_id
         self._send = send
@@ -132,6 +136,10 @@ class Reply:
         if error is not None:
             await self._send_chunk(stream.encode_error(describe_failure(error, self.endpoint)))
             return None
+        if not self._has_sent_chunk:
+            self._has_sent_chunk = True
+            seconds = time.perf_counter() - self._started_at
+            FIRST_TOKEN_SECONDS.labels(self._family.value).observe(seconds)
         return pending.result()
 
     async def _send_head(self, stream: EventStream) -> None:

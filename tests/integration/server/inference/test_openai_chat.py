@@ -201,3 +201,17 @@ def test_roles_and_parts(client: httpx.Client) -> None:
     ]
     answer = complete(client, CHAT, {"model": SCRIPTED, "messages": messages})
     assert answer["choices"][0]["message"]["content"] == "done"
+
+
+def test_metrics(client: httpx.Client) -> None:
+    def count(name: str) -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    requests = (
+        'tinkex_inference_requests_total{endpoint="chat_completions",family="openai",status="200"}'
+    )
+    streams = 'tinkex_inference_first_token_seconds_count{family="openai"}'
+    before = count(requests), count(streams)
+    client.post(CHAT, json=chat_body("hi", stream=True))
+    assert (count(requests), count(streams)) == (before[0] + 1, before[1] + 1)
