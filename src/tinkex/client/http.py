@@ -126,13 +126,17 @@ class HttpClient:
 
     @asynccontextmanager
     async def stream(
-        self, url: str, headers: Mapping[str, str], timeout_seconds: float
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        timeout_seconds: float,
+        body: bytes | None = None,
     ) -> AsyncIterator[HttpStream]:
-        """Open a GET with a streamed body; follows redirects."""
+        """Stream the response to a GET, which follows redirects, or with `body` to a POST."""
         for _ in range(MAX_REDIRECTS):
-            async with self._open_stream(url, headers, timeout_seconds) as stream:
+            async with self._open_stream(url, headers, timeout_seconds, body) as stream:
                 target = _redirect_target(url, stream.status, stream.headers)
-                if target is None:
+                if target is None or body is not None:
                     yield stream
                     return
             url, headers = target, _redirect_headers(headers, url, target)
@@ -142,12 +146,12 @@ class HttpClient:
 
     @asynccontextmanager
     async def _open_stream(
-        self, url: str, headers: Mapping[str, str], timeout_seconds: float
+        self, url: str, headers: Mapping[str, str], timeout_seconds: float, body: bytes | None
     ) -> AsyncIterator[HttpStream]:
         FORK_GUARD.check()
-        request = HttpRequest("GET", url)
+        request = HttpRequest("GET" if body is None else "POST", url)
         # The library closes the response when this object is freed: keep it while reading.
-        opening = self._client.stream("GET", url, headers=headers)
+        opening = self._client.stream(request.method, url, headers=headers, content=body)
         try:
             async with asyncio.timeout(timeout_seconds):
                 reply = await opening.__aenter__()

@@ -240,11 +240,15 @@ class Transport:
 
     @asynccontextmanager
     async def stream(
-        self, url: str, headers: Mapping[str, str], timeout_seconds: float
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        timeout_seconds: float,
+        body: bytes | None = None,
     ) -> AsyncIterator[HttpStream]:
-        """GET a URL and stream its body."""
+        """Stream the response to a GET, or with `body` to a POST."""
         all_headers = await self.headers_for(url) | dict(headers)
-        async with self.http.stream(url, all_headers, timeout_seconds) as stream:
+        async with self.http.stream(url, all_headers, timeout_seconds, body) as stream:
             yield stream
 
     def decode_reply(self, endpoint: Endpoint[object, ReplyT], response: HttpResponse) -> ReplyT:

@@ -83,6 +83,8 @@ class Dialect:
     """A pending promise is 200 `try_again` instead of 408."""
     archive_redirects: bool = True
     """The archive endpoint answers 302 instead of 200 with a URL."""
+    has_inference: bool = False
+    """Has the endpoints below /v1."""
 
     def rewrites(self, endpoint: str) -> bool:
         """Whether responses of an endpoint differ from those of the real server."""
@@ -96,7 +98,8 @@ class Dialect:
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect(name="current"),
+        Dialect(name="current", has_inference=True),
+        Dialect(name="training-only"),
         Dialect(
             name="skyrl",
             lacks=_SKYRL_LACKS,
@@ -153,7 +156,10 @@ class DialectAdapter:
         await send_response(send, self._rewrite(call, response))
 
     def _refuse(self, call: Call) -> BufferedResponse | None:
-        if call.endpoint in self._dialect.lacks:
+        is_inference = call.path.startswith("/v1/")
+        if call.endpoint in self._dialect.lacks or (
+            is_inference and not self._dialect.has_inference
+        ):
             return json_response(404, {"detail": f"no such endpoint: {call.method} {call.path}"})
         if call.endpoint == "forward_backward":
             is_readable = self._dialect.reads_proto if call.is_proto else self._dialect.reads_json
