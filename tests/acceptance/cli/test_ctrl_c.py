@@ -113,7 +113,7 @@ def test_interrupted_sample_leaves_no_session(flags: tuple[str, ...], user: User
             out, err = interrupt(process)
     assert out == ""
     assert (
-        '"type": "Interrupted"' if flags else "\nInterrupted: no samples were received.\n"
+        '"type": "Interrupted"' if flags else "\nInterrupted before the samples were complete.\n"
     ) in f"\n{err}"
     assert "Error" not in err
     assert user.active_sessions() == []

@@ -18,7 +18,8 @@ SHORT = ("--max-tokens", "12", "--temperature", "0")
 
 @pytest.fixture
 def server(serve: Serve) -> StubServer:
-    return serve(api_keys={KEY})
+    """A server that does not stream: replies are requested in chunks."""
+    return serve(api_keys={KEY}, dialect="training-only")
 
 
 @pytest.fixture

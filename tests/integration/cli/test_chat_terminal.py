@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import KEY, Serve
 from tests.support.tiny_model_folders import save_tokenizer
-from tinkex.testing import Fault, StubServer
+from tinkex.models import TINY_FOLDER
+from tinkex.testing import Fault, StubServer, say, scripted_model
 
 #: Generous, because importing transformers is slow.
 TIMEOUT_SECONDS = 180.0
@@ -99,18 +101,24 @@ def _own_terminal(descriptor: int) -> None:
 
 @pytest.fixture
 def server(serve: Serve) -> StubServer:
-    return serve(api_keys={KEY})
+    """A server that does not stream: replies are requested in chunks."""
+    return serve(api_keys={KEY}, dialect="training-only")
 
 
 @pytest.fixture
 def terminal(server: StubServer, tmp_path: Path) -> Iterator[Terminal]:
     save_tokenizer(tmp_path / "tokenizer", 259)
-    words = ("chat", "--tokenizer", str(tmp_path / "tokenizer"), "--max-tokens", "8")
+    with open_chat(server, tmp_path / "tokenizer", "8") as opened:
+        yield opened
+
+
+@contextmanager
+def open_chat(server: StubServer, tokenizer: Path, max_tokens: str) -> Iterator[Terminal]:
+    words = ("chat", "--tokenizer", str(tokenizer), "--max-tokens", max_tokens)
     where = ("--base-url", server.url, "--api-key", KEY)
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "xterm", "PYTHONWARNINGS": "ignore"}
-    opened = Terminal(*words, *where, env=env)
-    yield opened
-    opened.close()
+    with closing(Terminal(*words, *where, env=env)) as opened:
+        yield opened
 
 
 def last_message(server: StubServer, folder: Path) -> str:
@@ -145,3 +153,37 @@ def test_interactive_chat_session(server: StubServer, terminal: Terminal, tmp_pa
     terminal.type("\x04")
     assert terminal.ended() == 0
     assert len(server.calls("finish_session")) == 1
+
+
+def test_ctrl_c_cancels_a_streamed_reply_on_the_server(serve: Serve) -> None:
+    server = serve(api_keys={KEY}, models=[scripted_model()], seconds_per_token=0.05)
+    answer = "one two three four five six seven eight nine ten " * 20
+    with open_chat(server, TINY_FOLDER, "1000") as terminal:
+        terminal.wait_for_prompt_after("/help lists the commands.")
+        terminal.type(f"{say(answer)}\n")
+        # The reply appears in parts, after the echo of the line.
+        terminal.wait_for("\rone two")
+        terminal.type("\x03")
+        terminal.wait_for_prompt_after("(stopped)")
+        assert wait_for_end_of_sample(server) == "the request was cancelled"
+
+        terminal.type(f"{say('Good day.')}\n")
+        terminal.wait_for_prompt_after("\rGood day.")
+        terminal.type("\x04")
+        assert terminal.ended() == 0
+    assert server.calls("asample") == []
+
+
+def wait_for_end_of_sample(server: StubServer) -> str | None:
+    """Wait for the end of the only sample, much less than it would take; return its error."""
+    ends_at = time.monotonic() + 5.0
+    with server._open_database() as database:
+        while time.monotonic() < ends_at:
+            rows = database.read(lambda db: db.exec_driver_sql(ERRORS).all())
+            if rows and rows[0][0] == "failed":
+                return str(rows[0][1])
+            time.sleep(0.02)
+    raise AssertionError("the sample goes on")
+
+
+ERRORS = "SELECT state, error FROM jobs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from tinkex.cli.commands.chat.streaming import (
     ReplyFormat,
     StreamedReply,
     next_chunk_size,
-    stable_text,
 )
 from tinkex.cli.commands.sampling_options import SamplingOptions
+from tinkex.cli.output.streamed_text import stable_text
+from tinkex.client.token_stream import TokenChunk
 from tinkex.data.rendering import Renderer
 from tinkex.engine.fake.toy_tokenizer import ToyTokenizer
+from tinkex.errors import APIConnectionError
 from tinkex.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 DRAWING = SamplingOptions(max_tokens=100, temperature=1.0, top_k=-1, top_p=1.0, seed=7)
@@ -87,11 +89,35 @@ class Template(ToyTokenizer):
         return [*found, 300, *self.encode("assistant:")] if add_generation_prompt else found
 
 
+class Stream:
+    """A fake streamer that yields chunks, then ends or raises."""
+
+    def __init__(self, *chunks: TokenChunk, error: BaseException | None = None) -> None:
+        self._chunks = chunks
+        self._error = error
+        self.asked: list[tuple[list[int], SamplingParams]] = []
+        self.is_closed = False
+
+    def stream(
+        self, prompt: Sequence[int], params: SamplingParams
+    ) -> Generator[TokenChunk, None, None]:
+        self.asked.append((list(prompt), params))
+        try:
+            yield from self._chunks
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.is_closed = True
+
+
 def answer(
-    script: Script, manner: ReplyFormat | None = None, drawing: SamplingOptions = DRAWING
+    script: Script,
+    manner: ReplyFormat | None = None,
+    drawing: SamplingOptions = DRAWING,
+    stream: Stream | None = None,
 ) -> StreamedReply:
     manner = manner or ReplyFormat.for_renderer(Renderer(ToyTokenizer()))
-    return StreamedReply(script, [1, 2, 3], drawing, manner)  # type: ignore[arg-type]
+    return StreamedReply(script, [1, 2, 3], drawing, manner, stream)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 64), st.floats(min_value=0.0, max_value=1e6))
@@ -176,6 +202,53 @@ def test_ctrl_c_cancels_chunk_and_keeps_text() -> None:
         list(told.stream())
     assert (told.text, told.end_reason) == ("a lo", "interrupted")
     assert script.futures[-1].is_cancelled
+
+
+def test_reply_of_a_stream() -> None:
+    text = "Grüße!".encode()
+    stream = Stream(
+        TokenChunk([32, *text[:3]]), TokenChunk([]), TokenChunk(list(text[3:]), "length")
+    )
+    script = Script([])
+    told = answer(script, stream=stream, drawing=DRAWING._replace(stop=("END",)))
+    assert list(told.stream()) == ["Gr", "üße!"]
+    assert (told.text, told.end_reason) == ("Grüße!", "length")
+    assert script.asked == []
+    (request,) = stream.asked
+    assert request[0] == [1, 2, 3]
+    assert (request[1].max_tokens, request[1].seed) == (100, 7)
+    assert request[1].stop == ["\nUser:", "\nSystem:", "END"]
+
+
+def test_end_of_a_reply_cancels_the_stream() -> None:
+    manner = ReplyFormat.for_renderer(Renderer(Template()))
+    for tokens, options in (([*b"fine", 301], DRAWING), (list(b"fineEND"), DRAWING)):
+        stream = Stream(TokenChunk(tokens), TokenChunk(list(b"nonsense")))
+        told = answer(Script([]), manner, options._replace(stop=("END",)), stream)
+        assert "".join(told.stream()) == "fine"
+        assert told.end_reason == "stop"
+        assert stream.is_closed
+
+
+@pytest.mark.parametrize("num_streamed", [0, 4, 12])
+def test_chunks_complete_a_stream_that_failed(num_streamed: int) -> None:
+    text = b"a long story"
+    script = Script(list(text))
+    script.prompt_length = 3
+    chunks = [TokenChunk(list(text[:num_streamed]))] if num_streamed else []
+    stream = Stream(*chunks, error=APIConnectionError())
+    told = answer(script, stream=stream, drawing=DRAWING._replace(max_tokens=12))
+    assert "".join(told.stream()) == text.decode()
+    assert told.end_reason == ("length" if num_streamed == 12 else "stop")
+    assert [len(seen) for seen, _ in script.asked][:1] == [3 + num_streamed][: 12 - num_streamed]
+
+
+def test_ctrl_c_closes_the_stream() -> None:
+    stream = Stream(TokenChunk(list(b"a lo")), error=KeyboardInterrupt())
+    told = answer(Script([]), stream=stream)
+    with pytest.raises(KeyboardInterrupt):
+        list(told.stream())
+    assert (told.text, stream.is_closed) == ("a lo", True)
 
 
 # --- what is remembered -----------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from tinkex.cli.commands.chat.streaming import ReplyFormat, StreamedReply
 from tinkex.cli.commands.sampling_options import SampleSource, SamplingOptions, load_tokenizer_for
 from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError, print_error
-from tinkex.cli.output.samples import escape_lines
-from tinkex.cli.progress import print_status
+from tinkex.cli.output.streamed_text import print_part
+from tinkex.cli.progress import print_status, spinner
 from tinkex.cli.prompts import resolve_output_file
 from tinkex.data.rendering import Renderer
 from tinkex.display import format_count
@@ -26,6 +26,7 @@ from tinkex.errors import TinkexError
 if TYPE_CHECKING:
     from tinkex.client.sampling import SamplingClient
     from tinkex.client.service import ServiceClient
+    from tinkex.client.token_stream import TokenStreamer
 
 ChatMessage = dict[str, str]
 
@@ -127,6 +128,7 @@ class ChatSession:
     sampler: SamplingClient
     reply_format: ReplyFormat
     options: SamplingOptions
+    streamer: TokenStreamer | None = None
     max_context_tokens: int | None = None
     """Context length of the model; None if unknown."""
     conversation: Conversation = field(default_factory=Conversation)
@@ -141,6 +143,8 @@ class ChatSession:
         tokenizer: str | None,
     ) -> ChatSession:
         """Open a sampler and load its tokenizer."""
+        from tinkex.client.token_stream import TokenStreamer
+
         sampler = source.create_client(client)
         renderer = Renderer(load_tokenizer_for(sampler, tokenizer))
         if not renderer.has_template:
@@ -155,6 +159,7 @@ class ChatSession:
             sampler=sampler,
             reply_format=ReplyFormat.for_renderer(renderer),
             options=options,
+            streamer=TokenStreamer(sampler.holder, source.name),
             max_context_tokens=sizes[0] if sizes else None,
         )
 
@@ -186,7 +191,7 @@ class ChatSession:
             tuple(self.conversation.with_user_message(text))
         )
         options = self.options._replace(max_tokens=self._max_reply_tokens(len(prompt)))
-        reply = StreamedReply(self.sampler, prompt, options, self.reply_format)
+        reply = StreamedReply(self.sampler, prompt, options, self.reply_format, self.streamer)
         start = time.monotonic()
         try:
             self._print_stream(reply)
@@ -214,11 +219,13 @@ class ChatSession:
         return min(num_free, self.options.max_tokens)
 
     def _print_stream(self, reply: StreamedReply) -> None:
-        is_terminal = self.context.stdout.is_terminal
-        for text in reply.stream():
-            if not self.context.is_json:
-                click.echo(escape_lines(text) if is_terminal else text, nl=False, color=True)
-                sys.stdout.flush()
+        is_watched = self.context.is_stdin_terminal and self.context.stderr.is_terminal
+        waiting = "Waiting for the reply ..." if is_watched and not self.context.is_json else ""
+        with closing(reply.stream()) as stream, spinner(waiting) as status:
+            for text in stream:
+                status.close()
+                if not self.context.is_json:
+                    print_part(text, self.context.stdout)
         if not self.context.is_json:
             click.echo("")
         if reply.end_reason == "length" and self.context.is_stdin_terminal:

@@ -27,6 +27,7 @@ from tinkex.cli.progress import print_status, spinner
 from tinkex.cli.prompts import resolve_output_file
 
 if TYPE_CHECKING:
+    from tinkex.cli.context import Screen
     from tinkex.cli.output.samples import SampleOutput
     from tinkex.client.sampling import SamplingClient
     from tinkex.text import Tokenizer
@@ -208,7 +209,8 @@ def sample(
     """Sample from a base model or a checkpoint.
 
     Without --base-model and --model-path, the model is smollm2-135m if the server has it, else the
-    only model added to the server, else the built-in tinkex/tiny.
+    only model added to the server, else the built-in tinkex/tiny. The text of a single sample is
+    printed while it is generated.
     """
     source = SampleSource.from_options(base_model, model_path)
     prompt = read_prompt(*(given[f"prompt{tail}"] for tail in ("", "_file", "_tokens")))
@@ -217,13 +219,17 @@ def sample(
     if output is not None:
         output = resolve_output_file(output.expanduser())
     with (
-        on_interrupt("Interrupted: no samples were received."),
+        on_interrupt("Interrupted before the samples were complete."),
         service_client(
             context, http_pool=http_pool, poll_timeout_seconds=context.timeout_seconds
         ) as client,
     ):
         source = source.resolve(client)
-        result = _request_samples(source.create_client(client), source, prompt, options, arguments)
+        sampler = source.create_client(client)
+        screen = context.stdout if output is None and not context.is_json else None
+        result, is_shown = _request_samples(sampler, source, prompt, options, arguments, screen)
+    if is_shown:
+        return
     if output is None:
         show(context, result)
         return
@@ -237,7 +243,12 @@ def _request_samples(
     prompt: PromptInput,
     options: SamplingOptions,
     arguments: SampleArguments,
-) -> SampleOutput:
+    screen: Screen | None = None,
+) -> tuple[SampleOutput, bool]:
+    """Return the samples, and whether their text was printed while it was generated.
+
+    `screen` is where the text goes; None for other outputs.
+    """
     tokenizer = _load_tokenizer(sampler, prompt, arguments)
     tokens = prompt.encode(tokenizer, as_chat=arguments.as_chat)
     from tinkex.cli.output.samples import SampleOutput, SampleRequestInfo
@@ -249,13 +260,21 @@ def _request_samples(
     length = format_count(options.max_tokens, "token")
     text = f"Sampling {wanted} of up to {length} from {source.name} ..."
     start = time.monotonic()
-    with spinner(text):
-        response = sampler.sample(
-            model_input,
-            arguments.num_samples,
-            params,
-            include_prompt_logprobs=arguments.with_logprobs,
-        ).result()
+    response, is_shown = None, False
+    with spinner(text) as status:
+        if screen is not None and tokenizer is not None and _can_stream(options, arguments):
+            from tinkex.cli.commands.run.streamed_sample import SamplePrinter
+
+            printer = SamplePrinter(tokenizer, screen, status)
+            response = printer.print_sample(sampler, source.name, tokens, params)
+            is_shown = response is not None
+        if response is None:
+            response = sampler.sample(
+                model_input,
+                arguments.num_samples,
+                params,
+                include_prompt_logprobs=arguments.with_logprobs,
+            ).result()
     request = SampleRequestInfo(
         base_model=source.base_model,
         model_path=source.model_path,
@@ -267,7 +286,13 @@ def _request_samples(
     print_status(f"Done: {count} in {format_duration(time.monotonic() - start)}.")
     if result.is_empty:
         print_status(_explain_empty(as_chat=arguments.as_chat))
-    return result
+    return result, is_shown
+
+
+def _can_stream(options: SamplingOptions, arguments: SampleArguments) -> bool:
+    """Whether text can be printed as it is generated: one sample, nothing printed after it."""
+    # A stop text is part of a sample, but not of a stream.
+    return arguments.num_samples == 1 and not arguments.with_logprobs and not options.stop
 
 
 def _explain_empty(*, as_chat: bool) -> str:
