@@ -21,6 +21,8 @@ MAX_TOOLS = 1024
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARS = 1000
 MAX_USER_CHARS = 256
+MAX_TOP_K = 2**31 - 1
+MAX_SEED = 2**63 - 1
 
 _TOOL_CHOICES: Mapping[str, ToolChoice] = {
     "auto": "auto",
@@ -137,7 +139,7 @@ def _convert_sampling(request: CountTokensRequest) -> SamplingSettings:
         temperature=_fraction("temperature", request.temperature),
         top_p=_top_p(request.top_p),
         top_k=_top_k(request.top_k),
-        seed=request.seed,
+        seed=_seed(request.seed),
         stop=_stop_sequences(request.stop_sequences or ()),
         grammar=grammar,
     )
@@ -160,8 +162,16 @@ def _top_p(value: float | None) -> float:
 def _top_k(value: int | None) -> int:
     if value is None or value in {0, -1}:
         return -1
-    if value < -1:
-        raise InvalidInput(f"top_k: must be at least 1, or 0 for no limit, got {value}")
+    if not 1 <= value <= MAX_TOP_K:
+        raise InvalidInput(
+            f"top_k: must be between 1 and {MAX_TOP_K}, or 0 for no limit, got {value}"
+        )
+    return value
+
+
+def _seed(value: int | None) -> int | None:
+    if value is not None and not -MAX_SEED <= value <= MAX_SEED:
+        raise InvalidInput(f"seed: must be between {-MAX_SEED} and {MAX_SEED}, got {value}")
     return value
 
 
