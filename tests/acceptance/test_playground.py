@@ -169,6 +169,26 @@ def test_model_is_selected_by_address(server: RealServer, page: Page) -> None:
     )
 
 
+def test_alias_is_offered_and_used(server: RealServer, page: Page) -> None:
+    path = "tinker://a/sampler_weights/b"
+    models = [
+        {"id": FIRST, "root": FIRST, "parent": None},
+        {"id": path, "root": path, "parent": FIRST},
+        {"id": "my-pirate", "root": path, "parent": FIRST},
+    ]
+    page.route("**/v1/models?*", lambda route: route.fulfill(json={"data": models}))
+    page.goto(f"{server.url}/playground?model=my-pirate")
+    expect(page.get_by_label("Model", exact=True)).to_have_value("my-pirate")
+    expect(page.locator("#play-model-1 optgroup[label=Aliases] option")).to_have_text(["my-pirate"])
+
+    requests = answer_with(page, STREAM + "data: [DONE]\n\n")
+    ask(page, "Hello")
+    assert requests[0]["model"] == "my-pirate"
+    # The native client samples from a path.
+    page.get_by_text("Show as code").click()
+    expect(page.locator("#play-code")).to_contain_text(f'model_path="{path}"')
+
+
 # --- streams, as section 4 of the OpenAI protocol frames them ------------------------------------
 
 

@@ -83,7 +83,6 @@ class PlaygroundPage:
 
     base_models: Sequence[BaseModel]
     checkpoints: Sequence[CheckpointChoice]
-    aliases: Sequence[object] = ()
 
 
 def read_models(

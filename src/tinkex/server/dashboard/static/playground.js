@@ -2,7 +2,7 @@
 
 import { addChunk, newAnswer } from "./answer_state.js";
 import { streamAnswer } from "./inference_stream.js";
-import { copyText } from "./page.js";
+import { call, copyText, element } from "./page.js";
 import { renderTurns } from "./playground_turns.js";
 import { snippets } from "./request_snippets.js";
 
@@ -243,6 +243,20 @@ function onPromptKey(event) {
   }
 }
 
+// Aliases come from the list of models, in which they have the path of their checkpoint.
+async function addAliases() {
+  const { data } = await call("/v1/models?limit=1000");
+  const aliases = data.filter(({ id, root, parent }) => parent && root && root !== id);
+  if (!aliases.length) return;
+  for (const index of [0, 1]) {
+    const options = aliases.map(({ id, root }) => element("option", { value: id, "data-path": root }, id));
+    const group = element("optgroup", { label: "Aliases" }, ...options);
+    find(`model-${index}`).firstElementChild.after(group);
+  }
+  selectFromAddress();
+  showControls();
+}
+
 function selectFromAddress() {
   const model = new URLSearchParams(location.search).get("model");
   if (!model) return;
@@ -272,3 +286,5 @@ addEventListener("keydown", (event) => {
 if (matchMedia("(max-width: 800px)").matches) find("settings").open = false;
 showControls();
 paint();
+// Without them, aliases can still be typed.
+addAliases().catch(() => {});
