@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all qa flaky kills bench compat docs uplot format clean
+.PHONY: demo test test-all qa flaky kills bench compat docs uplot screenshots format clean
 
 demo: $(VENV)/.demo
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
@@ -49,6 +49,10 @@ docs: $(VENV)/.docs
 # The charting library of the dashboard: VERSION=1.6.32 fetches a version, otherwise its digests are checked.
 uplot: $(VENV)/.ready
 	$(BIN)/python scripts/update_uplot.py $(VERSION)
+
+# The pictures of the README and docs; NAME=playground takes those with this word in their name.
+screenshots: $(VENV)/.ready
+	$(BIN)/python scripts/screenshots.py $(NAME)
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix src tests trainer examples benchmarks docs

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "assets"
 RUN_NAME = "pirate"
 READY = "tinkex server ready at "
-DESKTOP = {"width": 1000, "height": 630}
+DESKTOP = {"width": 1000, "height": 700}
 PHONE = {"width": 390, "height": 760}
 #: The pages wait for a model, which may not be loaded yet.
 TIMEOUT_MS = 120_000
@@ -52,8 +52,7 @@ def open_playground(page: Page, url: str) -> None:
     page.locator("#play-settings").evaluate("element => { element.open = true; }")
     checkpoint = page.locator("#play-model-0 option", has_text=RUN_NAME).first
     page.locator("#play-model-0").select_option(checkpoint.get_attribute("value"))
-    page.get_by_label("Max tokens").fill("24")
-    page.get_by_label("Temperature").fill("0.2")
+    page.get_by_label("Max tokens").fill("40")
     page.get_by_label("Seed").fill("1")
     page.get_by_label("Show tokens").check()
     page.get_by_label("Compare").check()
@@ -64,7 +63,8 @@ def open_playground(page: Page, url: str) -> None:
     tokens = page.locator(".token-list:visible").first
     if tokens.count():
         tokens.focus()
-        page.keyboard.press("ArrowRight")
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
     page.locator("#main").evaluate("() => scrollTo(0, 0)")
 
 
