@@ -282,21 +282,37 @@ def test_report_shows_nodes_and_groups(setup: Setup) -> None:
     assert [group.node for group in report.groups] == ["n1", "n1"]
 
 
-#: A controller whose first round is blocked in a call of Ray.
+#: Calls of Ray that are blocked: in a round of the controller, and in the connection.
 BLOCKED = """
+import sys
 import threading
 from types import SimpleNamespace
 from tinkex.server.cluster import cluster_process
 
-cluster_process.MAX_ROUND_SECONDS = 0.2
+cluster_process.MAX_BLOCKED_SECONDS = 0.2
+"""
+BLOCKED_ROUND = """
 blocked_controller = SimpleNamespace(run_once=threading.Event().wait)
 cluster_process._run_once(blocked_controller, SimpleNamespace(hold=lambda: True))
 """
+BLOCKED_CONNECTION = """
+from pathlib import Path
+from tinkex.server.config import ServerConfig
+
+actors = SimpleNamespace(RayCluster=lambda *_: threading.Event().wait())
+sys.modules["tinkex.server.cluster.actors"] = actors
+config = ServerConfig(home=Path(sys.argv[1]))
+cluster_process.run_controller(config, threading.Event())
+"""
 
 
-def test_controller_that_is_blocked_ends() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False
-    )
+@pytest.mark.parametrize(
+    ("script", "function"),
+    [(BLOCKED_ROUND, "in _run_once"), (BLOCKED_CONNECTION, "in run_controller")],
+    ids=["round", "connection"],
+)
+def test_controller_that_is_blocked_ends(script: str, function: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BLOCKED + script, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert "in _run_once" in ended.stderr
+    assert function in ended.stderr

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 
 from tinkex.errors import ConfigError, StoreError, TinkexError
 from tinkex.installation import install_command
@@ -26,9 +27,10 @@ from tinkex.store.settings import get_or_create_store_id
 LOG = get_logger(__name__)
 #: Interval of the comparison of the store with the cluster.
 POLL_SECONDS = 1.0
-#: A call of Ray that is interrupted by the loss of the head may block forever. After this time the
-#: process writes where it is blocked, and ends.
-MAX_ROUND_SECONDS = 60.0
+#: A call of Ray that is interrupted by the loss of the head may block forever, and so may the
+#: connection to a head that is starting. After this time the process writes where it is blocked,
+#: and ends.
+MAX_BLOCKED_SECONDS = 60.0
 
 
 def main() -> int:
@@ -65,7 +67,8 @@ def run_controller(config: ServerConfig, stop: threading.Event) -> None:
         lease = CoordinatorLease(
             database, f"{socket.gethostname()}:{config.home}", name=CONTROLLER_LEASE
         )
-        cluster = RayCluster(config.ray_address, store_id)
+        with _limit_blocked_time():
+            cluster = RayCluster(config.ray_address, store_id)
         stack.callback(cluster.close)
         controller = ClusterController(config, database, cluster)
         stack.callback(controller.close)
@@ -74,12 +77,20 @@ def run_controller(config: ServerConfig, stop: threading.Event) -> None:
 
 
 def _run_once(controller: ClusterController, lease: CoordinatorLease) -> None:
-    faulthandler.dump_traceback_later(MAX_ROUND_SECONDS, exit=True)
     try:
-        if lease.hold():
-            controller.run_once()
+        with _limit_blocked_time():
+            if lease.hold():
+                controller.run_once()
     except StoreError as error:
         LOG.warning("the store is not available, will retry: %s", error)
+
+
+@contextlib.contextmanager
+def _limit_blocked_time() -> Iterator[None]:
+    """End the process with the stacks of its threads if the block takes too long."""
+    faulthandler.dump_traceback_later(MAX_BLOCKED_SECONDS, exit=True)
+    try:
+        yield
     finally:
         faulthandler.cancel_dump_traceback_later()
 
