@@ -34,6 +34,7 @@ EXTRA_PACKAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "pipeline": {"tensorboard": "tensorboard"},
         "ray": {"ray": "ray[client]"},
+        "structured": {"llguidance": "llguidance"},
     }
 )
 

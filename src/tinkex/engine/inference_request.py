@@ -30,12 +30,20 @@ class InferenceParams(SamplingParams):
     is_prompt_only: bool = False
     """Only score the prompt: the sequences are empty, whatever `max_tokens` is."""
 
+    grammar: str | None = None
+    """What the sequence must follow, as built by `grammar_schemas`; it ends where the grammar
+    allows the EOS token."""
+    grammar_start_text: str = ""
+    """The grammar applies after this text, such as the end of the reasoning; empty: at once."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_count("stop texts", len(self.stop_texts), MAX_STOP_TEXTS)
         _check_count("stop token ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
         longest = max(map(len, self.stop_texts), default=0)
         _check_count("characters in a stop text", longest, MAX_STOP_TEXT_CHARS)
+        if self.grammar is not None and self.stop is not None:
+            raise InvalidInput("a grammar needs the EOS tokens; give stop_texts instead of stop")
 
 
 class InferenceRequest(SampleRequest):

@@ -22,6 +22,8 @@ from tinkex.detokenizer import TextDecoder
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import EngineFailure, FinishedSample
 from tinkex.engine.sampling.admission import AdmissionControl, StartedSequences
+from tinkex.engine.sampling.grammar_requests import CompilingRequests, compute_masks
+from tinkex.engine.sampling.grammars import GrammarCompiler
 from tinkex.engine.sampling.kv_manager import KVCacheManager
 from tinkex.engine.sampling.model_runner import DecodeBatch, ModelRunner, PrefillChunk
 from tinkex.engine.sampling.progress import WatchedRequests
@@ -35,7 +37,12 @@ from tinkex.engine.sampling.scheduler import (
     split_prefill_tokens,
 )
 from tinkex.engine.sampling.slot_allocator import capacity_for
-from tinkex.engine.sampling.token_sampler import SampledTokens, SamplingSettings, sample_tokens
+from tinkex.engine.sampling.token_sampler import (
+    NO_MASKS,
+    SampledTokens,
+    SamplingSettings,
+    sample_tokens,
+)
 from tinkex.engine.trainer import is_out_of_memory
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.logs import get_logger
@@ -96,6 +103,8 @@ class ContinuousBatcher:
         self._model_runner = ModelRunner(hosted_model)
         self._kv_spec = self._model_runner.probe_kv_spec()
         self._queue: ArrivalQueue[RequestState] = ArrivalQueue()
+        compiler = GrammarCompiler(decoder, hosted_model.vocab_size, eos_tokens)
+        self._compiling = CompilingRequests(compiler)
         self._finished: list[FinishedSample] = []
         self._num_added = 0
         self._light_steps = LightStepPolicy()
@@ -108,7 +117,7 @@ class ContinuousBatcher:
         return self._kv_manager.used_bytes
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._finished)
+        return len(self._queue) + len(self._finished) + len(self._compiling)
 
     def add(
         self,
@@ -130,12 +139,16 @@ class ContinuousBatcher:
             return
         self._num_added += 1
         state = RequestState(job_id, self._num_added, adapter, spec, tenant_id=tenant_id)
+        if spec.grammar is not None:
+            self._compiling.add(state, spec.grammar)
+            return
         state.create_sequences(self._decoder)
         self._queue[job_id] = state
 
     @torch.inference_mode()
     def cancel(self, job_id: str) -> int:
         """Remove a request and free its memory; returns the number of its sampled tokens."""
+        self._compiling.cancel(job_id)
         self._finished = [sample for sample in self._finished if sample.job_id != job_id]
         request = self._queue.get(job_id)
         if request is None:
@@ -148,6 +161,7 @@ class ContinuousBatcher:
         """Remove all requests and cached prefixes."""
         for job_id in list(self._queue):
             self.cancel(job_id)
+        self._compiling.clear()
         self._finished.clear()
         self._kv_manager.clear()
         self._batches.clear()
@@ -156,12 +170,23 @@ class ContinuousBatcher:
     def step(self) -> list[FinishedSample]:
         """Advance all requests for a short time; return the finished ones."""
         deadline = time.monotonic() + STEP_SECONDS
+        if self._compiling:
+            self._queue_compiled(0.0 if self._queue else STEP_SECONDS)
         while self._queue and not self._finished:
             self._try_iteration()
             if time.monotonic() >= deadline or (self.watched and self.watched.has_first_token()):
                 break
         finished, self._finished = self._finished, []
         return finished
+
+    def _queue_compiled(self, timeout_seconds: float) -> None:
+        """Queue the requests whose grammars are compiled."""
+        for state, grammar in self._compiling.take_compiled(timeout_seconds):
+            if isinstance(grammar, EngineFailure):
+                self._finished.append(FinishedSample(state.job_id, grammar))
+                continue
+            state.create_sequences(self._decoder, grammar)
+            self._queue[state.job_id] = state
 
     # --- failures --------------------------------------------------------------------------------
     def _try_iteration(self) -> None:
@@ -293,7 +318,12 @@ class ContinuousBatcher:
             settings = SamplingSettings(specs, self._hosted_model.device)
             if not started:
                 prepared.settings = settings
-        self._append_tokens(sequences, sample_tokens(logits_MV, settings, uniforms_M))
+        masks = NO_MASKS
+        if settings.grammar_rows:
+            masks, failed = compute_masks(sequences, settings.grammar_rows)
+            for request, failure in failed.items():
+                self._fail_request(request, failure)
+        self._append_tokens(sequences, sample_tokens(logits_MV, settings, uniforms_M, masks))
 
     def _logits(
         self, batch: DecodeBatch, hidden_TD: Tensor | None, started: Sequence[StartedSequences]

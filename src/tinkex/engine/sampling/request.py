@@ -53,6 +53,15 @@ class PromptLogprobsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """A grammar that sequences must follow."""
+
+    text: str
+    start_text: str
+    """The grammar applies after this text; empty: from the first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSpec:
     """A validated request."""
 
@@ -68,6 +77,7 @@ class SampleSpec:
     stops: StopConditions
     num_topk: int
     prompt_logprobs: PromptLogprobsSpec | None
+    grammar: GrammarSpec | None = None
 
     @property
     def max_length(self) -> int:
@@ -93,12 +103,20 @@ def parse_sample_request(request: SampleRequest, limits: ModelLimits) -> SampleS
         stops=parse_stop(params, limits.eos_tokens, has_tokenizer=limits.has_tokenizer),
         num_topk=request.topk_sample_logprobs,
         prompt_logprobs=_parse_prompt_logprobs(request, len(prompt), limits.vocab_size),
+        grammar=parse_grammar(params),
     )
 
 
 def is_prompt_only(params: SamplingParams) -> bool:
     """Whether a request only scores its prompt."""
     return isinstance(params, InferenceParams) and params.is_prompt_only
+
+
+def parse_grammar(params: SamplingParams) -> GrammarSpec | None:
+    """The grammar of a request; None without one."""
+    if not isinstance(params, InferenceParams) or params.grammar is None:
+        return None
+    return GrammarSpec(text=params.grammar, start_text=params.grammar_start_text)
 
 
 def _parse_max_tokens(params: SamplingParams, num_prompt: int, max_context_tokens: int) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from tinkex.detokenizer import TextDecoder
 from tinkex.engine.protocol import SampleProgress
+from tinkex.engine.sampling.grammars import Grammar
 from tinkex.engine.sampling.request import SampleSpec, Tokens
 from tinkex.engine.sampling.stop_conditions import StopTextMatcher
 from tinkex.engine.sampling.token_sampler import RandomStream
@@ -59,6 +60,7 @@ class SequenceState:
     __slots__ = (
         "_stop_matcher",
         "_topk",
+        "grammar",
         "index",
         "logprobs",
         "random_stream",
@@ -68,7 +70,13 @@ class SequenceState:
         "tokens",
     )
 
-    def __init__(self, request: RequestState, index: int, decoder: TextDecoder | None) -> None:
+    def __init__(
+        self,
+        request: RequestState,
+        index: int,
+        decoder: TextDecoder | None,
+        grammar: Grammar | None = None,
+    ) -> None:
         spec = request.spec
         self.request = request
         self.spec = spec
@@ -79,6 +87,8 @@ class SequenceState:
         self.logprobs: list[float] = []
         self.stop_reason: StopReason | None = None
         """None until the sequence is finished."""
+        self.grammar = grammar
+        """What its tokens must follow, after those it has."""
         self._topk: list[TopkRow] = []
         self._stop_matcher = (
             StopTextMatcher(decoder, spec.stops.texts) if decoder and spec.stops.texts else None
@@ -93,6 +103,8 @@ class SequenceState:
         self.logprobs.append(logprob)
         if topk is not None:
             self._topk.append(topk)
+        if self.grammar is not None:
+            self.grammar.accept(token)
         if token in self.spec.stops.tokens or (
             self._stop_matcher and self._stop_matcher.matches_after(token)
         ):
@@ -212,10 +224,11 @@ class RequestState:
         """Sequences that continue from the current prefill: all unstarted, or one preempted."""
         return self.unstarted or self.preempted[:1]
 
-    def create_sequences(self, decoder: TextDecoder | None) -> None:
+    def create_sequences(self, decoder: TextDecoder | None, grammar: Grammar | None = None) -> None:
         """Create its sequences."""
         self.unstarted = [
-            SequenceState(self, index, decoder) for index in range(self.spec.num_samples)
+            SequenceState(self, index, decoder, grammar.copy() if grammar is not None else None)
+            for index in range(self.spec.num_samples)
         ]
         self.sequences = tuple(self.unstarted)
 

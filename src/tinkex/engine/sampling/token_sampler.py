@@ -5,7 +5,8 @@ Shape letters: M rows, V vocabulary, B blocks of a row, K candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,10 @@ _MIN_TEMPERATURE = 1e-30
 _LOW_TEMPERATURE = 1e-3
 
 
+#: No row has a grammar.
+NO_MASKS: Mapping[int, npt.NDArray[np.bool_]] = MappingProxyType({})
+
+
 class SampledTokens(NamedTuple):
     """The sampled token of each row."""
 
@@ -96,26 +101,67 @@ class SamplingSettings:
         self.truncated_rows = torch.tensor(truncated, dtype=torch.long, device=device)
         self.truncations = [(specs[row].top_k, specs[row].top_p) for row in truncated]
         self.num_topk = max(spec.num_topk for spec in specs)
+        self.specs = specs
+        self.grammar_rows = [row for row, spec in enumerate(specs) if spec.grammar is not None]
 
 
 def sample_tokens(
-    logits_MV: Tensor, settings: SamplingSettings, uniforms_M: npt.NDArray[np.float64]
+    logits_MV: Tensor,
+    settings: SamplingSettings,
+    uniforms_M: npt.NDArray[np.float64],
+    masks: Mapping[int, npt.NDArray[np.bool_]] = NO_MASKS,
 ) -> SampledTokens:
-    """Sample one token for each row; modifies the logits."""
+    """Sample one token for each row; modifies the logits.
+
+    `masks` has the allowed tokens of rows with a grammar. Reported log-probabilities are those
+    without the mask.
+    """
     logits_MV = logits_MV.float()
+    masked = _sample_masked(logits_MV, settings, uniforms_M, masks) if masks else None
     _apply_temperature(logits_MV, settings)
     probs_MV = torch.softmax(logits_MV, dim=-1)
     tokens_M = _select_tokens(logits_MV, probs_MV, settings, uniforms_M)
+    if masked is not None:
+        tokens_M[masked.rows] = masked.tokens_M
     tokens_M1 = tokens_M.unsqueeze(1)
-    prob_M = probs_MV.gather(1, tokens_M1).squeeze(1).double()
-    logprobs_M = prob_M.log()
+    logprobs_M = probs_MV.gather(1, tokens_M1).squeeze(1).double().log()
+    if masked is not None:
+        # The probability of an allowed token may be too small for float32.
+        logprobs_MV = logits_MV[masked.rows].double().log_softmax(dim=-1)
+        logprobs_M[masked.rows] = logprobs_MV.gather(1, tokens_M1[masked.rows]).squeeze(1)
+    logprobs_M1 = logprobs_M.unsqueeze(1)
     ids, values = None, None
     if settings.num_topk:
-        logsumexp_M1 = logits_MV.gather(1, tokens_M1).double() - logprobs_M.unsqueeze(1)
+        logsumexp_M1 = logits_MV.gather(1, tokens_M1).double() - logprobs_M1
         topk = logits_MV.topk(settings.num_topk, dim=-1)
         ids = topk.indices.cpu().numpy().astype(np.int32)
-        values = (topk.values.double() - logsumexp_M1).cpu().numpy().astype(np.float32)
-    return SampledTokens(tokens_M.tolist(), logprobs_M.tolist(), ids, values)
+        # The sampled token has the same value in both results; rounding could differ.
+        scores = (topk.values.double() - logsumexp_M1).float()
+        chosen = torch.where(topk.indices == tokens_M1, logprobs_M1.float(), scores)
+        values = chosen.cpu().numpy()
+    return SampledTokens(tokens_M.tolist(), logprobs_M.float().tolist(), ids, values)
+
+
+class _MaskedTokens(NamedTuple):
+    rows: Tensor
+    tokens_M: Tensor
+
+
+def _sample_masked(
+    logits_MV: Tensor,
+    settings: SamplingSettings,
+    uniforms_M: npt.NDArray[np.float64],
+    masks: Mapping[int, npt.NDArray[np.bool_]],
+) -> _MaskedTokens:
+    """Sample rows whose tokens are restricted; copies their logits."""
+    rows = list(masks)
+    allowed_MV = torch.from_numpy(np.stack(list(masks.values()))).to(logits_MV.device)
+    masked_MV = logits_MV[rows].masked_fill_(~allowed_MV, float("-inf"))
+    own = SamplingSettings([settings.specs[row] for row in rows], logits_MV.device)
+    _apply_temperature(masked_MV, own)
+    probs_MV = torch.softmax(masked_MV, dim=-1)
+    tokens_M = _select_tokens(masked_MV, probs_MV, own, uniforms_M[rows])
+    return _MaskedTokens(torch.tensor(rows, device=logits_MV.device), tokens_M)
 
 
 def _apply_temperature(logits_MV: Tensor, settings: SamplingSettings) -> None:

@@ -71,6 +71,8 @@ def find_unsupported(spec: SampleSpec, *, has_unembed: bool) -> str | None:
     if spec.top_k or spec.top_p < 1.0:
         # Ours are those before the truncation.
         return "its log-probabilities are those after top_k and top_p"
+    if spec.grammar is not None:
+        return "it is not given grammars"
     if 0.0 < spec.temperature < MIN_TEMPERATURE:
         return f"its lowest temperature is {MIN_TEMPERATURE}"
     prompt = spec.prompt_logprobs

@@ -1,0 +1,99 @@
+"""Grammars of JSON schemas: built and checked where a request arrives, applied by the engine.
+
+A grammar is a text for llguidance, in `InferenceParams.grammar`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from threading import BoundedSemaphore
+
+import msgspec
+
+from tinkex.errors import InvalidInput
+from tinkex.installation import install_command, missing_libraries
+
+#: Limits of a schema.
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_DEPTH = 64
+#: Limits of the check of a schema.
+CHECK_CPU_SECONDS = 2
+CHECK_SECONDS = 15.0
+CHECK_BYTES = 1 << 30
+#: Schemas whose check is remembered.
+MAX_CHECKED = 256
+
+_CHECK_FILE = Path(__file__).with_name("grammar_check.py")
+#: Others wait, so that schemas of one tenant do not take all cores.
+_CHECKS = BoundedSemaphore(2)
+#: Endless whitespace would be a valid beginning of a document. `oneOf` is applied like `anyOf`.
+_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}", "coerce_one_of": True}
+
+
+def is_available() -> bool:
+    """Whether the library for grammars is installed."""
+    return not missing_libraries("structured")
+
+
+def build_grammar(schema: Mapping[str, object]) -> str:
+    """Return the grammar of a JSON schema; an empty one means any JSON object.
+
+    Raises InvalidInput if the schema is invalid, too large, or takes too long. Blocks while a new
+    schema is checked, so it must be called on a thread.
+    """
+    if not is_available():
+        raise InvalidInput(
+            "structured output is not installed on this server; the operator can add it with "
+            f"`{install_command('structured')}`"
+        )
+    _check_depth(schema)
+    document = {**(schema or {"type": "object"}), "x-guidance": _OPTIONS}
+    grammar = msgspec.json.encode({"grammars": [{"json_schema": document}]}).decode()
+    if len(grammar) > MAX_SCHEMA_BYTES:
+        raise InvalidInput(
+            f"the JSON schema has {len(grammar)} bytes; expected at most {MAX_SCHEMA_BYTES}"
+        )
+    reason = _check_grammar(grammar)
+    if reason:
+        raise InvalidInput(f"the JSON schema cannot be used: {reason}")
+    return grammar
+
+
+def _check_depth(schema: object) -> None:
+    level: list[object] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH + 1):
+        parts = [part.values() if isinstance(part, Mapping) else part for part in level]
+        level = [
+            child
+            for part in parts
+            if not isinstance(part, str)
+            for child in part  # type: ignore[attr-defined]
+            if isinstance(child, Mapping | list | tuple)
+        ]
+        if not level:
+            return
+    raise InvalidInput(f"the JSON schema is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+
+
+@lru_cache(MAX_CHECKED)
+def _check_grammar(grammar: str) -> str:
+    """Return why a grammar cannot be used; empty if it can."""
+    command = [sys.executable, "-P", str(_CHECK_FILE), str(CHECK_CPU_SECONDS), str(CHECK_BYTES)]
+    try:
+        with _CHECKS:
+            checked = subprocess.run(
+                command,
+                input=grammar.encode(),
+                capture_output=True,
+                timeout=CHECK_SECONDS,
+                check=False,
+            )
+    except subprocess.TimeoutExpired:
+        return "it is too complex"
+    if checked.returncode:
+        return "it is too complex"
+    return " ".join(checked.stdout.decode(errors="replace").split())[:500]

@@ -1,0 +1,76 @@
+"""JSON schemas are checked before a request is queued, within limits of time and memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tinkex.engine import grammar_schemas
+from tinkex.engine.grammar_schemas import build_grammar
+from tinkex.errors import InvalidInput
+
+
+def _nested(depth: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+#: Each string would have to match all of them, which takes hours to find impossible.
+HOSTILE = {
+    "allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{n}}}c*$"} for n in range(1, 60)]
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {"a": {"oneOf": [{"type": "string"}, {"type": "null"}]}}},
+        {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}},
+        _nested(50),
+    ],
+)
+def test_usable_schema_gives_a_grammar(schema: Mapping[str, Any]) -> None:
+    [grammar] = json.loads(build_grammar(schema))["grammars"]
+    assert grammar["json_schema"].items() >= (schema or {"type": "object"}).items()
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "nonsense"}, "Invalid type: nonsense"),
+        ({"not": {"type": "string"}}, "Unimplemented keys"),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"$ref": "https://example.com/schema"}, "does not fetch resources"),
+        ({"enum": ["x" * 70_000]}, "expected at most 65536"),
+        (_nested(5000), "nested more than 64 levels"),
+        ({"x": [[[]] * 1000] * 1000}, "bytes; expected at most 65536"),
+    ],
+)
+def test_unusable_schema_is_refused(schema: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        build_grammar(schema)
+
+
+def test_schema_that_takes_too_long_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="it is too complex"):
+        build_grammar(HOSTILE)
+    # The answer is remembered.
+    started = time.monotonic()
+    with pytest.raises(InvalidInput, match="it is too complex"):
+        build_grammar(HOSTILE)
+    assert time.monotonic() - started < 1.0
+
+
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_schemas, "missing_libraries", lambda *_: ["llguidance"])
+    assert not grammar_schemas.is_available()
+    with pytest.raises(InvalidInput, match=r"not installed on this server.*structured"):
+        build_grammar({})
