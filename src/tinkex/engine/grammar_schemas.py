@@ -8,9 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from threading import BoundedSemaphore
 
 import msgspec
 
@@ -28,8 +28,8 @@ CHECK_BYTES = 1 << 30
 MAX_CHECKED = 256
 
 _CHECK_FILE = Path(__file__).with_name("grammar_check.py")
-#: Others wait, so that schemas of one tenant do not take all cores.
-_CHECKS = BoundedSemaphore(2)
+#: Threads of their own, so that slow checks do not delay other work.
+_EXECUTOR = ThreadPoolExecutor(2, thread_name_prefix="tinkex-schemas")
 #: Endless whitespace would be a valid beginning of a document. `oneOf` is applied like `anyOf`.
 _OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}", "coerce_one_of": True}
 
@@ -39,11 +39,16 @@ def is_available() -> bool:
     return not missing_libraries("structured")
 
 
+def submit_schema(schema: Mapping[str, object]) -> Future[str]:
+    """Build the grammar of a JSON schema on another thread."""
+    return _EXECUTOR.submit(build_grammar, schema)
+
+
 def build_grammar(schema: Mapping[str, object]) -> str:
     """Return the grammar of a JSON schema; an empty one means any JSON object.
 
     Raises InvalidInput if the schema is invalid, too large, or takes too long. Blocks while a new
-    schema is checked, so it must be called on a thread.
+    schema is checked.
     """
     if not is_available():
         raise InvalidInput(
@@ -84,14 +89,13 @@ def _check_grammar(grammar: str) -> str:
     """Return why a grammar cannot be used; empty if it can."""
     command = [sys.executable, "-P", str(_CHECK_FILE), str(CHECK_CPU_SECONDS), str(CHECK_BYTES)]
     try:
-        with _CHECKS:
-            checked = subprocess.run(
-                command,
-                input=grammar.encode(),
-                capture_output=True,
-                timeout=CHECK_SECONDS,
-                check=False,
-            )
+        checked = subprocess.run(
+            command,
+            input=grammar.encode(),
+            capture_output=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return "it is too complex"
     if checked.returncode:

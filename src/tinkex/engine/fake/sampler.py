@@ -22,7 +22,8 @@ from tinkex.engine.examples import check_tokens
 from tinkex.engine.fake.bigram import Bigram, Floats, Tokens, flatten_tokens, score_tokens
 from tinkex.engine.fake.scripted import ScriptedText
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
-from tinkex.engine.sampling.request import is_prompt_only
+from tinkex.engine.sampling.grammars import Grammar
+from tinkex.engine.sampling.request import is_prompt_only, parse_grammar
 from tinkex.engine.sampling.stop_conditions import StopConditions, StopTextMatcher, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import (
@@ -174,19 +175,31 @@ class BigramSampler:
             text or _BYTE_DECODER,
         )
         answers = text.find_answers(prompt) if text is not None else []
+        grammar = None if answers else self._compile_grammar(params)
         sequences = []
         for index in range(request.num_samples):
+            rng = seeded_rng(seed, index)
             if answers:
                 answer = answers[index % len(answers)]
                 sequences.append(follow_script(prompt[-1], spec, answer))
+            elif grammar is not None:
+                sequences.append(follow_grammar(prompt[-1], spec, rng, grammar.copy()))
             else:
-                sequences.append(generate_sequence(prompt[-1], spec, seeded_rng(seed, index)))
+                sequences.append(generate_sequence(prompt[-1], spec, rng))
             yield
         if not _has_prompt_queries(request):
             return SampleResponse(sequences)
         return self._add_prompt_results(
             request, sequences, np.array(prompt), seeded_rng(seed, "prompt")
         )
+
+    def _compile_grammar(self, params: SamplingParams) -> Grammar | None:
+        spec = parse_grammar(params)
+        if spec is None:
+            return None
+        if self._text is None:
+            raise InvalidInput("structured output needs a model with a tokenizer")
+        return self._text.compile_grammar(spec)
 
     def _check_request(self, request: SampleRequest, prompt: list[int]) -> None:
         if not prompt:
@@ -304,6 +317,25 @@ def follow_script(previous: int, spec: GenerationSpec, answer: Sequence[int]) ->
     path = [previous]
     for token in answer[: spec.max_tokens]:
         path.append(token)
+        if token in spec.stops.tokens or (stop_matcher and stop_matcher.matches_after(token)):
+            return _score_sequence(path, "stop", spec)
+    return _score_sequence(path, "length", spec)
+
+
+def follow_grammar(
+    previous: int, spec: GenerationSpec, rng: random.Random, grammar: Grammar
+) -> SampledSequence:
+    """Draw tokens that a grammar allows, without top-k and top-p."""
+    stop_matcher = spec.stop_matcher()
+    probs_VV = spec.transitions.scoring_model.probs_VV
+    path = [previous]
+    for _ in range(spec.max_tokens):
+        weights = probs_VV[path[-1]]
+        if grammar.has_started:
+            weights = np.where(grammar.allowed_tokens(), weights, 0.0)
+        token = bisect_right(_cumulative_probs(weights), rng.random())
+        path.append(token)
+        grammar.accept(token)
         if token in spec.stops.tokens or (stop_matcher and stop_matcher.matches_after(token)):
             return _score_sequence(path, "stop", spec)
     return _score_sequence(path, "length", spec)

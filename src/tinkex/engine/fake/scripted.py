@@ -7,8 +7,9 @@ FOLDER has a tokenizer.json and a chat template; `scripted_model` takes those of
 answer is the text between [say] and [/say] in the prompt, followed by the end token; the last such
 text counts, so each message of a conversation can set the next answer. `say("a", "b")` writes it;
 with several texts, sequence i says text i, and so on in turns. Without one, the model samples like
-any other model of the fake engine. Stop conditions and `max_tokens` apply as usual, and
-log-probabilities are those of the bigram model.
+any other model of the fake engine, and follows the grammar of the request, which a script need not.
+Stop conditions and `max_tokens` apply as usual, and log-probabilities are those of the bigram
+model.
 
     client.chat.completions.create(
         model=SCRIPTED, messages=[{"role": "user", "content": say("<think>hm</think>42")}]
@@ -22,6 +23,8 @@ from collections.abc import Sequence, Sized
 from pathlib import Path
 
 from tinkex import text
+from tinkex.engine.sampling.grammars import Grammar, GrammarCompiler
+from tinkex.engine.sampling.request import GrammarSpec
 from tinkex.errors import ConfigError
 from tinkex.models import TINY_FOLDER
 
@@ -57,6 +60,11 @@ class ScriptedText:
         if eos_token is None:
             raise ConfigError(f"a scripted model needs an EOS token; the tokenizer is in {folder}")
         self.eos_token = int(eos_token)
+        self._compiler = GrammarCompiler(tokenizer, self.vocab_size, frozenset({self.eos_token}))
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        """Compile the grammar of a request; raises InvalidInput if that is impossible."""
+        return self._compiler.compile(spec)
 
     def decode(self, token_ids: Sequence[int], /) -> str:
         """The text of tokens, including special ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -44,7 +45,10 @@ def to_chat_request(request: ChatCompletionRequest) -> ChatRequest:
         tool_choice=tool_choice,
         forced_tool=forced_tool,
         has_parallel_tool_calls=request.parallel_tool_calls is not False,
-        sampling=parse_sampling(request, max_tokens, _parse_top_logprobs(request)),
+        sampling=replace(
+            parse_sampling(request, max_tokens, _parse_top_logprobs(request)),
+            grammar=_parse_response_format(request.response_format),
+        ),
         template_variables=_template_variables(request),
         separates_reasoning=request.separate_reasoning is not False,
         has_generation_prompt=_has_generation_prompt(request),
@@ -59,11 +63,26 @@ def _check_unsupported(request: ChatCompletionRequest) -> None:
     for name in ("audio", "prediction", "web_search_options"):
         if getattr(request, name) is not None:
             raise unsupported_value(name, f"{name} is not supported by this server; leave it out")
-    kind = (request.response_format or {"type": "text"}).get("type")
-    if kind != "text":
+
+
+def _parse_response_format(given: Mapping[str, Any] | None) -> Mapping[str, object] | None:
+    """Return the JSON schema of the answer; an empty one means any object."""
+    kind = (given or {"type": "text"}).get("type")
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {}
+    if kind != "json_schema":
         raise unsupported_value(
             "response_format", f"response_format {kind!r:.80} is not supported by this server"
         )
+    described = given.get("json_schema")
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise invalid_value(
+            "response_format", "response_format.json_schema.schema must be a JSON schema"
+        )
+    return schema
 
 
 def _parse_top_logprobs(request: ChatCompletionRequest) -> int | None:

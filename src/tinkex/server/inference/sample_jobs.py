@@ -10,16 +10,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from tinkex import types
+from tinkex.engine.grammar_schemas import submit_schema
 from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.engine.protocol import SampleProgress
-from tinkex.errors import PromiseExpiredError, RequestErrorCategory, RequestFailedError
+from tinkex.errors import (
+    InvalidInput,
+    PromiseExpiredError,
+    RequestErrorCategory,
+    RequestFailedError,
+)
 from tinkex.jobs.job_types import JobKind, encode_inference_payload
 from tinkex.jobs.queue import PrepareJob
 from tinkex.server.http.request_context import CallerIdentity, Services, run_in_thread
 from tinkex.server.http.store_access import record_event
 from tinkex.server.http.submission import submit_job
 from tinkex.server.inference.chat_request import SamplingSettings
-from tinkex.server.inference.error_bodies import InferenceError, context_exceeded
+from tinkex.server.inference.error_bodies import InferenceError, context_exceeded, invalid_value
 from tinkex.server.inference.model_names import ModelSource
 from tinkex.store import jobs as job_store
 from tinkex.store.database import Connection
@@ -145,7 +151,8 @@ async def submit_sample(
 ) -> SampleJob:
     """Store the job of a sample; the caller cancels it when its client is gone."""
     max_tokens = allowed_tokens(services, source, len(prompt), settings.max_tokens)
-    request = _build_request(source, prompt, settings, options, max_tokens)
+    grammar = await _check_schema(settings)
+    request = _build_request(source, prompt, settings, options, max_tokens, grammar)
     new = NewJob(
         id="",
         tenant_id=caller.tenant_id,
@@ -179,6 +186,16 @@ async def submit_sample(
         future.request_id,
         is_kept=bool(options.idempotency_key),
     )
+
+
+async def _check_schema(settings: SamplingSettings) -> str | None:
+    """The grammar of an answer; raises if its schema cannot be used."""
+    if settings.grammar is None:
+        return None
+    try:
+        return await asyncio.wrap_future(submit_schema(settings.grammar))
+    except InvalidInput as error:
+        raise invalid_value("response_format", error.message) from error
 
 
 async def _submit_in_slot(
@@ -215,6 +232,7 @@ def _build_request(
     settings: SamplingSettings,
     options: SampleOptions,
     max_tokens: int,
+    grammar: str | None,
 ) -> InferenceRequest:
     return InferenceRequest(
         num_samples=settings.num_choices,
@@ -228,6 +246,7 @@ def _build_request(
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
+            grammar=grammar,
         ),
         base_model=source.base.name if source.path is None else None,
         model_path=str(source.path) if source.path is not None else None,
