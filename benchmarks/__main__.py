@@ -1,8 +1,8 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`cluster`, `fairness`, `groups`, `hostile`, `limits`, `parallel`, `pipeline` and `store` take
-options too.
+`cluster`, `fairness`, `groups`, `hostile`, `inference`, `limits`, `parallel`, `pipeline` and
+`store` take options too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks import (
     bench_fairness,
     bench_groups,
     bench_hostile,
+    bench_inference,
     bench_limits,
     bench_parallel,
     bench_pipeline,
@@ -43,6 +44,7 @@ WITH_OPTIONS = {
     "fairness": bench_fairness.main,
     "groups": bench_groups.main,
     "hostile": bench_hostile.main,
+    "inference": bench_inference.main,
     "limits": bench_limits.main,
     "parallel": bench_parallel.main,
     "pipeline": bench_pipeline.main,
