@@ -6,6 +6,7 @@ The loop that calls it at every step is in `continuous_batching`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -64,6 +65,8 @@ class AdmissionControl:
         self._last_served: dict[str, int] = {}
         """The value of `_num_started` when each tenant's last request started."""
         self._num_started = 0
+        self._is_paused = False
+        """Whether memory was released for a completed prompt, which must not be taken again."""
 
     @property
     def prefills(self) -> list[PrefillProgress]:
@@ -93,6 +96,8 @@ class AdmissionControl:
     # --- prefill ---------------------------------------------------------------------------------
     def admit(self) -> RejectedRequest | None:
         """Start prefills in service order; returns a request that could not be allocated."""
+        if self._is_paused:
+            return None
         num_active, by_tenant = self._count_active()
         blocked: set[str] = set()
         for request in self._service_order():
@@ -215,6 +220,7 @@ class AdmissionControl:
                 request.prompt_kv = None
                 self._prefix_cache.release(prompt_kv)
             started.append(StartedSequences(request, sequences, hidden_1D))
+            self._is_paused = False
         return started
 
     def _allocate_slots(self, request: RequestState, prompt_kv: PromptKV) -> list[SequenceState]:
@@ -249,8 +255,19 @@ class AdmissionControl:
         self._prefix_cache.release(prompt_kv)
         return True
 
+    def release_for(self, first: RequestState, others: Sequence[RequestState]) -> bool:
+        """Release the prompt of the last of `others` in favor of `first`, or else that of `first`.
+
+        Returns False if there is none. If `first` has its prompt, no prefill takes the memory
+        before sequences have started.
+        """
+        is_released = any(self.release_prompt(request) for request in reversed(others))
+        self._is_paused = is_released and first.prompt_kv is not None
+        return is_released or self.release_prompt(first)
+
     def remove_request(self, request: RequestState) -> None:
         """Remove a request and free all its memory."""
+        self._is_paused = False
         del self._queue[request.job_id]
         for sequence in request.running:
             self._kv_manager.free(sequence)

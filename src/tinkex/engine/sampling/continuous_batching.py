@@ -386,13 +386,9 @@ class ContinuousBatcher:
     def _resolve_deadlock(self) -> None:
         """No request can continue: release the prompts of later ones in favor of the first."""
         first, *others = self._queue.values()
-        if any(self._admission.release_prompt(request) for request in reversed(others)):
-            return
-        if self._admission.release_prompt(first):
-            return
-        self._fail_request(
-            first, EngineFailure("there is not enough memory for this request", _SERVER_FAULT)
-        )
+        if not self._admission.release_for(first, others):
+            failure = EngineFailure("there is not enough memory for this request", _SERVER_FAULT)
+            self._fail_request(first, failure)
 
     def _check_memory(self, spec: SampleSpec) -> None:
         num_tokens = max_kv_tokens(spec.max_length, capacity_for(spec.max_length), spec.max_tokens)

@@ -64,6 +64,18 @@ def test_newest_sequence_is_preempted_when_kv_cache_grows() -> None:
     assert order[0] == "0"
 
 
+def test_preempted_requests_do_not_take_the_memory_of_each_other() -> None:
+    # Two preempted sequences fit, but not together with the slot of one.
+    asked = {str(n): request(prompt_of(30, n), max_tokens=200, seed=n) for n in range(3)}
+    runner = new_runner(cache_bytes=500 * TOKEN_BYTES)
+    for job_id, one in asked.items():
+        runner.add(job_id, None, one)
+    found = {job_id: one for _ in range(2000) for job_id, one in runner.step()}
+    assert {job_id: tokens_of(answered(one)) for job_id, one in found.items()} == {
+        job_id: tokens_of(answer(new_runner(), one)) for job_id, one in asked.items()
+    }
+
+
 def test_request_larger_than_kv_cache_is_rejected() -> None:
     runner = new_runner(cache_bytes=100 * TOKEN_BYTES)
     bad = failure(runner, request(prompt_of(60), max_tokens=60))
