@@ -95,6 +95,12 @@ def test_inference_requests_combine_stop_conditions(vllm: Vllm) -> None:
     assert vllm.frames("sample")[-1]["params"]["stop_token_ids"] == [9, 256]
 
 
+def test_grammar_is_left_to_another_engine(vllm: Vllm) -> None:
+    params = InferenceParams(max_tokens=4, grammar="{}")
+    sample = InferenceRequest(prompt=types.ModelInput.from_ints(PROMPT), sampling_params=params)
+    assert isinstance(run(vllm.engine, sample), Declined)
+
+
 def test_prompt_is_scored_without_sampling(scorer: Vllm) -> None:
     params = InferenceParams(seed=3, is_prompt_only=True)
     sample = InferenceRequest(
