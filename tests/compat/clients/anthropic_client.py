@@ -14,6 +14,8 @@ from tests.compat.clients.conversations import (
     BOTH_CALLS,
     CALL,
     COUNT,
+    FORCED,
+    FORCED_ARGUMENTS,
     LONG,
     PLAIN,
     PLAIN_ANSWER,
@@ -182,7 +184,9 @@ def tool_choice(place: Place) -> None:
     arguments = asked(place, QUESTION, model=place.agent, tools=[TOOL])
     none = client.messages.create(**arguments, tool_choice={"type": "none"})
     assert not [each for each in none.content if each.type == "tool_use"], none
-    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+    named = {"type": "tool", "name": "get_weather"}
+    for choice, said in (({"type": "any"}, FORCED), (named, FORCED_ARGUMENTS)):
+        arguments["messages"][0]["content"] = place.prompt(QUESTION, said)
         forced = client.messages.create(**arguments, tool_choice=choice)
         calls = [each.name for each in forced.content if each.type == "tool_use"]
         assert calls == ["get_weather"], forced

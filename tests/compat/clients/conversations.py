@@ -47,6 +47,12 @@ ANSWERS = {
 }
 
 
-def scripted(text: str) -> str:
+#: What follows the beginning of a call that the request forces: any function, a named one.
+FORCED = as_text(CALL).removeprefix("<tool_call>")
+FORCED_ARGUMENTS = FORCED.partition('"arguments":')[2]
+
+
+def scripted(text: str, answer: str | None = None) -> str:
     """The text for a scripted model of the fake engine, which reads its answer in the prompt."""
-    return f"{text}[say]{ANSWERS[text]}[/say]" if text in ANSWERS else text
+    said = ANSWERS.get(text) if answer is None else answer
+    return text if said is None else f"{text}[say]{said}[/say]"

@@ -7,6 +7,8 @@ import os
 import tempfile
 from typing import Any
 
+os.environ["INSPECT_DISPLAY"] = "none"
+
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.model import (
@@ -136,7 +138,6 @@ def too_long(place: Place) -> None:
 
 @scenario("an evaluation of many samples at once")
 def evaluation(place: Place) -> None:
-    os.environ["INSPECT_DISPLAY"] = "none"
     samples = [Sample(input=place.prompt(PLAIN), target=PLAIN_ANSWER) for _ in range(24)]
     task = Task(dataset=samples, solver=generate(), scorer=match())
     with tempfile.TemporaryDirectory() as folder:

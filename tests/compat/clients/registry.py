@@ -29,9 +29,9 @@ class Place:
         """The base URL of clients of the OpenAI API."""
         return f"{self.url}/v1"
 
-    def prompt(self, text: str) -> str:
-        """A text as it is sent to this server's models."""
-        return scripted(text) if self.is_scripted else text
+    def prompt(self, text: str, answer: str | None = None) -> str:
+        """A text as it is sent to this server's models; scripted ones give this answer."""
+        return scripted(text, answer) if self.is_scripted else text
 
 
 Run: TypeAlias = Callable[[Place], None]

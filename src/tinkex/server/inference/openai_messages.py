@@ -129,7 +129,9 @@ def _parse_message(where: str, message: Mapping[str, Any]) -> dict[str, object]:
         raise invalid_value(f"{where}.role", f"{where}.role is {role!r:.80}; expected {known}")
     parsed: dict[str, object] = {"role": _ROLES[role]}
     calls = _parse_tool_calls(where, message) if role == "assistant" else []
-    parsed["content"] = _parse_content(f"{where}.content", message.get("content"), bool(calls))
+    # An answer without text, which clients send back in the history, has no content either.
+    is_optional = role == "assistant"
+    parsed["content"] = _parse_content(f"{where}.content", message.get("content"), is_optional)
     if calls:
         parsed["tool_calls"] = calls
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -141,10 +143,10 @@ def _parse_message(where: str, message: Mapping[str, Any]) -> dict[str, object]:
     return parsed
 
 
-def _parse_content(where: str, content: object, has_calls: bool) -> str:
+def _parse_content(where: str, content: object, is_optional: bool) -> str:
     if isinstance(content, str):
         return content
-    if content is None and has_calls:
+    if content is None and is_optional:
         return ""
     if not isinstance(content, list):
         raise invalid_value(where, f"{where} must be a text or a list of parts")
