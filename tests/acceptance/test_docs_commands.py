@@ -18,6 +18,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer, find_programs
 from tinkex.home import Home
+from tinkex.models import TINY_FOLDER
 from tinkex.server_discovery import find_lock_holder
 
 ROOT = Path(__file__).parents[2]
@@ -111,14 +112,24 @@ export TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=$(cat ~/.tinkex/key)
 
 
 def test_the_pages_have_commands() -> None:
-    assert SCRIPTS.keys() == {"http-api", "keys", "models", "operations", "running"}
+    assert SCRIPTS.keys() >= {"any-client", "http-api", "keys", "models", "operations", "running"}
     assert READY in (ROOT / "docs" / "server" / "running.md").read_text()
     assert READY in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", sorted(SCRIPTS.keys() - {"models", "operations"}))
+@pytest.mark.parametrize("page", sorted(SCRIPTS.keys() - {"any-client", "models", "operations"}))
 def test_the_commands_of_a_page_work(page: str, run_page: Callable[..., None]) -> None:
     run_page(SCRIPTS[page])
+
+
+def test_the_commands_of_the_page_on_clients_work(run_page: Callable[..., None]) -> None:
+    # Blocks of clients with environments of their own run in tests/acceptance/clients.
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Use your model from any client\n")[2].partition("\n## ")[0]
+    commands = section.partition("```text\n")[2].partition("```")[0].replace("\n$ ", "\n")
+    assert commands.startswith("$ export ") and "tinker://RUN/sampler_weights/NAME" in commands
+    typed = commands.removeprefix("$ ").replace("tinker://RUN/sampler_weights/NAME", "tinkex/tiny")
+    run_page(f"{SCRIPTS['any-client']}\n{typed}", TINKEX_MODELS=f"tinkex/tiny={TINY_FOLDER}")
 
 
 def test_the_commands_of_the_models_page_work(run_page: Callable[..., None]) -> None:

@@ -23,7 +23,7 @@ from tests.support.tiny_model_folders import save_tiny
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: It comes with the package, and answers after a few seconds.
 MODEL = ("--base-model", "tinkex/tiny")
-NAMES = ("sft", "dpo", "grpo", "distill", "multi_tenant", "resume")
+NAMES = ("sft", "dpo", "grpo", "distill", "multi_tenant", "openai_client", "resume")
 #: Nothing here takes this long; it only says that nothing hangs.
 TIMEOUT_SECONDS = 240.0
 #: One that samples, one with two clients, one with a process of its own; the others are simpler.
@@ -100,6 +100,12 @@ def test_sft_learns_the_answers(run: Run) -> None:
     before, after = moved(output, "loss")
     assert after < 0.2 * before
     assert re.search(r"^  after: +'Rain that took its time\.'$", output, re.MULTILINE)
+    assert re.search(r"says [3-5] of 5 answers as taught\. Next: tinkex chat tinker://", output)
+
+
+def test_openai_client_gives_the_taught_answers(run: Run) -> None:
+    output = run("openai_client", *MODEL, "--steps", "50", "--learning-rate", "0.004")
+    assert re.search(r"^  answer: +'Rain that took its time\.'$", output, re.MULTILINE)
     assert re.search(r"says [3-5] of 5 answers as taught\. Next: tinkex chat tinker://", output)
 
 

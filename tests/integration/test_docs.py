@@ -148,7 +148,7 @@ def test_unrun_code_parses(page: Path) -> None:
 
 
 #: Marker above every shell block, invisible on the page. Acceptance tests run marked blocks.
-MARKS = re.compile(r"<!-- (run|serve|not run: \S.*) -->")
+MARKS = re.compile(r"<!-- (run|run with \S+|serve|not run: \S.*) -->")
 
 
 def shell_blocks(page: Path) -> Iterator[tuple[str, str]]:
