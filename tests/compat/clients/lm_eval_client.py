@@ -60,8 +60,11 @@ CHATML = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 def completions(place: Place, model: str = "", **options: Any) -> LocalCompletionsAPI:
     os.environ["OPENAI_API_KEY"] = place.key
-    arguments = {"tokenizer_backend": "remote", "auth_token": place.key, "max_retries": 1}
-    arguments |= {"max_length": 1024, "batch_size": 4}
+    arguments: dict[str, Any] = {"max_retries": 1, "max_length": 1024, "batch_size": 4}
+    if place.tokenizer:
+        arguments |= {"tokenizer_backend": "huggingface", "tokenizer": place.tokenizer}
+    else:
+        arguments |= {"tokenizer_backend": "remote", "auth_token": place.key}
     return LocalCompletionsAPI(
         model=model or place.base_model,
         base_url=f"{place.openai_url}/completions",

@@ -21,6 +21,8 @@ class Place:
     agent: str
     #: A JSON file of texts whose log-probabilities `forward()` computed.
     scores: str = ""
+    #: The folder of the tokenizer, for clients that cannot use the server's.
+    tokenizer: str = ""
     #: Whether the models are those of the fake engine that say what the prompt says.
     is_scripted: bool = False
 

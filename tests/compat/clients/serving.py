@@ -44,13 +44,7 @@ def train_place(server: RealServer, service: tinkex.ServiceClient, scores: Path)
     untrained = service.create_lora_training_client(BASE_MODEL, rank=8)
     trained = train_agent(service, BASE_MODEL, tokenizer)
     agent = trained.save_weights_for_sampler("agent").result().path
-    rows = [
-        {"model": model, "context": context, "continuation": continuation}
-        | score(training, tokenizer, context, continuation)
-        for model, training in ((BASE_MODEL, untrained), (agent, trained))
-        for context, continuation in PAIRS
-    ]
-    scores.write_text(json.dumps(rows))
+    write_scores(scores, tokenizer, {BASE_MODEL: untrained, agent: trained})
     return Place(
         url=server.url,
         key=server.key,
@@ -61,13 +55,25 @@ def train_place(server: RealServer, service: tinkex.ServiceClient, scores: Path)
     )
 
 
+def write_scores(path: Path, tokenizer: Any, models: dict[str, Any]) -> None:
+    """Score the texts with the training clients of models."""
+    rows = [
+        {"model": model, "context": context, "continuation": continuation}
+        | score(training, tokenizer, context, continuation)
+        for model, training in models.items()
+        for context, continuation in PAIRS
+    ]
+    path.write_text(json.dumps(rows))
+
+
 def score(training: Any, tokenizer: Any, context: str, continuation: str) -> dict[str, Any]:
     """The log-probability of a continuation by `forward()`, and whether each token is likeliest.
 
-    An empty context is the end token, as in lm-eval.
+    As in lm-eval, an empty context is the end token, and spaces at the end of a context belong to
+    the continuation.
     """
     whole = encode(tokenizer, context + continuation, add_special_tokens=False)
-    num_context = len(encode(tokenizer, context, add_special_tokens=False))
+    num_context = len(encode(tokenizer, context.rstrip(), add_special_tokens=False))
     if not num_context:
         whole, num_context = [tokenizer.eos_token_id, *whole], 1
     datum = tinkex.Datum(
