@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from litestar.types import Send
 
 from tinkex.server.http.prometheus import FIRST_TOKEN_SECONDS
+from tinkex.server.http.request_body import ClientDisconnected
 from tinkex.server.http.request_context import RawResponse
 from tinkex.server.http.router import send_response
 from tinkex.server.inference.error_bodies import (
@@ -26,6 +27,8 @@ from tinkex.server.inference.inference_call import EventStream, InferenceCall
 START_SECONDS = 1.0
 #: A comment or ping is sent after a silence of this time.
 KEEP_ALIVE_SECONDS = 10.0
+#: A client that reads nothing for this time has gone, whatever its connection says.
+SEND_SECONDS = 120.0
 RETRY_SECONDS = 2.0
 REQUEST_ID_HEADERS = {ApiFamily.OPENAI: "x-request-id", ApiFamily.ANTHROPIC: "request-id"}
 _STREAM_HEADERS = {
@@ -153,4 +156,8 @@ class Reply:
         await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
     async def _send_chunk(self, chunk: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except TimeoutError:
+            raise ClientDisconnected(f"the client read nothing for {SEND_SECONDS:g} s") from None

@@ -1,0 +1,148 @@
+"""Clients that vanish, do not read, never finish or send too much do not affect other tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+import tinkex
+from tests.integration.server.inference.conftest import (
+    KEY,
+    MODEL,
+    OTHER_KEY,
+    TIMEOUT_SECONDS,
+    Connect,
+    chat_body,
+    complete,
+)
+from tinkex.server.http.request_body import ClientDisconnected
+from tinkex.server.inference import inference_reply
+from tinkex.server.inference.error_bodies import ApiFamily
+from tinkex.server.inference.inference_call import EventStream
+from tinkex.server.inference.inference_reply import Reply
+from tinkex.testing import StubServer
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+#: As many sequences as one request may have, none of which ends early.
+LONG = {"model": MODEL, "prompt": [1, 2, 3], "n": 128, "max_tokens": 64, "stream": True}
+NUM_CLIENTS = 32
+
+
+def request_bytes(path: str, body: dict[str, Any], key: str = KEY) -> bytes:
+    """A request as it goes over the wire."""
+    content = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {key}"]
+    head += ["Content-Type: application/json", f"Content-Length: {len(content)}", "", ""]
+    return "\r\n".join(head).encode() + content
+
+
+@pytest.fixture
+def open_socket(server: StubServer) -> Iterator[Any]:
+    """Opens connections that close with the test."""
+    parts = urlsplit(server.url)
+    address = (parts.hostname, parts.port)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(socket.create_connection(address, TIMEOUT_SECONDS))
+
+
+def check_other_tenant(connect: Connect) -> None:
+    answer = complete(connect(OTHER_KEY), CHAT, chat_body("fine"))
+    assert answer["choices"][0]["message"]["content"] == "fine"
+
+
+def count_ended(connect: Connect, status: int) -> int:
+    """How many text completions have ended with a status."""
+    labels = f'{{endpoint="completions",family="openai",status="{status}"}}'
+    found = re.search(
+        rf"^tinkex_inference_requests_total{re.escape(labels)} (\S+)",
+        connect().get("/metrics").text,
+        re.MULTILINE,
+    )
+    return int(float(found[1])) if found else 0
+
+
+def test_requests_of_clients_that_vanish_end(open_socket: Any, connect: Connect) -> None:
+    before = [count_ended(connect, status) for status in (200, 499)]
+    connections = [open_socket() for _ in range(NUM_CLIENTS)]
+    for connection in connections:
+        connection.sendall(request_bytes(TEXT, LONG))
+    for connection in connections[::2]:
+        assert connection.recv(64).startswith(b"HTTP/1.1 200 ")
+    for connection in connections:
+        connection.close()
+    check_other_tenant(connect)
+    ends_at = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        ended = [count_ended(connect, status) for status in (200, 499)]
+        if sum(ended) - sum(before) == NUM_CLIENTS:
+            break
+        assert time.monotonic() < ends_at, f"requests without a client run on: {before}, {ended}"
+        time.sleep(0.02)
+    assert ended[1] > before[1]
+
+
+def test_clients_that_do_not_read_are_not_in_the_way(open_socket: Any, connect: Connect) -> None:
+    for _ in range(NUM_CLIENTS):
+        open_socket().sendall(request_bytes(TEXT, LONG | {"logprobs": 20}))
+    check_other_tenant(connect)
+
+
+def test_requests_that_never_end_are_not_in_the_way(open_socket: Any, connect: Connect) -> None:
+    whole = request_bytes(CHAT, chat_body("never"))
+    for index in range(3 * NUM_CLIENTS):
+        open_socket().sendall(whole[: (4, 60, len(whole) - 1)[index % 3]])
+    check_other_tenant(connect)
+
+
+def test_all_streams_of_one_request_are_complete(client: httpx.Client) -> None:
+    reply = client.post(TEXT, json=LONG)
+    assert reply.text.endswith("data: [DONE]\n\n")
+    events = [json.loads(line[6:]) for line in reply.text.split("\n\n")[:-2]]
+    finished = [each["choices"][0] for each in events if each["choices"][0]["finish_reason"]]
+    assert sorted(each["index"] for each in finished) == list(range(128))
+
+
+def test_foreign_checkpoints_look_like_missing_ones(server: StubServer, connect: Connect) -> None:
+    with tinkex.ServiceClient(base_url=server.url, api_key=KEY) as service:
+        training = service.create_lora_training_client(MODEL, rank=8)
+        path = training.save_weights_for_sampler("mine").result().path
+    assert connect(KEY).post(CHAT, json=chat_body("x", model=path)).status_code == 200
+    missing = path.replace("mine", "none")
+    foreign, unknown = (
+        connect(OTHER_KEY).post(CHAT, json=chat_body("x", model=each)) for each in (path, missing)
+    )
+    assert (foreign.status_code, unknown.status_code) == (404, 404)
+    assert foreign.text.replace("mine", "none") == unknown.text
+
+
+def test_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference_reply, "SEND_SECONDS", 0.01)
+    closed: list[bool] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def chunks() -> Any:
+        yield b"data: 1\n\n"
+
+    stream = EventStream(
+        chunks=chunks(),
+        keep_alive=b"",
+        encode_error=lambda failure: b"",
+        close=lambda: closed.append(True),
+    )
+    reply = Reply(ApiFamily.OPENAI, "id", send)
+    with pytest.raises(ClientDisconnected, match="read nothing"):
+        asyncio.run(reply.send_stream(stream))
+    assert closed == [True]
