@@ -319,13 +319,18 @@ def text_parts(client: openai.OpenAI, arguments: dict[str, Any]) -> list[str]:
     return [each.choices[0].text for each in client.completions.create(**arguments, stream=True)]
 
 
-@scenario("`models.list`, `models.retrieve`, names of checkpoints")
+@scenario("`models.list`, `models.retrieve`")
 def models(place: Place) -> None:
     client = client_of(place)
     names = [each.id for each in client.models.list()]
     assert place.base_model in names and place.agent in names, names
     for name in (place.base_model, place.agent):
         assert client.models.retrieve(name).id == name
+
+
+@scenario("short names of checkpoints")
+def names(place: Place) -> None:
+    client = client_of(place)
     run, _, name = place.agent.removeprefix("tinker://").split("/")
     for short in (f"{run}/{name}", f"{run}@latest", f"{place.base_model};{place.agent}"):
         answer = client.chat.completions.create(**asked(place, SUM, model=short))

@@ -94,7 +94,8 @@ def score(training: Any, tokenizer: Any, context: str, continuation: str) -> dic
         .result()
     )
     likeliest = [row[0][0] for row in sampled.topk_prompt_logprobs[num_context:]]
-    return {"logprob": sum(logprobs), "is_greedy": likeliest == whole[num_context:]}
+    is_greedy = likeliest == whole[num_context:]
+    return {"logprob": sum(logprobs), "num_tokens": len(logprobs), "is_greedy": is_greedy}
 
 
 @contextmanager
