@@ -69,13 +69,15 @@ def write_scores(path: Path, tokenizer: Any, models: dict[str, Any]) -> None:
 def score(training: Any, tokenizer: Any, context: str, continuation: str) -> dict[str, Any]:
     """The log-probability of a continuation by `forward()`, and whether each token is likeliest.
 
-    As in lm-eval, an empty context is the end token, and spaces at the end of a context belong to
-    the continuation.
+    As in lm-eval, an empty context is the first or the end token, and spaces at the end of a
+    context belong to the continuation.
     """
     whole = encode(tokenizer, context + continuation, add_special_tokens=False)
     num_context = len(encode(tokenizer, context.rstrip(), add_special_tokens=False))
     if not num_context:
-        whole, num_context = [tokenizer.eos_token_id, *whole], 1
+        start = getattr(tokenizer, "bos_token_id", None)
+        whole = [tokenizer.eos_token_id if start is None else start, *whole]
+        num_context = 1
     datum = tinkex.Datum(
         model_input=tinkex.ModelInput.from_ints(whole[:-1]),
         loss_fn_inputs={"target_tokens": whole[1:], "weights": [1.0] * (len(whole) - 1)},
