@@ -28,7 +28,7 @@ from tinkex.store import coordination
 from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
 from tinkex.store.records import JobRecord, ProcessRecord
-from tinkex.system.processes import network_id
+from tinkex.system.addresses import network_id
 from tinkex.types import SampleRequest
 
 MODEL, SECRET = "tinkex/tiny", b"benchmark"

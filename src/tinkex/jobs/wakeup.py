@@ -20,7 +20,7 @@ from tinkex.store.database import Database
 from tinkex.store.notifications import NotificationListener, NotificationSender
 from tinkex.store.records import ProcessRecord
 from tinkex.store.write_locks import SHARED
-from tinkex.system.processes import network_id
+from tinkex.system.addresses import network_id
 
 #: How long the addresses of other processes are cached.
 ADDRESS_CACHE_SECONDS: Final = 1.0

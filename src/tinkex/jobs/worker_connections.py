@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeAlias
@@ -32,7 +31,7 @@ from tinkex.logs import get_logger
 from tinkex.store import coordination
 from tinkex.store.database import Database
 from tinkex.store.records import ProcessRecord
-from tinkex.system.processes import network_id
+from tinkex.system.addresses import is_loopback, network_id
 
 LOG = get_logger(__name__)
 #: How often workers are looked up while jobs are watched.
@@ -219,10 +218,4 @@ async def _read_messages(
 def is_reachable(worker: ProcessRecord, network: str) -> bool:
     """Whether a worker has token streams that a process of this network can reach."""
     host = worker.stream_address.rpartition(":")[0]
-    if not host:
-        return False
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
-    return not is_local or worker.network in {"", network}
+    return bool(host) and (not is_loopback(host) or worker.network in {"", network})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from tinkex.logs import LEVELS
 from tinkex.server.config_limits import check_numbers
 from tinkex.server.pools import CLUSTERS, DEFAULT_POOL, PoolConfig, check_pools
 from tinkex.store.quotas import Quotas
+from tinkex.system.addresses import is_ip_address
 
 ENGINES = ("local", "fake", "vllm")
 SAMPLERS = ("trainer", "vllm")
@@ -387,20 +387,3 @@ class ServerConfig:
             # Each rank computes a micro-batch at a time.
             max_pass_tokens=self.engine_config.micro_batch_tokens * self.ranks,
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the address is reachable only from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def is_ip_address(host: str) -> bool:
-    """Whether the host is an IP address, not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

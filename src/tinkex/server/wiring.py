@@ -26,7 +26,7 @@ from tinkex.store import jobs
 from tinkex.store.coordination import adopt_store_clock
 from tinkex.store.database import Database, redact_url
 from tinkex.store.migrations import migrate
-from tinkex.system.processes import find_own_address
+from tinkex.system.addresses import find_own_address
 
 if TYPE_CHECKING:
     from tinkex.engine.protocol import BaseModel, Engine

@@ -395,14 +395,3 @@ def list_changes_after(
     for *header, payload in db.execute(query):
         changes.append((JobRecord(**dict(zip(_HEADER_NAMES, header, strict=True))), payload))
     return changes
-
-
-def list_executed_operations(db: sa.Connection) -> list[tuple[str, int | None, str]]:
-    """Return (run, seq_id, kind) of the finished operations of all runs, in order of execution."""
-    query = (
-        sa.select(jobs.c.run_id, jobs.c.position, jobs.c.kind)
-        .where(jobs.c.run_id.is_not(None), jobs.c.finished_at.is_not(None))
-        .where(jobs.c.kind.not_in(("create_model", "unload_model")))
-        .order_by(jobs.c.started_at, jobs.c.position)
-    )
-    return [(run_id, position, kind) for run_id, position, kind in db.execute(query)]

@@ -172,3 +172,14 @@ def oldest_step_no(db: sa.Connection, run_id: str) -> int | None:
     query = sa.select(sa.func.min(steps.c.no)).where(steps.c.run_id == run_id)
     number: int | None = db.scalar(query)
     return number
+
+
+def list_executed_operations(db: sa.Connection) -> list[tuple[str, int | None, str]]:
+    """Return (run, seq_id, kind) of the finished operations of all runs, in order of execution."""
+    query = (
+        sa.select(jobs.c.run_id, jobs.c.position, jobs.c.kind)
+        .where(jobs.c.run_id.is_not(None), jobs.c.finished_at.is_not(None))
+        .where(jobs.c.kind.not_in(("create_model", "unload_model")))
+        .order_by(jobs.c.started_at, jobs.c.position)
+    )
+    return [(run_id, position, kind) for run_id, position, kind in db.execute(query)]

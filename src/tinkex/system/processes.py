@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -46,26 +45,6 @@ def read_start_time(pid: int) -> str:
 
 
 @cache
-def network_id() -> str:
-    """Return an id of the network namespace: processes with the same one share loopback."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot_id}:{Path('/proc/self/ns/net').stat().st_ino}"
-    except OSError:  # not Linux
-        return socket.gethostname()
-
-
-def find_own_address(other_host: str) -> str:
-    """Return the IP address with which this machine reaches another; raises OSError."""
-    # A datagram socket sends nothing when it connects, but chooses its address.
-    family, kind, protocol, _, address = socket.getaddrinfo(other_host, 9, type=socket.SOCK_DGRAM)[
-        0
-    ]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
 def _read_stat_field(pid: int, index: int) -> str:
     """Return a field of /proc/PID/stat after the command name; empty on other systems."""
     try:

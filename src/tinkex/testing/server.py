@@ -37,7 +37,7 @@ try:
         open_store,
         worker_config,
     )
-    from tinkex.store import jobs, keys, sessions
+    from tinkex.store import keys, sessions, stats
     from tinkex.store.database import Connection, Database
     from tinkex.store.keys import KEY_PREFIX
     from tinkex.store.records import SessionRecord
@@ -222,7 +222,7 @@ class StubServer:
     def executed(self) -> list[tuple[str, int | None, str]]:
         """(model_id, seq_id, kind) of the models' operations, in the order they were executed."""
         with self._open_database() as database:
-            return database.read(jobs.list_executed_operations)
+            return database.read(stats.list_executed_operations)
 
     @property
     def sessions(self) -> dict[str, Session]:

@@ -14,15 +14,18 @@ from torch import Tensor
 from tinkex.engine.sampling.kv_manager import KVCacheManager
 from tinkex.engine.sampling.prefix_cache import MIN_PREFIX_TOKENS, common_prefix_length
 from tinkex.engine.sampling.prompt_logprobs import PromptLogprobs
-from tinkex.engine.sampling.request import Tokens
+from tinkex.engine.sampling.request import SampleSpec, Tokens
 from tinkex.engine.sampling.request_state import PrefillProgress, RequestState, SequenceState
 from tinkex.engine.sampling.scheduler import (
     MAX_LIGHT_SEQUENCES,
     ArrivalQueue,
     fair_order,
+    max_kv_tokens,
     num_free_sequences,
     num_to_start,
 )
+from tinkex.engine.sampling.slot_allocator import capacity_for
+from tinkex.errors import InvalidInput
 from tinkex.nn.kv_cache import PromptKV
 
 #: A prompt waits for the prefill of another if they share at least this part of it.
@@ -272,3 +275,14 @@ class AdmissionControl:
         for sequence in request.running:
             self._kv_manager.free(sequence)
         self.release_prompt(request)
+
+
+def check_memory(spec: SampleSpec, token_bytes: int, cache_bytes: int) -> None:
+    """Refuse a request that would not fit into the KV cache alone."""
+    num_tokens = max_kv_tokens(spec.max_length, capacity_for(spec.max_length), spec.max_tokens)
+    if num_tokens * token_bytes > cache_bytes:
+        raise InvalidInput(
+            f"the prompt has {len(spec.prompt)} tokens and max_tokens is {spec.max_tokens}, which "
+            f"may need {num_tokens * token_bytes} bytes of memory, but cache_bytes is "
+            f"{cache_bytes}; request fewer tokens, or raise the server's limit"
+        )

@@ -21,22 +21,20 @@ from torch import Tensor
 from tinkex.detokenizer import TextDecoder
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import EngineFailure, FinishedSample
-from tinkex.engine.sampling.admission import AdmissionControl, StartedSequences
+from tinkex.engine.sampling.admission import AdmissionControl, StartedSequences, check_memory
 from tinkex.engine.sampling.grammar_requests import CompilingRequests, compute_masks
 from tinkex.engine.sampling.grammars import GrammarCompiler
 from tinkex.engine.sampling.kv_manager import KVCacheManager
 from tinkex.engine.sampling.model_runner import DecodeBatch, ModelRunner, PrefillChunk
 from tinkex.engine.sampling.progress import WatchedRequests
-from tinkex.engine.sampling.request import ModelLimits, SampleSpec, parse_sample_request
+from tinkex.engine.sampling.request import ModelLimits, parse_sample_request
 from tinkex.engine.sampling.request_state import RequestState, SamplerAdapter, SequenceState
 from tinkex.engine.sampling.scheduler import (
     ArrivalQueue,
     LightStepPolicy,
-    max_kv_tokens,
     sequence_to_preempt,
     split_prefill_tokens,
 )
-from tinkex.engine.sampling.slot_allocator import capacity_for
 from tinkex.engine.sampling.token_sampler import (
     NO_MASKS,
     SampledTokens,
@@ -131,7 +129,7 @@ class ContinuousBatcher:
         self.cancel(job_id)
         try:
             spec = parse_sample_request(request, self._limits)
-            self._check_memory(spec)
+            check_memory(spec, self._kv_spec.token_bytes, self._config.cache_bytes)
         except InvalidInput as error:
             self._finished.append(
                 FinishedSample(job_id, EngineFailure(error.message, error.category))
@@ -389,16 +387,6 @@ class ContinuousBatcher:
         if not self._admission.release_for(first, others):
             failure = EngineFailure("there is not enough memory for this request", _SERVER_FAULT)
             self._fail_request(first, failure)
-
-    def _check_memory(self, spec: SampleSpec) -> None:
-        num_tokens = max_kv_tokens(spec.max_length, capacity_for(spec.max_length), spec.max_tokens)
-        num_bytes = num_tokens * self._kv_spec.token_bytes
-        if num_bytes > self._config.cache_bytes:
-            raise InvalidInput(
-                f"the prompt has {len(spec.prompt)} tokens and max_tokens is {spec.max_tokens}, "
-                f"which may need {num_bytes} bytes of memory, but cache_bytes is "
-                f"{self._config.cache_bytes}; request fewer tokens, or raise the server's limit"
-            )
 
     def _fail_request(self, request: RequestState, failure: EngineFailure) -> None:
         self._admission.remove_request(request)

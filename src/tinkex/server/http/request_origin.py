@@ -10,7 +10,7 @@ from litestar import Request
 from litestar.datastructures import State
 from litestar.types import HTTPScope
 
-from tinkex.server.config import is_ip_address, is_loopback
+from tinkex.system.addresses import is_ip_address, is_loopback
 
 HttpRequest: TypeAlias = Request[object, object, State]
 """A Litestar request; users and sessions of Litestar are not used."""

@@ -14,11 +14,12 @@ from tinkex.checkpoint.places import STORE_ID_KEY, BlobsUnavailable
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.logs import get_logger
-from tinkex.server.config import DEFAULT_TENANT, ServerConfig, is_loopback
+from tinkex.server.config import DEFAULT_TENANT, ServerConfig
 from tinkex.server_discovery import LockHolder, read_state
 from tinkex.store import keys
 from tinkex.store.database import Connection, Database
 from tinkex.store.settings import get_blobs_url, get_or_create_store_id, set_blobs_url
+from tinkex.system.addresses import is_loopback
 from tinkex.system.atomic import write_file_atomic
 from tinkex.system.locks import lock_descriptor
 

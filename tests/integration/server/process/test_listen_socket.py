@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from tinkex.errors import ConfigError
-from tinkex.server.config import is_loopback
 from tinkex.server.process.listen_socket import listen, listener_url
 from tinkex.server_discovery import get_http_status
+from tinkex.system.addresses import is_loopback
 
 
 @pytest.mark.parametrize(
