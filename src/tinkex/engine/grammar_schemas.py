@@ -8,13 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-from tinkex.errors import InvalidInput
+from tinkex.errors import InternalServerError, InvalidInput
 from tinkex.installation import install_command, missing_libraries
 
 #: Limits of a schema.
@@ -24,24 +23,24 @@ MAX_SCHEMA_DEPTH = 64
 CHECK_CPU_SECONDS = 2
 CHECK_SECONDS = 15.0
 CHECK_BYTES = 1 << 30
+RETRY_SECONDS = 2.0
 #: Schemas whose check is remembered.
 MAX_CHECKED = 256
 
 _CHECK_FILE = Path(__file__).with_name("grammar_check.py")
-#: Threads of their own, so that slow checks do not delay other work.
-_EXECUTOR = ThreadPoolExecutor(2, thread_name_prefix="tinkex-schemas")
 #: Endless whitespace would be a valid beginning of a document. `oneOf` is applied like `anyOf`.
 _OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}", "coerce_one_of": True}
+
+
+class SchemaNotChecked(InternalServerError):
+    """HTTP 503: the machine is too busy to check a schema."""
+
+    status_code = 503
 
 
 def is_available() -> bool:
     """Whether the library for grammars is installed."""
     return not missing_libraries("structured")
-
-
-def submit_schema(schema: Mapping[str, object]) -> Future[str]:
-    """Build the grammar of a JSON schema on another thread."""
-    return _EXECUTOR.submit(build_grammar, schema)
 
 
 def build_grammar(schema: Mapping[str, object]) -> str:
@@ -86,7 +85,7 @@ def _check_depth(schema: object) -> None:
 
 @lru_cache(MAX_CHECKED)
 def _check_grammar(grammar: str) -> str:
-    """Return why a grammar cannot be used; empty if it can."""
+    """Return why a grammar cannot be used; empty if it can. Errors are not remembered."""
     command = [sys.executable, "-P", str(_CHECK_FILE), str(CHECK_CPU_SECONDS), str(CHECK_BYTES)]
     try:
         checked = subprocess.run(
@@ -97,7 +96,11 @@ def _check_grammar(grammar: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "it is too complex"
+        # The limit of CPU time was not reached, so that the machine is busy.
+        raise SchemaNotChecked(
+            "the JSON schema could not be checked in time; try again",
+            retry_after_seconds=RETRY_SECONDS,
+        ) from None
     if checked.returncode:
         return "it is too complex"
     return " ".join(checked.stdout.decode(errors="replace").split())[:500]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tinkex.engine import grammar_schemas
-from tinkex.engine.grammar_schemas import build_grammar
+from tinkex.engine.grammar_schemas import SchemaNotChecked, build_grammar
 from tinkex.errors import InvalidInput
 
 
@@ -67,6 +67,15 @@ def test_schema_that_takes_too_long_is_refused() -> None:
     with pytest.raises(InvalidInput, match="it is too complex"):
         build_grammar(HOSTILE)
     assert time.monotonic() - started < 1.0
+
+
+def test_busy_machine_does_not_condemn_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"type": "object", "title": "checked on a busy machine"}
+    monkeypatch.setattr(grammar_schemas, "CHECK_SECONDS", 0.0)
+    with pytest.raises(SchemaNotChecked, match="try again"):
+        build_grammar(schema)
+    monkeypatch.undo()
+    assert build_grammar(schema)
 
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -87,19 +88,30 @@ P = ParamSpec("P")
 
 #: Threads that tokenize and render prompts, of all tenants together.
 MAX_TEXT_THREADS = 4
+#: Checks of JSON schemas that run at once, each in a process of its own.
+MAX_SCHEMA_THREADS = 2
 
 
-class TextThreads:
-    """Threads for tokenizing and rendering, which can take seconds; a tenant uses one at a time."""
+class TenantThreads:
+    """Threads for work that can take seconds; a tenant uses one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int, name: str) -> None:
         self._tenant_slots = TenantSlots(max_active=1)
-        self._executor = ThreadPoolExecutor(MAX_TEXT_THREADS, thread_name_prefix="text")
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     async def run(self, tenant_id: str, function: Callable[[], T]) -> T:
         """Run a function when no other one of this tenant runs."""
-        async with self._tenant_slots.semaphore_for(tenant_id):
-            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        loop, semaphore = asyncio.get_running_loop(), self._tenant_slots.semaphore_for(tenant_id)
+        await semaphore.acquire()
+        work = self._executor.submit(function)
+        # Not when the caller is cancelled: a running function cannot be stopped.
+        work.add_done_callback(lambda _: _call_on_loop(loop, semaphore.release))
+        return await asyncio.wrap_future(work)
+
+
+def _call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(function)
 
 
 #: A revoked key is rejected after this time at the latest.
@@ -172,7 +184,14 @@ class Services:
     """Caches of this process; they can be dropped at any time."""
     tenant_slots: TenantSlots = field(default_factory=TenantSlots)
     """Limits the concurrent requests of one tenant in this process."""
-    text_threads: TextThreads = field(default_factory=lambda: TextThreads())
+    text_threads: TenantThreads = field(
+        default_factory=lambda: TenantThreads(MAX_TEXT_THREADS, "text")
+    )
+    """Tokenizing and rendering."""
+    schema_threads: TenantThreads = field(
+        default_factory=lambda: TenantThreads(MAX_SCHEMA_THREADS, "schemas")
+    )
+    """Checks of JSON schemas; separate, so that slow ones do not delay prompts."""
     load_tokenizer: Callable[[BaseModel], Tokenizer]
     """Loads the tokenizer of a base model, once; blocks."""
 

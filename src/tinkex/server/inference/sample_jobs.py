@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from tinkex import types
-from tinkex.engine.grammar_schemas import submit_schema
+from tinkex.engine.grammar_schemas import build_grammar
 from tinkex.engine.inference_request import InferenceParams, InferenceRequest
 from tinkex.engine.protocol import SampleProgress
 from tinkex.errors import (
@@ -151,7 +151,7 @@ async def submit_sample(
 ) -> SampleJob:
     """Store the job of a sample; the caller cancels it when its client is gone."""
     max_tokens = allowed_tokens(services, source, len(prompt), settings.max_tokens)
-    grammar = await _check_schema(settings)
+    grammar = await _check_schema(services, caller, settings)
     request = _build_request(source, prompt, settings, options, max_tokens, grammar)
     new = NewJob(
         id="",
@@ -188,12 +188,15 @@ async def submit_sample(
     )
 
 
-async def _check_schema(settings: SamplingSettings) -> str | None:
+async def _check_schema(
+    services: Services, caller: CallerIdentity, settings: SamplingSettings
+) -> str | None:
     """The grammar of an answer; raises if its schema cannot be used."""
-    if settings.grammar is None:
+    schema = settings.grammar
+    if schema is None:
         return None
     try:
-        return await asyncio.wrap_future(submit_schema(settings.grammar))
+        return await services.schema_threads.run(caller.tenant_id, lambda: build_grammar(schema))
     except InvalidInput as error:
         raise invalid_value("response_format", error.message) from error
 
