@@ -169,12 +169,12 @@ def check_metadata(body: bytes) -> None:
         )
 
 
-def check_json(body: bytes) -> None:
+def check_json(body: bytes, max_containers: int = MAX_JSON_CONTAINERS) -> None:
     """Raise if JSON has too many objects or values, is not UTF-8, or has a NUL in a string."""
     num_containers = body.count(b"{") + body.count(b"[")
-    if num_containers > MAX_JSON_CONTAINERS:
+    if num_containers > max_containers:
         raise UnprocessableEntityError(
-            f"the body has {num_containers} objects and lists; the limit is {MAX_JSON_CONTAINERS}"
+            f"the body has {num_containers} objects and lists; the limit is {max_containers}"
         )
     num_values = body.count(b",")
     if num_values > MAX_JSON_VALUES:

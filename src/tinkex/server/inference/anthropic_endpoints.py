@@ -42,7 +42,11 @@ async def create_message(
     """Continue a conversation."""
     request = call.request
     generation = await start_generation(
-        services, call.identity, to_chat_request(request), idempotency_key=call.idempotency_key
+        services,
+        call.identity,
+        request.model,
+        lambda: to_chat_request(request),
+        idempotency_key=call.idempotency_key,
     )
     stream = MessageStream(
         generation.request_id, request.model, omits_thinking=omits_thinking(request)
@@ -50,7 +54,8 @@ async def create_message(
     headers = {"request-id": generation.request_id}
     if request.stream:
         return _event_stream(generation, stream, headers)
-    events = [event async for part in _stream_parts(generation, stream) for event in part]
+    parts = _stream_parts(generation, stream, is_live=False)
+    events = [event async for part in parts for event in part]
     body = await run_in_thread(lambda: msgspec.json.encode(build_message(events)))
     return RawResponse(body=body, headers=headers)
 
@@ -59,7 +64,7 @@ def _event_stream(
     generation: ChatGeneration, stream: MessageStream, headers: Mapping[str, str]
 ) -> EventStream:
     async def encode_parts() -> AsyncGenerator[bytes, None]:
-        async with aclosing(_stream_parts(generation, stream)) as parts:
+        async with aclosing(_stream_parts(generation, stream, is_live=True)) as parts:
             async for part in parts:
                 yield encode_events(part)
 
@@ -76,11 +81,11 @@ def _event_stream(
 
 
 async def _stream_parts(
-    generation: ChatGeneration, stream: MessageStream
+    generation: ChatGeneration, stream: MessageStream, *, is_live: bool
 ) -> AsyncGenerator[list[StreamEvent], None]:
     """Yield the stream events of an answer, together if they belong to the same tokens."""
     pending = stream.start(generation.num_prompt_tokens)
-    async with aclosing(generation.events()) as events:
+    async with aclosing(generation.events(is_live=is_live)) as events:
         async for event in events:
             if isinstance(event, ChoiceDelta):
                 pending += stream.feed(event.events)
@@ -106,9 +111,10 @@ async def count_tokens(
     services: Services, call: InferenceCall[CountTokensRequest]
 ) -> InferenceResponse:
     """Count the tokens of a conversation without continuing it."""
-    request = to_chat_request(call.request)
-    source = await resolve_model(services, call.tenant_id, request.model)
-    prompt = await render_chat_prompt(services, call.tenant_id, source, request)
+    source = await resolve_model(services, call.tenant_id, call.request.model)
+    prompt = await render_chat_prompt(
+        services, call.tenant_id, source, lambda: to_chat_request(call.request)
+    )
     return RawResponse(body=msgspec.json.encode({"input_tokens": len(prompt.tokens)}))
 
 

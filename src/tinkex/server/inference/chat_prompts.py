@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import TypeAlias, cast
 
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InvalidInput
@@ -21,6 +21,9 @@ from tinkex.server.inference.error_bodies import (
 from tinkex.server.inference.model_names import ModelSource
 from tinkex.server.inference.token_texts import TokenTexts
 from tinkex.text import Tokenizer
+
+ReadRequest: TypeAlias = Callable[[], ChatRequest]
+"""Converts a request of either family; takes a while for a large body."""
 
 #: Longer prompts, in characters per token of context, are refused before they are tokenized.
 MAX_CHARS_PER_TOKEN = 256
@@ -71,15 +74,15 @@ class ChatPrompt:
 
 
 async def render_chat_prompt(
-    services: Services, tenant_id: str, source: ModelSource, request: ChatRequest
+    services: Services, tenant_id: str, source: ModelSource, read: ReadRequest
 ) -> ChatPrompt:
-    """Render a conversation with the chat template of its base model, on a thread."""
-    check_text_length(source.base, _count_chars(request))
-    return await services.text_threads.run(tenant_id, lambda: _render(services, source, request))
+    """Read a request and render it with the chat template of its base model, on a thread."""
+    return await services.text_threads.run(tenant_id, lambda: _render(services, source, read()))
 
 
 def _render(services: Services, source: ModelSource, request: ChatRequest) -> ChatPrompt:
     base = source.base
+    check_text_length(base, _count_chars(request))
     try:
         tokenizer = cast("Hashable", services.load_tokenizer(base))
         tool_parser = services.config.tool_parsers.get(base.name)
@@ -96,8 +99,9 @@ def _count_chars(request: ChatRequest) -> int:
     return len(str(request.tools)) + sum(len(str(message)) for message in request.messages)
 
 
-def check_text_length(base: BaseModel, num_chars: int) -> None:
+def check_text_length(base: BaseModel, num_chars: int, param: str = "messages") -> None:
     """Raise if a text is certainly longer than the context, before time is spent on it."""
     most = MAX_CHARS_PER_TOKEN * base.max_context_tokens
     if num_chars > most:
-        raise context_exceeded(num_chars // MAX_CHARS_PER_TOKEN, base.max_context_tokens)
+        num_tokens = num_chars // MAX_CHARS_PER_TOKEN
+        raise context_exceeded(num_tokens, base.max_context_tokens, param)

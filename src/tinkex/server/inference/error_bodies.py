@@ -72,14 +72,16 @@ def model_not_found(name: str) -> InferenceError:
     )
 
 
-def context_exceeded(num_tokens: int, max_context_tokens: int) -> InferenceError:
+def context_exceeded(
+    num_tokens: int, max_context_tokens: int, param: str = "messages"
+) -> InferenceError:
     """The error for a prompt that leaves no space for an answer."""
     # litellm recognises this error by "This model's maximum context length is", LangChain and
     # coding agents by "prompt is too long".
     return InferenceError(
         f"This model's maximum context length is {max_context_tokens} tokens. However, the "
         f"prompt is too long: it has at least {num_tokens} tokens. Send a shorter prompt.",
-        param="messages",
+        param=param,
         code="context_length_exceeded",
     )
 

@@ -18,8 +18,8 @@ from tinkex.server.inference.answer_events import (
     ToolCallStart,
 )
 from tinkex.server.inference.answer_parser import AnswerParser
-from tinkex.server.inference.chat_prompts import ChatPrompt, render_chat_prompt
-from tinkex.server.inference.chat_request import ChatRequest, SamplingSettings
+from tinkex.server.inference.chat_prompts import ChatPrompt, ReadRequest, render_chat_prompt
+from tinkex.server.inference.chat_request import SamplingSettings
 from tinkex.server.inference.model_names import ModelSource, resolve_model
 from tinkex.server.inference.sample_jobs import SampleJob, SampleOptions, submit_sample
 from tinkex.types import SampleResponse
@@ -241,26 +241,29 @@ class _Draft:
 class ChatGeneration(Generation):
     """The choices for a conversation."""
 
-    def __init__(
-        self, job: SampleJob, request: ChatRequest, source: ModelSource, prompt: ChatPrompt
-    ) -> None:
+    def __init__(self, job: SampleJob, source: ModelSource, prompt: ChatPrompt) -> None:
         super().__init__(
             job,
-            request.sampling,
+            prompt.request.sampling,
             prompt.new_parser,
             num_prompt_tokens=len(prompt.tokens),
         )
-        self.request = request
+        self.request = prompt.request
         self.source = source
         self.prompt = prompt
 
 
 async def start_generation(
-    services: Services, caller: CallerIdentity, request: ChatRequest, *, idempotency_key: str = ""
+    services: Services,
+    caller: CallerIdentity,
+    model: str,
+    read: ReadRequest,
+    *,
+    idempotency_key: str = "",
 ) -> ChatGeneration:
     """Render a conversation and submit its sample; raises InferenceError for invalid requests."""
-    source = await resolve_model(services, caller.tenant_id, request.model)
-    prompt = await render_chat_prompt(services, caller.tenant_id, source, request)
-    options = SampleOptions(idempotency_key=idempotency_key, user=request.user)
+    source = await resolve_model(services, caller.tenant_id, model)
+    prompt = await render_chat_prompt(services, caller.tenant_id, source, read)
+    options = SampleOptions(idempotency_key=idempotency_key, user=prompt.request.user)
     job = await submit_sample(services, caller, source, prompt.tokens, prompt.sampling, options)
-    return ChatGeneration(job, request, source, prompt)
+    return ChatGeneration(job, source, prompt)

@@ -49,6 +49,8 @@ BASE_PATHS: Mapping[ApiFamily, tuple[str, ...]] = {
 }
 #: Maximum request body, unless max_body_bytes is less; a prompt does not need more.
 MAX_BODY_BYTES = 16 * 1024 * 1024
+#: Maximum objects and lists of a body, and brackets in its texts. Each takes time to be decoded.
+MAX_JSON_CONTAINERS = 256 * 1024
 _MOUNTS = ("/v1", "/oai/api", "/anthropic/api")
 _MODEL = "{model}"
 
@@ -202,7 +204,7 @@ class InferenceEndpoints:
 
 
 def _decode(body: bytes, type_: Any) -> object:
-    check_json(body)
+    check_json(body, MAX_JSON_CONTAINERS)
     return decode_json(body or b"{}", type_)
 
 

@@ -51,7 +51,11 @@ async def chat_completions(
     """Continue a conversation."""
     request = call.request
     generation = await start_generation(
-        services, call.identity, to_chat_request(request), idempotency_key=call.idempotency_key
+        services,
+        call.identity,
+        request.model,
+        lambda: to_chat_request(request),
+        idempotency_key=call.idempotency_key,
     )
     request_id = generation.request_id
     kind = "chat.completion.chunk" if request.stream else "chat.completion"

@@ -112,7 +112,7 @@ async def _tokenize(
     given: Sequence[str | list[int]],
 ) -> tuple[TokenTexts, list[TextPrompt]]:
     adds_special = call.request.add_special_tokens is not False
-    check_text_length(source.base, max(len(prompt) for prompt in given))
+    check_text_length(source.base, max(len(prompt) for prompt in given), "prompt")
 
     def tokenize() -> tuple[TokenTexts, list[TextPrompt]]:
         tokenizer = services.load_tokenizer(source.base)
@@ -141,6 +141,7 @@ async def _submit_all(
 
     async def submit(number: int, prompt: TextPrompt) -> TextGeneration:
         options = SampleOptions(
+            prompt_field="prompt",
             has_prompt_logprobs=has_scores,
             num_top_prompt_logprobs=sampling.num_top_logprobs if has_scores else 0,
             idempotency_key=f"{key}:{number}" if key and number else key,

@@ -54,15 +54,19 @@ async def tokenize(services: Services, call: InferenceCall[TokenizeRequest]) -> 
         tokens = await _render(services, call, source)
     else:
         tokens = await _encode(services, call, source, request.prompt)
-    body: dict[str, object] = {
-        "count": len(tokens),
-        "max_model_len": source.base.max_context_tokens,
-        "tokens": tokens,
-    }
-    if request.return_token_strs:
-        texts = texts_of(await _load(services, call, source))
-        body["token_strs"] = [texts.text_of(token) for token in tokens]
-    return RawResponse(body=msgspec.json.encode(body))
+
+    def describe() -> bytes:
+        body: dict[str, object] = {
+            "count": len(tokens),
+            "max_model_len": source.base.max_context_tokens,
+            "tokens": tokens,
+        }
+        if request.return_token_strs:
+            texts = texts_of(services.load_tokenizer(source.base))
+            body["token_strs"] = [texts.text_of(token) for token in tokens]
+        return msgspec.json.encode(body)
+
+    return RawResponse(body=await services.text_threads.run(call.tenant_id, describe))
 
 
 async def detokenize(services: Services, call: InferenceCall[DetokenizeRequest]) -> RawResponse:
@@ -144,7 +148,9 @@ async def _render(
         add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
         continue_final_message=request.continue_final_message,
     )
-    prompt = await render_chat_prompt(services, call.tenant_id, source, to_chat_request(chat))
+    prompt = await render_chat_prompt(
+        services, call.tenant_id, source, lambda: to_chat_request(chat)
+    )
     return list(prompt.tokens)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -43,8 +44,10 @@ class SampleOptions:
 
     has_prompt_logprobs: bool = False
     num_top_prompt_logprobs: int = 0
+    prompt_field: str = "messages"
+    """The field that errors about the prompt name."""
     idempotency_key: str = ""
-    """A repeated request with the same key has the result of the first one."""
+    """The same request with the same key has the result of the first one."""
     user: str | None = None
     """The end user, for the audit log."""
 
@@ -150,17 +153,18 @@ async def submit_sample(
     options: SampleOptions,
 ) -> SampleJob:
     """Store the job of a sample; the caller cancels it when its client is gone."""
-    max_tokens = allowed_tokens(services, source, len(prompt), settings.max_tokens)
+    max_tokens = _allowed_tokens(services, source, len(prompt), settings.max_tokens, options)
     grammar = await _check_schema(services, caller, settings)
     request = _build_request(source, prompt, settings, options, max_tokens, grammar)
+    payload = encode_inference_payload(request)
     new = NewJob(
         id="",
         tenant_id=caller.tenant_id,
         session_id="",
         kind=JobKind.SAMPLE,
-        key=_job_key(caller, options),
+        key=_job_key(caller, options, payload),
         position=0,
-        payload=encode_inference_payload(request),
+        payload=payload,
         num_sequences=settings.num_choices,
         num_tokens=len(prompt) + settings.num_choices * max_tokens,
         base_model=source.base.name,
@@ -218,13 +222,17 @@ def _cancel_submitted(
         SampleJob(services, caller, submitted.result().request_id).close()
 
 
-def allowed_tokens(
-    services: Services, source: ModelSource, num_prompt: int, max_tokens: int | None
+def _allowed_tokens(
+    services: Services,
+    source: ModelSource,
+    num_prompt: int,
+    max_tokens: int | None,
+    options: SampleOptions,
 ) -> int:
     """Return how many tokens an answer may have; raises if the prompt leaves none."""
     context = source.base.max_context_tokens
     if num_prompt >= context:
-        raise context_exceeded(num_prompt, context)
+        raise context_exceeded(num_prompt, context, options.prompt_field)
     limit = services.config.inference_max_tokens or context
     return min(context - num_prompt, limit, max_tokens if max_tokens is not None else context)
 
@@ -243,7 +251,7 @@ def _build_request(
         sampling_params=InferenceParams(
             max_tokens=max(max_tokens, 1),
             is_prompt_only=max_tokens == 0,
-            seed=settings.seed if settings.seed is not None else secrets.randbits(_SEED_BITS),
+            seed=_choose_seed(options) if settings.seed is None else settings.seed,
             stop_texts=settings.stop,
             stop_token_ids=settings.stop_token_ids,
             temperature=settings.temperature,
@@ -259,6 +267,16 @@ def _build_request(
     )
 
 
-def _job_key(caller: CallerIdentity, options: SampleOptions) -> str | None:
+def _choose_seed(options: SampleOptions) -> int:
+    """A random seed; that of a repeated request is the same."""
+    if not options.idempotency_key:
+        return secrets.randbits(_SEED_BITS)
+    digest = hashlib.sha256(options.idempotency_key.encode()).digest()
+    return int.from_bytes(digest) % (1 << _SEED_BITS)
+
+
+def _job_key(caller: CallerIdentity, options: SampleOptions, payload: bytes) -> str | None:
+    """The key of a job; another request with the same idempotency key has another one."""
     key = options.idempotency_key
-    return f"inference:{caller.tenant_id}:{key}" if key else None
+    digest = hashlib.sha256(payload).hexdigest()
+    return f"inference:{caller.tenant_id}:{key}:{digest}" if key else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import anthropic
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from tests.integration.server.inference.conftest import KEY, TIMEOUT_SECONDS
+from tinkex.jobs.token_streams import TokenStream, TokenStreams
 from tinkex.testing import SCRIPTED, StubServer, say, scripted_model
 
 BASES = ("", "/anthropic/api")
@@ -51,6 +53,25 @@ def test_create(server: StubServer, base: str, credential: str) -> None:
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     assert message.usage.input_tokens > 0
     assert message.usage.output_tokens > 1
+
+
+def test_only_streams_follow_tokens(
+    client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker does not send tokens that no client reads."""
+    followed: list[str] = []
+    open_stream = TokenStreams.open
+
+    def record(streams: TokenStreams, stream: TokenStream) -> AbstractContextManager[None]:
+        followed.append(stream.job_id)
+        return open_stream(streams, stream)
+
+    monkeypatch.setattr(TokenStreams, "open", record)
+    client.messages.create(**question("Good day."))
+    assert followed == []
+    with client.messages.stream(**question("Good day.")) as stream:
+        stream.until_done()
+    assert len(followed) == 1
 
 
 def test_stream(client: anthropic.Anthropic) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,10 +27,17 @@ from tests.integration.server.inference.conftest import (
     complete,
 )
 from tinkex.server.http.request_body import ClientDisconnected
-from tinkex.server.inference import inference_reply
+from tinkex.server.inference import (
+    anthropic_endpoints,
+    inference_reply,
+    openai_chat,
+    openai_tokenizers,
+)
+from tinkex.server.inference.chat_request import ChatRequest
 from tinkex.server.inference.error_bodies import ApiFamily
 from tinkex.server.inference.inference_call import EventStream
 from tinkex.server.inference.inference_reply import Reply
+from tinkex.server.inference.inference_router import MAX_JSON_CONTAINERS
 from tinkex.testing import StubServer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -123,6 +131,42 @@ def test_foreign_checkpoints_look_like_missing_ones(server: StubServer, connect:
     )
     assert (foreign.status_code, unknown.status_code) == (404, 404)
     assert foreign.text.replace("mine", "none") == unknown.text
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [
+        (openai_chat, CHAT),
+        (anthropic_endpoints, "/v1/messages"),
+        (anthropic_endpoints, "/v1/messages/count_tokens"),
+        (openai_tokenizers, "/tokenize"),
+    ],
+)
+def test_messages_are_read_on_a_thread(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, module: Any, path: str
+) -> None:
+    """Millions of content blocks would block the event loop."""
+    names: list[str] = []
+
+    def read(request: Any) -> ChatRequest:
+        names.append(threading.current_thread().name)
+        return to_chat_request(request)
+
+    to_chat_request = module.to_chat_request
+    monkeypatch.setattr(module, "to_chat_request", read)
+    body = chat_body("fine", max_tokens=8)
+    assert client.post(path, json=body).status_code == 200
+    assert len(names) == 1
+    assert names[0].startswith("text")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_body_of_too_many_parts_is_refused(client: httpx.Client, path: str) -> None:
+    parts = b",".join([b'{"type":"text","text":""}'] * MAX_JSON_CONTAINERS)
+    body = b'{"model":"%s","max_tokens":1,"messages":[{"role":"user","content":[%s]}]}'
+    reply = client.post(path, content=body % (MODEL.encode(), parts))
+    assert reply.status_code == 400
+    assert "objects and lists" in reply.json()["error"]["message"]
 
 
 def test_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

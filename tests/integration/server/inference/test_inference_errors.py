@@ -186,6 +186,9 @@ def test_prompt_too_long(client: httpx.Client) -> None:
         reply = client.post(CHAT, json={"model": MODEL, "messages": user("x" * length)})
         message = check_error(reply, 400, "context_length_exceeded", "messages")
         assert f"maximum context length is {limit} tokens" in message
+    for prompt in ([1] * limit, "x" * limit * 300):
+        reply = client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+        check_error(reply, 400, "context_length_exceeded", "prompt")
 
 
 @pytest.mark.parametrize(
@@ -238,6 +241,18 @@ def test_idempotency_key(client: httpx.Client, connect: Connect) -> None:
     assert one["choices"] == two["choices"]
     other = complete(connect(OTHER_KEY), CHAT, body, headers=headers)
     assert other["id"] != one["id"]
+
+
+def test_idempotency_key_of_another_request(client: httpx.Client) -> None:
+    headers = {"idempotency-key": "twice"}
+    for texts in (["a"], ["b", "c"], ["a"]):
+        answer = complete(client, CHAT, chat_body(*texts), headers=headers)
+        assert [each["message"]["content"] for each in answer["choices"]] == texts
+    scored = {"model": MODEL, "echo": True, "logprobs": 1, "max_tokens": 1}
+    for prompt in ([1, 2], [3, 4, 5]):
+        answer = complete(client, "/v1/completions", scored | {"prompt": prompt}, headers=headers)
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == len(prompt) + 1
 
 
 def test_user_is_in_the_audit_log(client: httpx.Client) -> None:
