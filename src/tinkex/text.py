@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tinkex.errors import InvalidInput
 from tinkex.installation import install_command
-
-if TYPE_CHECKING:
-    import tokenizers
 
 #: Name prefixes of gated models, and an open copy of their tokenizer.
 MIRRORS: Mapping[str, str] = MappingProxyType(
@@ -39,10 +36,6 @@ PINNED_REVISIONS: Mapping[str, str] = MappingProxyType(
 MAX_CACHED = 32
 #: Timeout of the reachability check of the hub.
 _HUB_SECONDS = 5.0
-
-#: Classes whose tokenizer.json says everything, and model types for which AutoTokenizer takes them.
-_GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-_TYPES_WITHOUT_OWN_CLASS = frozenset({"", "llama", "qwen3"})
 
 _LOCAL_PATH = re.compile(r"[/~\\]|\.\.?[/\\]|\.\.?$|[A-Za-z]:[/\\]")
 
@@ -128,11 +121,16 @@ _CACHE = _TokenizerCache(MAX_CACHED)
 
 
 def load_tokenizer(
-    tokenizer_id: str, *, revision: str | None = None, loader: Loader | None = None
+    tokenizer_id: str,
+    *,
+    revision: str | None = None,
+    loader: Loader | None = None,
+    is_minimal: bool = False,
 ) -> Tokenizer:
     """Load a tokenizer by id or folder, once per process; blocks while loading.
 
-    `loader` replaces transformers and receives only the id, so it excludes `revision`.
+    `loader` replaces transformers and receives only the id, so it excludes `revision`. A minimal
+    tokenizer encodes, decodes and renders chats; it is loaded without transformers if possible.
     """
     if not isinstance(tokenizer_id, str) or not tokenizer_id:
         raise InvalidInput(f"A tokenizer id is a name such as Qwen/Qwen3-8B, got {tokenizer_id!r}")
@@ -140,13 +138,17 @@ def load_tokenizer(
         raise InvalidInput(f"revision {revision!r} has no effect on a loader of your own")
     if loader is None and revision is None:
         revision = PINNED_REVISIONS.get(tokenizer_id)
-    key = (tokenizer_id, revision, loader)
-    return _CACHE.get(key, lambda: _load(tokenizer_id, revision, loader))
+    if loader is None:
+        loader = partial(_load_pretrained, revision=revision, is_minimal=is_minimal)
+        key: object = (tokenizer_id, revision, is_minimal)
+    else:
+        key = (tokenizer_id, loader)
+    return _CACHE.get(key, lambda: _load(tokenizer_id, loader))
 
 
-def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tokenizer:
+def _load(tokenizer_id: str, loader: Loader) -> Tokenizer:
     try:
-        tokenizer = loader(tokenizer_id) if loader else _load_pretrained(tokenizer_id, revision)
+        tokenizer = loader(tokenizer_id)
     except Exception as error:  # tokenizers raises Exception, a loader may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"Failed to load tokenizer {tokenizer_id!r}: {reason}"
@@ -163,22 +165,22 @@ def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tok
     return tokenizer
 
 
-def _load_pretrained(tokenizer_id: str, revision: str | None) -> object:
+def _load_pretrained(tokenizer_id: str, *, revision: str | None, is_minimal: bool) -> object:
     source = tokenizer_id
     if _is_local(tokenizer_id):
         source = str(Path(tokenizer_id).expanduser())
         if not Path(source).is_dir():
             # transformers would treat the path as a hub name and retry the network for a minute.
             raise FileNotFoundError("there is no such folder")
+    if revision is None and (Path(source) / "tokenizer.json").is_file():
+        tokenizer = _load_folder(Path(source), is_minimal=is_minimal)
+        if tokenizer is not None:
+            return tokenizer
     try:
-        if revision is None and _is_generic(Path(source)):
-            # The same object as from AutoTokenizer, which imports torch: a second and more.
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(source)
         from transformers import AutoTokenizer
-    except ImportError:
-        return _load_tokenizer_json(source)
+    except ImportError as error:
+        message = "transformers is not installed, and there is no local copy"
+        raise FileNotFoundError(message) from error
     options: dict[str, object] = {}
     if revision is not None:
         # Code from the hub runs only at the pinned revision.
@@ -191,29 +193,6 @@ def _load_pretrained(tokenizer_id: str, revision: str | None) -> object:
     except (OSError, ValueError):
         _check_hub()
     return AutoTokenizer.from_pretrained(source, **options)
-
-
-def _is_generic(folder: Path) -> bool:
-    """Whether AutoTokenizer would load a folder with transformers' generic class."""
-    if not (folder / "tokenizer.json").is_file():
-        return False
-    tokenizer, model = (
-        _read_json(folder / name) for name in ("tokenizer_config.json", "config.json")
-    )
-    return (
-        tokenizer.get("tokenizer_class") in _GENERIC_CLASSES
-        and "auto_map" not in tokenizer
-        and model.get("model_type", "") in _TYPES_WITHOUT_OWN_CLASS
-    )
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    """Return the object in a file; empty if missing or damaged, which transformers reports."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _check_hub() -> None:
@@ -230,29 +209,21 @@ def _check_hub() -> None:
         ) from error
 
 
-def _load_tokenizer_json(folder: str) -> Tokenizer:
-    path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
-        raise FileNotFoundError("transformers is not installed, and there is no local copy")
-    import tokenizers
+def _load_folder(folder: Path, *, is_minimal: bool) -> object | None:
+    """Load a folder without AutoTokenizer, which imports torch; None if only it can load it."""
+    from tinkex import file_tokenizer
 
-    return _FileTokenizer(tokenizers.Tokenizer.from_file(str(path)))
-
-
-class _FileTokenizer:
-    """A tokenizer.json loaded without transformers; it has no chat template."""
-
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        self._inner = inner
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
-        return list(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids."""
-        ids = list(token_ids)
-        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+    if is_minimal and (minimal := file_tokenizer.load_file_tokenizer(folder)):
+        return minimal
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError:
+        loaded = file_tokenizer.load_file_tokenizer(folder)
+        return loaded or file_tokenizer.load_without_template(folder)
+    if file_tokenizer.has_generic_class(folder):
+        tokenizer: object = PreTrainedTokenizerFast.from_pretrained(folder)
+        return tokenizer
+    return None
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -15,6 +15,7 @@ import pytest
 from tests.support.model_folder_files import write_folder
 from tinkex import types
 from tinkex.cli.main import main
+from tinkex.testing import SCRIPTED, StubServer, say, scripted_model
 
 HEAVY = {
     "aiohttp",
@@ -219,3 +220,25 @@ def test_adding_a_model_folder_avoids_heavy_imports(tmp_path: Path) -> None:
         TINKEX_HOME=str(tmp_path / "home"),
         HF_HOME=str(tmp_path / "hub"),
     )
+
+
+@pytest.mark.parametrize(
+    "command", [["sample", "--prompt", say("yes")], ["sample", "--chat", "--prompt", "a"], ["chat"]]
+)
+def test_sampling_commands_need_neither_transformers_nor_torch(
+    command: list[str], tmp_path: Path
+) -> None:
+    model = [SCRIPTED] if command[0] == "chat" else ["--base-model", SCRIPTED]
+    with StubServer(models=[scripted_model()]) as server:
+        run_python(
+            "import io, sys\n"
+            "stderr, sys.stderr, sys.stdin = sys.stderr, io.StringIO(), io.StringIO('hello\\n')\n"
+            "from tinkex.cli.main import main\n"
+            f"main({[*command, *model, '--max-tokens', '3']!r}, standalone_mode=False)\n"
+            "sys.stderr = stderr\n"
+            "heavy = {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
+            "assert not heavy, heavy\n",
+            TINKEX_HOME=str(tmp_path / "home"),
+            TINKER_BASE_URL=server.url,
+            TINKER_API_KEY="tml-light",
+        )

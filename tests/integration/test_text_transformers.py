@@ -110,3 +110,81 @@ def test_class_of_its_own_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     tokenizer = load_tokenizer(folder)
     assert type(tokenizer).__name__ == "Qwen2Tokenizer"
+
+
+CHATS = (
+    [{"role": "user", "content": "hello <|im_end|> 🙂"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "two  spaces\n"},
+        {"role": "assistant", "content": "<think>\nwell\n</think>\nyes"},
+        {"role": "user", "content": "naïve 12,345"},
+    ],
+)
+
+
+def assert_equal_tokenizers(folder: Path) -> None:
+    """The minimal tokenizer of a folder computes what that of transformers computes."""
+    minimal, full = load_tokenizer(str(folder), is_minimal=True), load_tokenizer(str(folder))
+    assert type(minimal).__name__ == "FileTokenizer"
+    for text in ("", "  two  spaces\n", "naïve 12,345 <|im_end|> 🙂 hello [UNK]"):
+        for has_special in (True, False):
+            tokens = encode(full, text, has_special)
+            assert encode(minimal, text, has_special) == tokens
+            decoded = full.decode(tokens, skip_special_tokens=has_special)
+            assert minimal.decode(tokens, skip_special_tokens=has_special) == decoded
+    for name in ("bos_token_id", "eos_token_id", "all_special_ids", "chat_template"):
+        assert getattr(minimal, name) == getattr(full, name)
+    for chat in CHATS if minimal.chat_template else ():
+        for has_prompt in (True, False):
+            assert render_chat(minimal, chat, has_prompt) == render_chat(full, chat, has_prompt)
+
+
+def test_minimal_tokenizer_equals_that_of_transformers(tmp_path: Path) -> None:
+    assert_equal_tokenizers(TINY_FOLDER)
+    make_folder(tmp_path, TEMPLATE.replace("{% if m['role'] == 'system' %}", "{% if false %}"))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["added_tokens"] = [
+        {"id": 0, "content": "[UNK]", "special": True, "single_word": False}
+        | dict.fromkeys(("lstrip", "rstrip", "normalized"), False)
+    ]
+    content["truncation"] = {
+        "max_length": 1,
+        "stride": 0,
+        "strategy": "LongestFirst",
+        "direction": "Right",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert_equal_tokenizers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"add_bos_token": True, "bos_token": "<|im_start|>"},
+        {"eos_token": "<not there>"},
+        {"eos_token": {"content": "<|im_end|>", "__type": "AddedToken"}},
+        {"extra_special_tokens": ["<think>"]},
+        {"tokenizer_class": "Qwen2Tokenizer"},
+        {"chat_template": "{% generation %}a{% endgeneration %}"},
+    ],
+)
+def test_other_settings_take_transformers(tmp_path: Path, settings: dict[str, object]) -> None:
+    config = json.loads((TINY_FOLDER / "tokenizer_config.json").read_text())
+    shutil.copy(TINY_FOLDER / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | settings))
+    tokenizer = load_tokenizer(str(tmp_path), is_minimal=True)
+    assert type(tokenizer).__module__.startswith("transformers")
+
+
+def test_template_cannot_reach_internals(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, None)
+    config = json.loads((TINY_FOLDER / "tokenizer_config.json").read_text())
+    shutil.copy(TINY_FOLDER / "tokenizer.json", tmp_path)
+    template = "{% set n = namespace(__class__=1) %}{{ messages[0].__class__ }}"
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": template})
+    )
+    tokenizer = load_tokenizer(folder, is_minimal=True)
+    with pytest.raises(InvalidInput, match="cannot set '__class__'"):
+        render_chat(tokenizer, [{"role": "user", "content": "hello"}])

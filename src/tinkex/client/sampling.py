@@ -171,10 +171,15 @@ class SamplingClient:
 
     # --- about this client ----------------------------------------------------------------
 
-    def get_tokenizer(self) -> Any:
-        """Return the tokenizer of the base model."""
+    def get_tokenizer(self, *, is_minimal: bool = False) -> Any:
+        """Return the tokenizer of the base model.
+
+        A minimal tokenizer only encodes, decodes and renders chats, and loads faster.
+        """
         info = self.holder.run(self._sampler_info())
-        return load_model_tokenizer(self.holder, info.base_model, info.tokenizer_id)
+        return load_model_tokenizer(
+            self.holder, info.base_model, info.tokenizer_id, is_minimal=is_minimal
+        )
 
     def get_base_model(self) -> str:
         """Return the name of the base model."""

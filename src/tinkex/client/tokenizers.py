@@ -21,14 +21,16 @@ _UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 logger = get_logger(__name__)
 
 
-def load_model_tokenizer(holder: Holder, base_model: str, tokenizer_id: str | None) -> Tokenizer:
+def load_model_tokenizer(
+    holder: Holder, base_model: str, tokenizer_id: str | None, *, is_minimal: bool = False
+) -> Tokenizer:
     """Load a base model's tokenizer: by the configured loader, else from the server or the Hub."""
     resolved_id = resolve_tokenizer_id(base_model, tokenizer_id)
     loader = holder.config.tokenizer_loader
     if loader is not None:
         return load_tokenizer(resolved_id, loader=loader)
     folder = holder.run(fetch_tokenizer(holder, base_model, Home(read_environment().home)))
-    return load_tokenizer(resolved_id if folder is None else str(folder))
+    return load_tokenizer(resolved_id if folder is None else str(folder), is_minimal=is_minimal)
 
 
 async def fetch_tokenizer(holder: Holder, base_model: str, home: Home) -> Path | None:

@@ -167,7 +167,11 @@ def load_tokenizer_for(sampler: SamplingClient, name: str | None) -> Tokenizer:
     from tinkex.text import load_tokenizer
 
     try:
-        tokenizer: Tokenizer = load_tokenizer(name) if name else sampler.get_tokenizer()
+        tokenizer: Tokenizer = (
+            load_tokenizer(name, is_minimal=True)
+            if name
+            else sampler.get_tokenizer(is_minimal=True)
+        )
     except InvalidInput as error:
         hint = f"{error.hint or ''} --tokenizer selects another one.".strip()
         raise CliError(error.message, hint) from error
