@@ -49,6 +49,31 @@ def test_pages_are_newest_first_with_total(database: Database) -> None:
     assert (seen, total) == ([other_run], 4)
 
 
+def test_runs_are_found_by_name_and_tag_and_sorted(database: Database) -> None:
+    tenant = add_tenant(database)
+    tagged = add_run(database, add_session(database, tenant, tags=["Grün"]), num_steps=2)
+    named = add_run(database, add_session(database, tenant), user_metadata={"name": "Pirate"})
+    database.write(lambda db: runs.set_tags(db, named, ["50% off", "größer"]))
+    database.write(lambda db: runs.set_tags(db, tagged, []))
+
+    def listed(search: str | None = None, sort: str = "steps") -> list[str]:
+        page, _ = database.read(
+            lambda db: runs.list_page(db, tenant.id, limit=9, offset=0, search=search, sort=sort)
+        )
+        return [run.id for run in page]
+
+    assert listed("pirat") == [named.id]
+    assert listed("größer") == [named.id]
+    assert listed("50%") == [named.id]
+    assert listed("5%off") == []
+    assert listed("Grün") == [tagged.id]
+    assert listed(sort="-steps") == [tagged.id, named.id]
+    assert listed(sort="-name")[0] == named.id
+    stored = database.read(lambda db: runs.find(db, named.id))
+    assert stored is not None
+    assert stored.user_metadata == {"name": "Pirate", "tags": ["50% off", "größer"]}
+
+
 def test_sampler_is_inserted_once_and_counts_clones(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     sampler = add_sampler(database, session, model_path="tinker://r/weights/1")
