@@ -142,7 +142,7 @@ def train_with_every_loss(url: str) -> None:
         forward = client.forward([datum(HELLO)], "cross_entropy").result()
         logprobs = forward.loss_fn_outputs[0]["logprobs"].tolist()
         example = datum(HELLO, logprobs=logprobs, advantages=[1.0] * len(logprobs))
-        for loss in ("importance_sampling", "ppo", "cispo", "dro", "gspo"):
+        for loss in ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"):
             output = client.forward_backward([example], loss).result()
             assert output.loss_fn_outputs[0]["logprobs"].tolist() == logprobs
             assert math.isfinite(output.metrics["loss:sum"])

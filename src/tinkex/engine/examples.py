@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.engine.losses import LOSSES, Floats, LossFunction, get_loss, parse_loss_config
+from tinkex.engine.losses import (
+    LOSSES,
+    SAMPLED_INPUT,
+    Floats,
+    LossFunction,
+    get_loss,
+    parse_loss_config,
+)
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     Datum,
@@ -21,6 +28,7 @@ from tinkex.types import (
     ForwardBackwardInput,
     LossFnOutput,
     ModelInput,
+    SampledProvenanceSpan,
     TensorData,
 )
 
@@ -73,10 +81,21 @@ def parse_examples(
     for index, datum in enumerate(request.data):
         _check_shapes(index, datum, max_context_tokens)
     _check_num_targets(request.data)
+    if loss.uses_provenance:
+        _check_recorded_logprobs(request.data)
     defaults = _loss_input_defaults(request.data, loss, settings)
-    return [
+    examples = [
         _parse_example(index, datum, defaults, vocab_size)
         for index, datum in enumerate(request.data)
+    ]
+    if not loss.uses_provenance:
+        return examples
+    sampled = [
+        _find_sampled(index, request.data[index], each) for index, each in enumerate(examples)
+    ]
+    return [
+        replace(example, inputs={**example.inputs, SAMPLED_INPUT: is_sampled})
+        for example, is_sampled in zip(examples, sampled, strict=True)
     ]
 
 
@@ -112,6 +131,16 @@ def _check_num_targets(data: Iterable[Datum]) -> None:
         raise InvalidInput(
             f"the request has {num_pairs} targets; send at most {MAX_TARGETS} at a time"
         )
+
+
+def _check_recorded_logprobs(data: Iterable[Datum]) -> None:
+    for index, datum in enumerate(data):
+        if "logprobs" not in datum.loss_fn_inputs:
+            shape = datum.loss_fn_inputs[_TARGETS].shape
+            raise InvalidInput(
+                f"example {index} needs logprobs of shape {shape}, got nothing; this server does "
+                "not record them while it samples, so send those of the sampled tokens"
+            )
 
 
 def _loss_input_defaults(
@@ -158,6 +187,26 @@ def _parse_loss_input(index: int, datum: Datum, name: str, default: float | None
         )
     flat_P: Floats = tensor.to_numpy().ravel().astype(np.float64)
     return flat_P
+
+
+def _find_sampled(index: int, datum: Datum, example: TrainingExample) -> Floats:
+    """(P,) 1 for targets in a span of sampled tokens; without spans, for those with an advantage.
+
+    Targets without an advantage are usually prompt tokens, whose log-probability is a placeholder.
+    """
+    spans = datum.loss_fn_input_spans
+    if spans is None:
+        has_advantage: Floats = (example.inputs["advantages"] != 0.0).astype(np.float64)
+        return has_advantage
+    lengths = [span.length for span in spans]
+    if sum(lengths) != len(example.tokens):
+        raise InvalidInput(
+            f"the loss_fn_inputs spans of example {index} cover {sum(lengths)} positions, but it "
+            f"has {len(example.tokens)} {_TARGETS}"
+        )
+    kinds = np.array([isinstance(span, SampledProvenanceSpan) for span in spans], dtype=np.float64)
+    is_sampled: Floats = np.repeat(kinds, lengths)[example.rows]
+    return is_sampled
 
 
 def count_text_tokens(label: str, model_input: ModelInput, max_context_tokens: int) -> int:

@@ -29,10 +29,14 @@ _NO_METRICS: Mapping[str, float] = MappingProxyType({})
 #: Models compute in float32 at most, so a larger gradient cannot be backpropagated.
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
+#: 1 for targets that were sampled, else 0; clients cannot send it.
+SAMPLED_INPUT = "is_sampled"
+#: stable_reinforce continues its KL penalty as a line beyond this log-ratio.
+_MAX_KL_LOG_RATIO = math.log(10.0)
+
 #: What to use instead of losses that the API defines but no engine computes.
 _ALTERNATIVES = {
     "custom": "use forward_backward_custom, which computes the loss in the client",
-    "stable_reinforce": "use importance_sampling or ppo",
 }
 
 
@@ -44,7 +48,7 @@ class LossValue(NamedTuple):
     metrics: Mapping[str, float] = _NO_METRICS
     """Additional metrics, named `name:mean`; see `num_counted`."""
     num_counted: int = 0
-    """The number of pairs that the means cover: those with a nonzero advantage."""
+    """The number of pairs that the means cover: those with a nonzero advantage, or sampled ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,8 @@ class LossFunction:
     """The keys of `loss_fn_config`, with their defaults."""
     is_linear: bool = False
     """Whether the gradient does not depend on the log-probabilities."""
+    uses_provenance: bool = False
+    """Whether the loss also reads `SAMPLED_INPUT`, which is derived from provenance spans."""
 
 
 def cross_entropy(scored: ScoredTokens) -> LossValue:
@@ -142,6 +148,30 @@ def gspo(scored: ScoredTokens) -> LossValue:
     return _clipped_loss(scored, np.where(scored.inputs["advantages"] != 0.0, ratio_P, 1.0))
 
 
+def stable_reinforce(scored: ScoredTokens) -> LossValue:
+    """sum m (-stop(min(r, 1)) A t + kl_coeff k(t - q)), with m = 1 for sampled targets, else 0.
+
+    k(d) = exp(d) - 1 - d estimates the KL divergence from the sampler; it is linear beyond ln 10,
+    so that no difference between sampler and trainer overflows.
+    """
+    kl_coeff, advantages_P = scored.settings["kl_coeff"], scored.inputs["advantages"]
+    sampled_P = scored.inputs[SAMPLED_INPUT]
+    log_ratio_P = np.where(sampled_P != 0.0, scored.logprobs_P - scored.inputs["logprobs"], 0.0)
+    near_P = np.minimum(log_ratio_P, _MAX_KL_LOG_RATIO)
+    excess_P, slope_P = log_ratio_P - near_P, np.expm1(near_P)
+    kl_P = slope_P - near_P + slope_P * excess_P
+    policy_P = sampled_P * np.exp(np.minimum(log_ratio_P, 0.0)) * advantages_P
+    value = float((kl_coeff * kl_P - policy_P * scored.logprobs_P).sum())
+    return _with_metrics(
+        value,
+        kl_coeff * slope_P - policy_P,
+        sampled_P,
+        ratio=_exp_ratio(log_ratio_P),
+        kl=kl_P,
+        truncated_fraction=log_ratio_P > 0.0,
+    )
+
+
 def _exp_ratio(log_ratio: Floats) -> Floats:
     # An infinite ratio makes the loss infinite, which is reported to the client.
     with np.errstate(over="ignore"):
@@ -162,12 +192,12 @@ def _clipped_loss(scored: ScoredTokens, ratio_P: Floats) -> LossValue:
 
 
 def _with_metrics(
-    value: float, grad_P: Floats, advantages_P: Floats, **reported: Floats | npt.NDArray[np.bool_]
+    value: float, grad_P: Floats, counted_P: Floats, **reported: Floats | npt.NDArray[np.bool_]
 ) -> LossValue:
-    """Add the means of the reported values, over pairs with a nonzero advantage."""
-    is_counted_P = advantages_P != 0.0
+    """Add the means of the reported values, over the pairs whose `counted_P` is not 0."""
+    is_counted_P = counted_P != 0.0
     num_counted = int(np.count_nonzero(is_counted_P))
-    # Without any advantage, average over all pairs: their ratios are 1.
+    # If no pair counts, average over all: their ratios are 1.
     which = is_counted_P if num_counted else slice(None)
     # Never infinite: not every wire format has a representation for it.
     means = {
@@ -214,6 +244,13 @@ LOSSES: Mapping[str, LossFunction] = {
             required_inputs=_RATIO_INPUTS,
             optional_inputs=(*_CLIP_INPUTS, "sequence_ratio_mask"),
             settings={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+        ),
+        LossFunction(
+            name="stable_reinforce",
+            compute=stable_reinforce,
+            required_inputs=_RATIO_INPUTS,
+            settings={"kl_coeff": 0.01},
+            uses_provenance=True,
         ),
     )
 }

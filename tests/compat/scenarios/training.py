@@ -114,7 +114,8 @@ def policy_losses(ctx: ScenarioContext) -> None:
     output = ctx.client.forward([datum()], "cross_entropy").result()
     logprobs = output.loss_fn_outputs[0]["logprobs"].tolist()
     example = datum(logprobs=logprobs, advantages=[0.5] * len(logprobs))
-    known = set(get_args(types.LossFnType)) & {"importance_sampling", "ppo", "cispo", "dro", "gspo"}
+    offered = {"importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"}
+    known = set(get_args(types.LossFnType)) & offered
     assert {"importance_sampling", "ppo"} <= known, known
     for loss in sorted(known):
         value = ctx.client.forward_backward([example], loss).result().metrics["loss:sum"]

@@ -64,6 +64,15 @@ def ref_gspo(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
     return -torch.minimum(ratio * advantages, held * advantages).sum()
 
 
+def ref_stable_reinforce(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    drift, advantages = t - inputs["logprobs"], inputs["advantages"]
+    line = 9.0 - np.log(10.0) + 9.0 * (drift - np.log(10.0))
+    penalty = torch.where(drift > np.log(10.0), line, torch.exp(drift) - 1.0 - drift)
+    weight = torch.clamp(torch.exp(drift), max=1.0).detach()
+    per_token = -weight * advantages * t + config.get("kl_coeff", 0.01) * penalty
+    return per_token[advantages != 0.0].sum()
+
+
 REFERENCES: Mapping[str, Callable[[Tensor, Inputs, Config], Tensor]] = {
     "cross_entropy": ref_cross_entropy,
     "importance_sampling": ref_importance_sampling,
@@ -71,6 +80,7 @@ REFERENCES: Mapping[str, Callable[[Tensor, Inputs, Config], Tensor]] = {
     "cispo": ref_cispo,
     "dro": ref_dro,
     "gspo": ref_gspo,
+    "stable_reinforce": ref_stable_reinforce,
 }
 
 
@@ -95,6 +105,8 @@ CASES: Sequence[tuple[str, tuple[str, ...], Config]] = [
     ("gspo", (*RATIO, "sequence_ratio_mask"), {}),
     ("gspo", (*RATIO, "sequence_ratio_mask", *CLIPS), {}),
     ("gspo", (*RATIO, "sequence_ratio_mask"), {"clip_low_threshold": 0.99}),
+    ("stable_reinforce", RATIO, {}),
+    ("stable_reinforce", RATIO, {"kl_coeff": 3.0}),
 ]
 DRAWS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
     # Weights, advantages and masks are sometimes zero, as they are for prompts.

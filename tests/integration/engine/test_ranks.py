@@ -84,7 +84,7 @@ def train(engine: TorchEngine, record: Record, directory: Path) -> None:
     """Several steps with every kind of loss; two batches are accumulated in each step."""
     engine.create("a", spec(gradient_shards=8))
     engine.create("b", spec(seed=2, gradient_shards=8))
-    losses = ("cross_entropy", "importance_sampling", "ppo")
+    losses = ("cross_entropy", "importance_sampling", "ppo", "stable_reinforce")
     for number, loss in enumerate(losses):
         data = batch(number) if loss == "cross_entropy" else rl_batch(number)
         for one in data if loss != "cross_entropy" else ():

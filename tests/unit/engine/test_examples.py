@@ -19,6 +19,8 @@ from tinkex.types import (
     ForwardBackwardInput,
     ImageChunk,
     ModelInput,
+    PromptProvenanceSpan,
+    SampledProvenanceSpan,
     TensorData,
 )
 
@@ -95,6 +97,37 @@ def test_optional_input_default_for_examples_without_it() -> None:
     assert first.inputs["sequence_ratio_mask"].tolist() == [0.0, 1.0]
     assert second.inputs["sequence_ratio_mask"].tolist() == [1.0]
     assert second.inputs["clip_low_threshold"].tolist() == [0.8]
+
+
+def test_spans_tell_which_targets_were_sampled() -> None:
+    prompt = PromptProvenanceSpan(sequence_id="s", length=1)
+    answer = SampledProvenanceSpan(sequence_id="s", length=2)
+    given = sampled([1, 2, 3], advantages=[1.0, 0.0, 1.0])
+    with_spans, without = parse(
+        [given.with_provenance([prompt, answer], [prompt, answer]), given], "stable_reinforce"
+    )
+    assert with_spans.inputs["is_sampled"].tolist() == [0.0, 1.0, 1.0]
+    # Without spans, targets without an advantage may be prompt tokens.
+    assert without.inputs["is_sampled"].tolist() == [1.0, 0.0, 1.0]
+    assert "is_sampled" not in parse([given], "ppo")[0].inputs
+
+
+def test_spans_apply_to_all_targets_of_a_position() -> None:
+    zeros = [[0.0, 0.0], [0.0, 0.0]]
+    soft = datum([1, 2], [[5, 6], [7, 8]], logprobs=zeros, advantages=zeros)
+    spans = [
+        PromptProvenanceSpan(sequence_id="s", length=1),
+        SampledProvenanceSpan(sequence_id="s", length=1),
+    ]
+    [example] = parse([soft.with_provenance(spans, spans)], "stable_reinforce")
+    assert example.inputs["is_sampled"].tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_spans_of_another_length_are_refused() -> None:
+    spans: list[Any] = [SampledProvenanceSpan(sequence_id="s", length=1 << 62)]
+    wrong = Datum(ModelInput.from_ints([1]), sampled([1]).loss_fn_inputs, spans, spans)
+    with pytest.raises(InvalidInput, match=r"spans of example 0 cover \d+ positions, but it has 1"):
+        parse([wrong], "stable_reinforce")
 
 
 def test_integer_weights_are_accepted() -> None:

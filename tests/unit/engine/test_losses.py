@@ -116,6 +116,53 @@ def test_gspo_has_one_masked_ratio_per_example() -> None:
     np.testing.assert_allclose(loss.grad_P, -ratios * ADVANTAGES)
 
 
+def stable_loss(now: np.ndarray, kl_coeff: float = 0.01, **inputs: np.ndarray) -> LossValue:
+    given = {"is_sampled": np.ones(5), **inputs}
+    return loss_of("stable_reinforce", now, {"kl_coeff": kl_coeff}, **given)
+
+
+def test_stable_reinforce_is_reinforce_without_drift() -> None:
+    loss = stable_loss(SAMPLED, 5.0)
+    assert loss.value == pytest.approx(-(ADVANTAGES * SAMPLED).sum())
+    np.testing.assert_array_equal(loss.grad_P, -ADVANTAGES)
+    assert loss.metrics == {"ratio:mean": 1.0, "kl:mean": 0.0, "truncated_fraction:mean": 0.0}
+
+
+@pytest.mark.parametrize("drift", [-100.0, -30.0, -1.0, 0.1, 2.0, np.log(10.0), 3.0, 50.0, 100.0])
+def test_stable_reinforce_is_bounded_for_any_drift(drift: float) -> None:
+    now = SAMPLED + drift
+    policy, penalty = stable_loss(now, 0.0), stable_loss(now, 1.0, advantages=np.zeros(5))
+    weight = -policy.grad_P / ADVANTAGES
+    assert (weight >= 0.0).all()
+    assert (weight <= 1.0).all()
+    # Never negative, pulls back towards the sampler, and grows linearly when far above it.
+    assert 0.0 < penalty.value < 5 * 9 * 100
+    assert (np.sign(penalty.grad_P) == np.sign(drift)).all()
+    np.testing.assert_allclose(penalty.grad_P, min(np.exp(drift), 10.0) - 1.0)
+
+
+def test_stable_reinforce_penalty_grad_matches_finite_differences() -> None:
+    now = SAMPLED + np.array([-2.0, 0.3, 2.2, 2.4, 8.0])
+    none = np.zeros(5)
+    grad = stable_loss(now, 0.7, advantages=none).grad_P
+    for index in range(5):
+        nudge = np.zeros(5)
+        nudge[index] = 1e-6
+        up = stable_loss(now + nudge, 0.7, advantages=none).value
+        down = stable_loss(now - nudge, 0.7, advantages=none).value
+        assert grad[index] == pytest.approx((up - down) / 2e-6, rel=1e-5)
+
+
+def test_stable_reinforce_ignores_tokens_that_were_not_sampled() -> None:
+    mask = np.array([0.0, 0.0, 1.0, 1.0, 1.0])
+    made_up = np.array([1e4, -1e4, *SAMPLED[2:]])
+    loss = stable_loss(NOW, is_sampled=mask, logprobs=made_up)
+    assert loss.grad_P[:2].tolist() == [0.0, 0.0]
+    assert loss.num_counted == 3
+    assert loss.metrics["ratio:mean"] == pytest.approx(np.exp(NOW - SAMPLED)[2:].mean())
+    assert loss.metrics["truncated_fraction:mean"] == pytest.approx(2 / 3)
+
+
 def test_overflowing_ratio_is_infinite_without_warning() -> None:
     loss = loss_of("importance_sampling", NOW + 1000.0, advantages=np.ones(5))
     assert loss.value == -np.inf
@@ -187,7 +234,6 @@ def test_logprobs_may_have_target_shape() -> None:
     [
         ("mse", "'mse' is not one of cross_entropy, importance_sampling, ppo, cispo, dro, gspo"),
         ("custom", "'custom' is not supported by this model; use forward_backward_custom"),
-        ("stable_reinforce", "'stable_reinforce' is not supported.*use importance_sampling or ppo"),
     ],
 )
 def test_unsupported_loss_raises(name: str, reason: str) -> None:
@@ -204,6 +250,7 @@ def test_unsupported_loss_raises(name: str, reason: str) -> None:
         ("dro", {"beta": float("nan")}, "must be a finite number, got nan"),
         ("cispo", {"clip_high_threshold": float("inf")}, "must be a finite number, got inf"),
         ("dro", {"beta": None}, "must be a finite number, got None"),
+        ("stable_reinforce", {"beta": 1.0}, "has 'beta', but stable_reinforce takes kl_coeff"),
     ],
 )
 def test_invalid_loss_setting_is_named(loss_fn: str, config: dict[str, Any], reason: str) -> None:

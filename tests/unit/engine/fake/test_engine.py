@@ -132,7 +132,7 @@ def picture() -> Datum:
     [
         (None, "mse", "loss_fn 'mse' is not one of"),
         (None, "custom", "loss_fn 'custom' is not supported by this model"),
-        (None, "stable_reinforce", "loss_fn 'stable_reinforce' is not supported by this model"),
+        (None, "stable_reinforce", "does not record them while it samples"),
         (None, "ppo", "example 0 needs logprobs of shape"),
         ([], "cross_entropy", "data is empty"),
         ([datum([1], [512])], "cross_entropy", "target_tokens of example 0 has token 512"),
