@@ -103,7 +103,12 @@ class Caller:
             "base_model": TINY,
             "num_samples": 1,
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
-            "sampling_params": {"max_tokens": max_tokens, "seed": seed, "temperature": 1.0},
+            "sampling_params": {
+                "max_tokens": max_tokens,
+                "seed": seed,
+                "temperature": 1.0,
+                "stop": [],
+            },
         }
         promise = await connection.call("/api/v1/asample", message)
         question = {"request_id": promise["request_id"], "allow_metadata_only": False}
@@ -151,7 +156,13 @@ class Caller:
 
 
 def _body(tokens: list[int], max_tokens: int, seed: int) -> dict[str, Any]:
-    return {"model": TINY, "prompt": tokens, "max_tokens": max_tokens, "seed": seed}
+    return {
+        "model": TINY,
+        "prompt": tokens,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "ignore_eos": True,
+    }
 
 
 Call = Callable[[list[int], int, int], Coroutine[Any, Any, object]]

@@ -103,7 +103,10 @@ class ChatFormat:
         return replace(
             sampling,
             stop=(*sampling.stop, *end_texts),
-            stop_token_ids=(*sampling.stop_token_ids, *self.end_tokens),
+            stop_token_ids=(
+                *sampling.stop_token_ids,
+                *(() if sampling.ignores_eos else self.end_tokens),
+            ),
         )
 
     def new_parser(self, request: ChatRequest, prompt: RenderedChat) -> AnswerParser:

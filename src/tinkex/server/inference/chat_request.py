@@ -22,6 +22,8 @@ class SamplingSettings:
     stop: tuple[str, ...] = ()
     """Texts that end the answer, in addition to the end-of-turn tokens."""
     stop_token_ids: tuple[int, ...] = ()
+    ignores_eos: bool = False
+    """Continue after EOS and end-of-turn tokens, until a stop condition or `max_tokens`."""
     num_choices: int = 1
     has_logprobs: bool = False
     num_top_logprobs: int = 0

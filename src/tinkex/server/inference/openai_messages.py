@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tinkex.server.inference.chat_request import ChatRequest, ToolChoice
+from tinkex.server.inference.chat_request import ChatRequest, SamplingSettings, ToolChoice
 from tinkex.server.inference.error_bodies import invalid_value, unsupported_value
 from tinkex.server.inference.openai_request import (
     ChatCompletionRequest,
@@ -45,10 +45,7 @@ def to_chat_request(request: ChatCompletionRequest) -> ChatRequest:
         tool_choice=tool_choice,
         forced_tool=forced_tool,
         has_parallel_tool_calls=request.parallel_tool_calls is not False,
-        sampling=replace(
-            parse_sampling(request, max_tokens, _parse_top_logprobs(request)),
-            grammar=_parse_response_format(request.response_format),
-        ),
+        sampling=_parse_sampling(request, max_tokens),
         template_variables=_template_variables(request),
         separates_reasoning=request.separate_reasoning is not False,
         has_generation_prompt=_has_generation_prompt(request),
@@ -63,6 +60,14 @@ def _check_unsupported(request: ChatCompletionRequest) -> None:
     for name in ("audio", "prediction", "web_search_options"):
         if getattr(request, name) is not None:
             raise unsupported_value(name, f"{name} is not supported by this server; leave it out")
+
+
+def _parse_sampling(request: ChatCompletionRequest, max_tokens: int | None) -> SamplingSettings:
+    grammar = _parse_response_format(request.response_format)
+    if grammar is not None and request.ignore_eos:
+        raise invalid_value("ignore_eos", "ignore_eos cannot be combined with response_format")
+    sampling = parse_sampling(request, max_tokens, _parse_top_logprobs(request))
+    return replace(sampling, grammar=grammar)
 
 
 def _parse_response_format(given: Mapping[str, Any] | None) -> Mapping[str, object] | None:

@@ -39,6 +39,7 @@ class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -116,6 +117,7 @@ def parse_sampling(
         seed=_parse_seed(request.seed),
         stop=_parse_stop(request.stop),
         stop_token_ids=_parse_stop_tokens(request.stop_token_ids),
+        ignores_eos=bool(request.ignore_eos),
         num_choices=_check_range("n", 1 if request.n is None else request.n, 1, MAX_CHOICES),
         has_logprobs=num_top_logprobs is not None,
         num_top_logprobs=num_top_logprobs or 0,

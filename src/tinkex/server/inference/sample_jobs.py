@@ -252,6 +252,7 @@ def _build_request(
             max_tokens=max(max_tokens, 1),
             is_prompt_only=max_tokens == 0,
             seed=_choose_seed(options) if settings.seed is None else settings.seed,
+            stop=[] if settings.ignores_eos else None,
             stop_texts=settings.stop,
             stop_token_ids=settings.stop_token_ids,
             temperature=settings.temperature,

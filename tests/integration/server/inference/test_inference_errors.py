@@ -104,6 +104,11 @@ def test_keys(server: StubServer, connect: Connect) -> None:
         ({"stop": ["x"] * 17}, None, "stop"),
         ({"stop": "x" * 1001}, None, "stop"),
         ({"stop_token_ids": [-1]}, None, "stop_token_ids"),
+        (
+            {"ignore_eos": True, "response_format": {"type": "json_object"}},
+            None,
+            "ignore_eos",
+        ),
         ({"top_logprobs": 3}, None, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, None, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, None, "stream_options"),

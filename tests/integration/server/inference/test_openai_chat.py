@@ -86,6 +86,8 @@ def test_finish_reasons(client: httpx.Client) -> None:
     token = complete(client, CHAT, chat_body("alpha", return_token_ids=True))["choices"][0]
     first = token["token_ids"][0]
     assert finish(stop_token_ids=[first])[1:] == ("stop", first)
+    text, reason, _ = finish(ignore_eos=True, max_tokens=100)
+    assert (text[:16], reason) == ("alpha beta gamma", "length")
 
 
 def test_max_tokens_is_cut_to_the_context(client: httpx.Client) -> None:
