@@ -106,7 +106,7 @@ class ContinuousBatcher:
         self._finished: list[FinishedSample] = []
         self._num_added = 0
         self._light_steps = LightStepPolicy()
-        self.watched = WatchedRequests(self._queue)
+        self.watched = WatchedRequests(self._queue, self._compiling)
         self._reset_memory()
 
     @property

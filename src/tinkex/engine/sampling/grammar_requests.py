@@ -22,6 +22,9 @@ class CompilingRequests:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._pending
+
     def add(self, request: RequestState, spec: GrammarSpec) -> None:
         """Start to compile the grammar of a request."""
         self._pending[request.job_id] = request, self._compiler.submit(spec)

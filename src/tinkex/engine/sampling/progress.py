@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from tinkex.engine.protocol import SampleProgress
 from tinkex.engine.sample_watches import SampleWatches
@@ -16,9 +16,10 @@ class WatchedRequests:
     token never gets another offset.
     """
 
-    def __init__(self, requests: Mapping[str, RequestState]) -> None:
-        """`requests` are all unfinished requests; it changes while they run."""
+    def __init__(self, requests: Mapping[str, RequestState], waiting: Container[str] = ()) -> None:
+        """`requests` are all started requests, `waiting` the others; both change meanwhile."""
         self._requests = requests
+        self._waiting = waiting
         self._watches = SampleWatches()
 
     def __bool__(self) -> bool:
@@ -26,7 +27,7 @@ class WatchedRequests:
 
     def watch(self, job_id: str) -> None:
         """Report a request from its first token on; unknown ids are ignored."""
-        if job_id in self._requests:
+        if job_id in self._requests or job_id in self._waiting:
             self._watches.watch(job_id)
 
     def unwatch(self, job_id: str) -> None:
@@ -53,12 +54,12 @@ class WatchedRequests:
         )
 
     def _unfinished(self) -> list[RequestState]:
-        """The watched requests that still run; forgets the others."""
+        """The watched requests that run; forgets those that are finished."""
         found = []
         for job_id in self._watches.job_ids:
             request = self._requests.get(job_id)
-            if request is None:
-                self._watches.unwatch(job_id)
-            else:
+            if request is not None:
                 found.append(request)
+            elif job_id not in self._waiting:
+                self._watches.unwatch(job_id)
         return found

@@ -107,6 +107,21 @@ def test_very_unlikely_tokens_can_be_required() -> None:
     assert np.isfinite(sequence.logprobs).all()
 
 
+def test_tokens_are_reported_from_the_first_one() -> None:
+    """Also if the request is watched while its grammar is compiled."""
+    batcher, expected = runner(), answer(runner(), asked(DIGITS, seed=3)).sequences[0].tokens
+    batcher.add("job", None, asked(DIGITS, seed=3))
+    batcher.watched.watch("job")
+    tokens: list[int] = []
+    assert batcher.watched.take_progress() == []
+    while len(batcher):
+        batcher.step()
+        tokens += [token for part in batcher.watched.take_progress() for token in part.tokens]
+    assert tokens
+    assert tokens == expected[: len(tokens)]
+    assert not batcher.watched
+
+
 def test_other_requests_do_not_change_a_sequence_or_are_changed() -> None:
     jobs = {
         "json": asked(ANIMAL, 2, seed=5),
