@@ -21,6 +21,7 @@ from tinkex.client.telemetry import Telemetry
 from tinkex.client.tokenizers import load_model_tokenizer
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path
+from tinkex.text import Tokenizer
 from tinkex.wire.endpoints import CREATE_SAMPLING_SESSION, GET_SAMPLER
 
 
@@ -171,15 +172,9 @@ class SamplingClient:
 
     # --- about this client ----------------------------------------------------------------
 
-    def get_tokenizer(self, *, is_minimal: bool = False) -> Any:
-        """Return the tokenizer of the base model.
-
-        A minimal tokenizer only encodes, decodes and renders chats, and loads faster.
-        """
-        info = self.holder.run(self._sampler_info())
-        return load_model_tokenizer(
-            self.holder, info.base_model, info.tokenizer_id, is_minimal=is_minimal
-        )
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer of the base model."""
+        return self._load_tokenizer()
 
     def get_base_model(self) -> str:
         """Return the name of the base model."""
@@ -232,6 +227,12 @@ class SamplingClient:
             session_id=self.holder.run(self.holder.session_id()),
             sampling_session_id=self.sampling_session_id,
             record_stability_info=self._record_stability_info,
+        )
+
+    def _load_tokenizer(self, *, is_minimal: bool = False) -> Tokenizer:
+        info = self.holder.run(self._sampler_info())
+        return load_model_tokenizer(
+            self.holder, info.base_model, info.tokenizer_id, is_minimal=is_minimal
         )
 
     async def _base_model(self) -> str:
@@ -338,3 +339,8 @@ def _check_response(
             None, None, f"The server ignored prompt_logprobs_last_n={last_n}"
         )
     return response
+
+
+def load_minimal_tokenizer(sampler: SamplingClient) -> Tokenizer:
+    """Load a tokenizer that only encodes, decodes and renders chats; it needs no transformers."""
+    return sampler._load_tokenizer(is_minimal=True)

@@ -163,16 +163,12 @@ def default_model(models: Iterable[SupportedModel]) -> str:
 
 def load_tokenizer_for(sampler: SamplingClient, name: str | None) -> Tokenizer:
     """Load the given tokenizer, or the model's own; raise CliError if it cannot be loaded."""
+    from tinkex.client.sampling import load_minimal_tokenizer
     from tinkex.errors import InvalidInput
     from tinkex.text import load_tokenizer
 
     try:
-        tokenizer: Tokenizer = (
-            load_tokenizer(name, is_minimal=True)
-            if name
-            else sampler.get_tokenizer(is_minimal=True)
-        )
+        return load_tokenizer(name, is_minimal=True) if name else load_minimal_tokenizer(sampler)
     except InvalidInput as error:
         hint = f"{error.hint or ''} --tokenizer selects another one.".strip()
         raise CliError(error.message, hint) from error
-    return tokenizer

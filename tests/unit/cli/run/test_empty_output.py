@@ -20,7 +20,7 @@ def drawn(text: str, *, as_chat: bool) -> None:
     sequence = SampledSequence("stop", "s", tokens)
     response = SampleResponse(sequences=[sequence])
     sampler: Any = SimpleNamespace(
-        get_tokenizer=lambda **_: tokenizer,
+        _load_tokenizer=lambda **_: tokenizer,
         sample=lambda *_, **__: SimpleNamespace(result=lambda: response),
     )
     drawing = SamplingOptions(max_tokens=8, temperature=1.0, top_k=-1, top_p=1.0)
