@@ -7,6 +7,7 @@ No sockets and no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 from tinkex.engine.protocol import SampleProgress
@@ -114,6 +115,17 @@ class StreamedTokens:
             logprobs=progress.logprobs[num_known:],
             topk=progress.topk[num_known:],
         )
+
+
+def join_progress(parts: Sequence[SampleProgress]) -> SampleProgress:
+    """Join successive parts of one sequence."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0]._replace(
+        tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
+        logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
+        topk=tuple(chain.from_iterable(part.topk for part in parts)),
+    )
 
 
 def _diverged(job_id: str) -> StreamDiverged:

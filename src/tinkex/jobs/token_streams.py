@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Final
 
@@ -18,7 +17,12 @@ from tinkex.errors import InternalServerError
 from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.stream_observer import StreamObserver
-from tinkex.jobs.streamed_tokens import StoredSequence, StreamDiverged, StreamedTokens
+from tinkex.jobs.streamed_tokens import (
+    StoredSequence,
+    StreamDiverged,
+    StreamedTokens,
+    join_progress,
+)
 from tinkex.jobs.token_stream_messages import Finished, Message, Progress, Started
 from tinkex.jobs.worker_connections import WorkerConnections
 from tinkex.store.database import Database
@@ -41,7 +45,8 @@ class TokenStream:
         self._ends_at = None if seconds is None else time.monotonic() + seconds
         self._streams = streams
         self._received = StreamedTokens(job_id)
-        self._pending: deque[SampleProgress] = deque()
+        self._pending: dict[int, list[SampleProgress]] = {}
+        """What was not yielded yet, by sequence."""
         self._num_pending_tokens = 0
         self._failure: StreamDiverged | None = None
         self._wakeup = asyncio.Event()
@@ -70,10 +75,14 @@ class TokenStream:
             self._wake_at_end(),
         ):
             while await self._wait_for_tokens():
-                progress = self._pending.popleft()
-                self._num_pending_tokens -= len(progress.tokens)
                 observation.count_tokens()
-                yield progress
+                yield self._take_next()
+
+    def _take_next(self) -> SampleProgress:
+        """Take what has arrived of one sequence: several steps if the reader is slower."""
+        progress = join_progress(self._pending.pop(next(iter(self._pending))))
+        self._num_pending_tokens -= len(progress.tokens)
+        return progress
 
     async def _wait_for_tokens(self) -> bool:
         """Wait for tokens; returns False if there will be none."""
@@ -140,7 +149,7 @@ class TokenStream:
             self._failure = error
             new = None
         if new is not None:
-            self._pending.append(new)
+            self._pending.setdefault(new.sequence, []).append(new)
             self._num_pending_tokens += len(new.tokens)
         if new is not None or self._failure is not None:
             self._wakeup.set()

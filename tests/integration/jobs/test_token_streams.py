@@ -80,7 +80,8 @@ def test_a_late_reader_receives_everything(slow_harness: WorkerHarness) -> None:
         async for progress in tokens:
             received.add([progress])
         reader.finish(job, first, received)
-        assert received.num_messages > 15
+        # What arrived while nobody read comes together.
+        assert 10 < received.num_messages < 15
 
     run_with_reader(slow_harness, use)
 

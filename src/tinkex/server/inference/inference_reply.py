@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 
 from litestar.types import Send
 
@@ -86,7 +86,8 @@ class Reply:
         self.endpoint = "unknown"
         self.status = 500
         self._started_at = time.perf_counter()
-        self._has_sent_chunk = False
+        self._sent_at = 0.0
+        self._sending_since: float | None = None
         self._family = family
         self._request_id = request_id
         self._send = send
@@ -111,39 +112,20 @@ class Reply:
 
     async def send_stream(self, stream: EventStream) -> None:
         """Send events as they come; raises only what happens before the head is sent."""
-        chunks = stream.chunks
-        pending = asyncio.ensure_future(anext(chunks, None))
+        first = asyncio.ensure_future(anext(stream.chunks, None))
         try:
-            await asyncio.wait({pending}, timeout=START_SECONDS)
-            if pending.done():
-                pending.result()
+            await asyncio.wait({first}, timeout=START_SECONDS)
+            if first.done():
+                first.result()
             await self._send_head(stream)
-            while (chunk := await self._next_chunk(pending, stream)) is not None:
-                await self._send_chunk(chunk)
-                pending = asyncio.ensure_future(anext(chunks, None))
+            async with self._monitor(stream):
+                await self._send_chunks(first, stream)
         finally:
-            pending.cancel()
-            await asyncio.wait({pending})
-            await chunks.aclose()
+            first.cancel()
+            await asyncio.wait({first})
+            await stream.chunks.aclose()
             stream.close()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _next_chunk(
-        self, pending: asyncio.Future[bytes | None], stream: EventStream
-    ) -> bytes | None:
-        while not pending.done():
-            done, _ = await asyncio.wait({pending}, timeout=KEEP_ALIVE_SECONDS)
-            if not done:
-                await self._send_chunk(stream.keep_alive)
-        error = pending.exception()
-        if error is not None:
-            await self._send_chunk(stream.encode_error(describe_failure(error, self.endpoint)))
-            return None
-        if not self._has_sent_chunk:
-            self._has_sent_chunk = True
-            seconds = time.perf_counter() - self._started_at
-            FIRST_TOKEN_SECONDS.labels(self._family.value).observe(seconds)
-        return pending.result()
 
     async def _send_head(self, stream: EventStream) -> None:
         self.status = 200
@@ -155,9 +137,65 @@ class Reply:
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
-    async def _send_chunk(self, chunk: bytes) -> None:
+    async def _send_chunks(self, first: Awaitable[bytes | None], stream: EventStream) -> None:
+        chunk = await self._read_chunk(first, stream)
+        if chunk is not None:
+            seconds = time.perf_counter() - self._started_at
+            FIRST_TOKEN_SECONDS.labels(self._family.value).observe(seconds)
+        while chunk is not None:
+            await self._send_chunk(chunk)
+            chunk = await self._read_chunk(anext(stream.chunks, None), stream)
+
+    async def _read_chunk(
+        self, reading: Awaitable[bytes | None], stream: EventStream
+    ) -> bytes | None:
         try:
-            async with asyncio.timeout(SEND_SECONDS):
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except TimeoutError:
+            return await reading
+        except Exception as error:  # noqa: BLE001 - the client is told in the last event
+            await self._send_chunk(stream.encode_error(describe_failure(error, self.endpoint)))
+            return None
+
+    async def _send_chunk(self, chunk: bytes) -> None:
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._sent_at, self._sending_since = self._sending_since, None
+
+    # --- slow clients and silences -----------------------------------------------------------
+    # One timer per stream instead of one per chunk, because streams have a chunk per token.
+    @contextlib.asynccontextmanager
+    async def _monitor(self, stream: EventStream) -> AsyncIterator[None]:
+        """Send keep-alives in silences; raises ClientDisconnected if a chunk is never read."""
+        sender = asyncio.current_task()
+        assert sender is not None
+        self._sent_at = time.monotonic()
+        timer = asyncio.ensure_future(self._watch_sends(stream, sender))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not timer.done():
+                raise
+            sender.uncancel()
             raise ClientDisconnected(f"the client read nothing for {SEND_SECONDS:g} s") from None
+        finally:
+            timer.cancel()
+            await asyncio.wait({timer})
+
+    async def _watch_sends(self, stream: EventStream, sender: asyncio.Task[object]) -> None:
+        """Return when a client is too slow, after its sender was cancelled."""
+        while True:
+            since, limit = self._sending_since, SEND_SECONDS
+            if since is None:
+                since, limit = self._sent_at, KEEP_ALIVE_SECONDS
+            seconds = since + limit - time.monotonic()
+            if seconds > 0:
+                await asyncio.sleep(min(seconds, SEND_SECONDS, KEEP_ALIVE_SECONDS))
+            elif self._sending_since is None:
+                await self._send_keep_alive(stream)
+            else:
+                sender.cancel()
+                return
+
+    async def _send_keep_alive(self, stream: EventStream) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send_chunk(stream.keep_alive)
