@@ -35,4 +35,4 @@ def raise_if_tinker_not_accessible() -> None:
     """
     config = Config.new(max_retries=0, first_contact_seconds=0.0, outage_seconds=0.0)
     with ServiceClient(config=config) as client:
-        client.get_server_capabilities()
+        client.get_server_capabilities().result()

@@ -50,6 +50,8 @@ class Environment(NamedTuple):
     """TINKEX_HOME: the state directory of the local server; ~/.tinkex by default."""
     profile: str | None = None
     """TINKEX_PROFILE: the profile in the home's config.toml."""
+    deprecations: bool = False
+    """TINKEX_DEPRECATIONS: 1 warns about names that are deprecated since SDK 0.38."""
     max_unsized_download_bytes: int | None = None
     """TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES: limit for downloads of files without a size."""
 
@@ -100,8 +102,14 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         credentials_file=user_home / ".tinker" / "credentials.json",
         home=_home_directory(_first_set(env, "TINKEX_HOME"), user_home),
         profile=_first_set(env, "TINKEX_PROFILE"),
+        deprecations=warns_of_deprecations(env),
         max_unsized_download_bytes=_parse_count(env, "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"),
     )
+
+
+def warns_of_deprecations(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether to warn about names that are deprecated since SDK 0.38."""
+    return _parse_flag(os.environ if environ is None else environ, "TINKEX_DEPRECATIONS")
 
 
 def read_variables(

@@ -325,7 +325,7 @@ def test_training_results_are_typed(client: TrainingClient) -> None:
         client.save_weights_external("a"): types.SaveWeightsExternalResponse,
     }
     assert {future: type(future.result(TIMEOUT_SECONDS)) for future in futures} == futures
-    assert type(client.get_info()) is types.GetInfoResponse
+    assert type(client.get_info().result()) is types.GetInfoResponse
 
 
 def test_download_is_written_incrementally(

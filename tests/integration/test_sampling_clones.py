@@ -120,7 +120,7 @@ def test_pickled_client_keeps_settings(server: StubServer, connect: Connect) -> 
 def test_clones_keep_the_session_alive(server: StubServer, connect: Connect) -> None:
     service = connect(server, heartbeat_seconds=30.0)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
-    rebuild, (handle, config, retry) = sampler.__reduce__()
+    rebuild, (handle, config, retry) = sampler.result().__reduce__()
     clone = rebuild(handle, config.evolve(heartbeat_seconds=0.02), retry)
     clone.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     server.wait_for("session_heartbeat", 2)

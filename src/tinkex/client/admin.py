@@ -6,6 +6,7 @@ from datetime import date, datetime
 from typing import Literal
 
 from tinkex import types
+from tinkex.client.compat import deprecate_async_names
 from tinkex.client.future import APIFuture
 from tinkex.client.rest_base import SessionlessClient
 from tinkex.errors import InvalidInput
@@ -15,6 +16,7 @@ from tinkex.wire import endpoints as api
 AuditEvent = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 
 
+@deprecate_async_names
 class AdminClient(SessionlessClient):
     """Reads organisation-wide data; requires admin rights."""
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from tinkex.errors import InvalidInput
+from tinkex.settings import warns_of_deprecations
+
+ClientT = TypeVar("ClientT")
+#: Off by default: scripts for 0.36 use these names, and some turn warnings into errors.
+WARNS_OF_DEPRECATIONS = warns_of_deprecations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +62,29 @@ def warn_unused_name(name: str | None) -> None:
             "save_weights_for_sampler(name) and create_sampling_client(path)"
         )
         warnings.warn(text, FutureWarning, stacklevel=3)
+
+
+def deprecate_async_names(client: type[ClientT]) -> type[ClientT]:
+    """Make the `_async` methods of a client warn, if TINKEX_DEPRECATIONS asks for it."""
+    if WARNS_OF_DEPRECATIONS:
+        for name, method in list(vars(client).items()):
+            if name.endswith("_async") and inspect.iscoroutinefunction(method):
+                setattr(client, name, _warning_method(client.__name__, name, method))
+    return client
+
+
+def _warning_method(owner: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    # Not a coroutine function: it must warn at the line of the call, not when it is awaited.
+    @functools.wraps(method)
+    def call(*args: object, **kwargs: object) -> object:
+        warn_moved(f"{owner}.{name}()", f"await {owner}.{name.removesuffix('_async')}()")
+        return method(*args, **kwargs)
+
+    return call
+
+
+def warn_value_use(value: str, attribute: str) -> None:
+    """Warn that a future is used as its value, if TINKEX_DEPRECATIONS asks for it."""
+    if WARNS_OF_DEPRECATIONS:
+        new = "its result(), or await it"
+        warn_moved(f"Using the future of a {value} as the value (.{attribute})", new, stacklevel=4)

@@ -110,9 +110,11 @@ class APIFuture(concurrent.futures.Future[T]):
             self.settle(task.result())
 
 
-def map_future(source: APIFuture[T], transform: Callable[[T], U]) -> APIFuture[U]:
+def map_future(
+    source: APIFuture[T], transform: Callable[[T], U], target: APIFuture[U] | None = None
+) -> APIFuture[U]:
     """Return a future with the transformed value of another; cancelling it cancels the other."""
-    target: APIFuture[U] = APIFuture()
+    target = APIFuture() if target is None else target
 
     def copy_outcome(done: concurrent.futures.Future[T]) -> None:
         # Drop the reference: a result must not keep its source alive.

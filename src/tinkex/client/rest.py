@@ -10,7 +10,7 @@ from typing import Literal
 
 from tinkex import types
 from tinkex.client.admin import AdminClient, AuditEvent
-from tinkex.client.compat import warn_moved
+from tinkex.client.compat import deprecate_async_names, warn_moved
 from tinkex.client.credentials import decode_jwt_claims
 from tinkex.client.future import APIFuture
 from tinkex.client.rest_base import discard_reply, page_query
@@ -30,6 +30,7 @@ AccessScope = Literal["owned", "accessible"]
 TRACE_POLL_SECONDS = 5.0
 
 
+@deprecate_async_names
 class RestClient(CheckpointsClient):
     """Reads and manages runs, checkpoints and sessions. Every method returns a future."""
 

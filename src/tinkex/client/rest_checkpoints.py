@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tinkex import types
+from tinkex.client.compat import deprecate_async_names
 from tinkex.client.download.checkpoint import (
     DownloadOptions,
     checkpoint_ids,
@@ -19,6 +20,7 @@ from tinkex.wire import endpoints as api
 from tinkex.wire.messages import AliasMessage, AliasReply, WeightsInfoRequest
 
 
+@deprecate_async_names
 class CheckpointsClient(SessionlessClient):
     """The methods of RestClient for checkpoints."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tinkex import types
+from tinkex.client.compat import deprecate_async_names
 from tinkex.client.config import Config
 from tinkex.client.future import APIFuture, map_future
 from tinkex.client.holder import Holder, SessionPlan
@@ -19,6 +20,7 @@ from tinkex.client.retry import RetryConfig
 from tinkex.client.sample_submission import SampleSubmitter
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.tokenizers import load_model_tokenizer
+from tinkex.client.value_future import wait_or_return
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path
 from tinkex.text import Tokenizer
@@ -34,6 +36,7 @@ class SamplerHandle(msgspec.Struct, frozen=True, kw_only=True):
     record_stability_info: bool = False
 
 
+@deprecate_async_names
 class SamplingClient:
     """Samples from one set of weights. Created by ServiceClient.create_sampling_client().
 
@@ -176,9 +179,9 @@ class SamplingClient:
         """Return the tokenizer of the base model."""
         return self._load_tokenizer()
 
-    def get_base_model(self) -> str:
+    def get_base_model(self) -> APIFuture[str]:
         """Return the name of the base model."""
-        return self.holder.run(self._base_model())
+        return wait_or_return(self.holder.start(self._base_model()), str)
 
     async def get_base_model_async(self) -> str:
         """Async version of get_base_model()."""

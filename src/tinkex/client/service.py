@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tinkex import types
-from tinkex.client.compat import warn_moved
+from tinkex.client.compat import deprecate_async_names, warn_moved
 from tinkex.client.config import Config
 from tinkex.client.custom_loss import LossHandle, PerDatumLossFn, trace_loss
 from tinkex.client.future import APIFuture
@@ -20,12 +20,14 @@ from tinkex.client.retry import RetryConfig
 from tinkex.client.sampling import SamplingClient
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.training import TrainingClient
+from tinkex.client.value_future import wait_or_return
 from tinkex.errors import ClientClosed, InvalidInput
 from tinkex.wire.endpoints import CAPABILITIES, HEALTH
 
 FINISH_STATUSES = ("success", "errored", "interrupted")
 
 
+@deprecate_async_names
 class ServiceClient:
     """The entry point: creates training, sampling and REST clients that share one session.
 
@@ -96,17 +98,21 @@ class ServiceClient:
 
     # --- about the server -----------------------------------------------------------------
 
-    def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
+    def get_server_capabilities(self) -> APIFuture[types.GetServerCapabilitiesResponse]:
         """Return the models that the server offers."""
-        return self._holder.run(self._capabilities())
+        return wait_or_return(
+            self._holder.start(self._capabilities()), types.GetServerCapabilitiesResponse
+        )
 
     async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
         """Async version of get_server_capabilities()."""
         return await self._holder.start(self._capabilities())
 
-    def health(self) -> types.HealthResponse:
+    def health(self) -> APIFuture[types.HealthResponse]:
         """Return the server's health status."""
-        return self._holder.run(self._holder.transport.call(HEALTH))
+        return wait_or_return(
+            self._holder.start(self._holder.transport.call(HEALTH)), types.HealthResponse
+        )
 
     # --- training clients -----------------------------------------------------------------
 
@@ -120,10 +126,11 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
-    ) -> TrainingClient:
+    ) -> APIFuture[TrainingClient]:
         """Create a new LoRA adapter on a base model and return a client that trains it."""
         lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
-        return self._create_model(base_model, lora, user_metadata, optimizer).result()
+        created = self._create_model(base_model, lora, user_metadata, optimizer)
+        return wait_or_return(created, TrainingClient)
 
     async def create_lora_training_client_async(
         self,
@@ -147,11 +154,10 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
         optimizer: types.OptimizerConfig | None = None,
-    ) -> TrainingClient:
+    ) -> APIFuture[TrainingClient]:
         """Create a training client from saved weights, with a new optimizer."""
-        return self._load_model(
-            path, base_model, user_metadata, weights_access_token, optimizer
-        ).result()
+        created = self._load_model(path, base_model, user_metadata, weights_access_token, optimizer)
+        return wait_or_return(created, TrainingClient)
 
     async def create_training_client_from_state_async(
         self,
@@ -172,11 +178,12 @@ class ServiceClient:
         base_model: str | None = None,
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
-    ) -> TrainingClient:
+    ) -> APIFuture[TrainingClient]:
         """Create a training client from saved weights and optimizer state, to resume exactly."""
-        return self._load_model(
+        created = self._load_model(
             path, base_model, user_metadata, weights_access_token, with_optimizer=True
-        ).result()
+        )
+        return wait_or_return(created, TrainingClient)
 
     async def create_training_client_from_state_with_optimizer_async(
         self,
@@ -204,11 +211,10 @@ class ServiceClient:
         base_model: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> SamplingClient:
+    ) -> APIFuture[SamplingClient]:
         """Create a client that samples from a base model or from saved weights."""
-        return self._sampling_client(
-            model_path, base_model, retry_config, record_stability_info
-        ).result()
+        created = self._sampling_client(model_path, base_model, retry_config, record_stability_info)
+        return wait_or_return(created, SamplingClient)
 
     async def create_sampling_client_async(
         self,
@@ -280,7 +286,7 @@ class ServiceClient:
         if not isinstance(base_model, str) or not base_model.strip():
             raise InvalidInput(f"base_model must be the name of a model, got {base_model!r}")
         return self._holder.start(
-            create_model(self._holder, base_model, lora, user_metadata, optimizer)
+            create_model(self._holder, str(base_model), lora, user_metadata, optimizer)
         )
 
     def _load_model(

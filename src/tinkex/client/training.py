@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tinkex import types
-from tinkex.client.compat import warn_loss_type_input, warn_unused_name
+from tinkex.client.compat import deprecate_async_names, warn_loss_type_input, warn_unused_name
 from tinkex.client.custom_loss import (
     CustomLossFnV1,
     LossHandle,
@@ -21,12 +21,14 @@ from tinkex.client.sampling import SamplingClient
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.tokenizers import load_model_tokenizer
 from tinkex.client.training_checkpoints import CheckpointMethods
+from tinkex.client.value_future import wait_or_return
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.wire.endpoints import GET_INFO, OPTIM_STEP, SAVE_WEIGHTS_FOR_SAMPLER
 
 ForwardBackwardOutput = types.ForwardBackwardOutput
 
 
+@deprecate_async_names
 class TrainingClient(CheckpointMethods):
     """Trains one adapter. Created by ServiceClient.create_lora_training_client() and similar.
 
@@ -138,14 +140,15 @@ class TrainingClient(CheckpointMethods):
         model_path: str,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> SamplingClient:
+    ) -> APIFuture[SamplingClient]:
         """Return a client that samples from saved weights."""
-        return SamplingClient.create(
+        created = SamplingClient.create(
             self.holder,
             model_path=model_path,
             retry_config=retry_config,
             record_stability_info=record_stability_info,
-        ).result()
+        )
+        return wait_or_return(created, SamplingClient)
 
     async def create_sampling_client_async(
         self,
@@ -166,10 +169,11 @@ class TrainingClient(CheckpointMethods):
         name: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> SamplingClient:
+    ) -> APIFuture[SamplingClient]:
         """Snapshot the current weights and return a client that samples from the snapshot."""
         warn_unused_name(name)
-        return self._save_for_sampling(retry_config, record_stability_info).result()
+        created = self._save_for_sampling(retry_config, record_stability_info)
+        return wait_or_return(created, SamplingClient)
 
     async def save_weights_and_get_sampling_client_async(
         self,
@@ -204,9 +208,9 @@ class TrainingClient(CheckpointMethods):
 
     # --- about this client ----------------------------------------------------------------
 
-    def get_info(self) -> types.GetInfoResponse:
+    def get_info(self) -> APIFuture[types.GetInfoResponse]:
         """Return the server's description of this model."""
-        return self.holder.run(self._info())
+        return wait_or_return(self.holder.start(self._info()), types.GetInfoResponse)
 
     async def get_info_async(self) -> types.GetInfoResponse:
         """Async version of get_info()."""
@@ -214,7 +218,7 @@ class TrainingClient(CheckpointMethods):
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer of the base model."""
-        data = self.get_info().model_data
+        data = self.holder.run(self._info()).model_data
         if data.model_name is None:
             raise APIResponseValidationError(None, None, "get_info returned no base model name")
         return load_model_tokenizer(self.holder, data.model_name, data.tokenizer_id)

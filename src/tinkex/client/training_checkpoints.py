@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinkex import types
-from tinkex.client.compat import warn_moved
+from tinkex.client.compat import deprecate_async_names, warn_moved
 from tinkex.client.future import APIFuture, map_future
 from tinkex.client.holder import Holder
 from tinkex.client.remote_model import RemoteModel
@@ -17,6 +17,7 @@ from tinkex.wire.endpoints import (
 )
 
 
+@deprecate_async_names
 class CheckpointMethods:
     """The methods of TrainingClient that save and load checkpoints."""
 

@@ -122,7 +122,7 @@ class DpoMethod(RecipeMethod[DpoPlan, PreferenceRow]):
         self._reference = context.service.create_sampling_client(
             model_path=self.reference_path,
             base_model=None if self.reference_path else context.plan.base_model,
-        )
+        ).result()
         self._prefetched: tuple[int, ScoredPairBatch] | None = None
 
     def submit(self, step: int, adam: AdamParams) -> SubmittedStep:

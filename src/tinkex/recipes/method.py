@@ -33,7 +33,7 @@ def create_training_client(
         try:
             return service.create_training_client_from_state_with_optimizer(
                 saved.state_path, user_metadata=metadata
-            )
+            ).result()
         except NotFoundError as error:
             raise InvalidInput(
                 f"the saved state {saved.state_path} is no longer on the server",
@@ -42,11 +42,11 @@ def create_training_client(
     if plan.start_from is not None:
         return service.create_training_client_from_state(
             plan.start_from, base_model=plan.base_model, user_metadata=metadata
-        )
+        ).result()
     assert plan.base_model is not None  # checked by the plan
     return service.create_lora_training_client(
         plan.base_model, rank=plan.rank, seed=plan.seed, user_metadata=metadata
-    )
+    ).result()
 
 
 def find_max_tokens(
@@ -54,7 +54,7 @@ def find_max_tokens(
 ) -> int | None:
     """Return the maximum example length: that of the plan, at most the model's context."""
     limit = _max_context_length(
-        service, training.get_info().model_data.model_name or plan.base_model
+        service, training.get_info().result().model_data.model_name or plan.base_model
     )
     if limit is not None and plan.kind == "dpo":
         # Reference log-probabilities are computed by sampling one token after the text.
@@ -67,7 +67,7 @@ def find_max_tokens(
 
 
 def _max_context_length(service: ServiceClient, model_name: str | None) -> int | None:
-    for model in service.get_server_capabilities().supported_models:
+    for model in service.get_server_capabilities().result().supported_models:
         if model.model_name == model_name:
             return model.max_context_length
     return None

@@ -210,7 +210,7 @@ class RlMethod(RecipeMethod[RlPlan, PromptRow]):
         self, rows: JsonlFile[PromptRow], numbers: Sequence[int], num_answers: int, when: object
     ) -> list[AnswerGroup]:
         """Submit all samples at once, then compute rewards in order."""
-        sampler = self.context.training.save_weights_and_get_sampling_client()
+        sampler = self.context.training.save_weights_and_get_sampling_client().result()
         submitted = []
         for number, row in zip(numbers, rows.read_rows(numbers), strict=True):
             prompt = self.context.renderer.render_prompt(row.prompt)

@@ -293,7 +293,7 @@ class Run(Generic[PlanT, RowT]):
         saved = method.context.training.save_weights_for_sampler(name).result()
         # Record completion before sampling, which may fail.
         self._complete(self._result(saved.path))
-        sampler = method.context.training.create_sampling_client(saved.path)
+        sampler = method.context.training.create_sampling_client(saved.path).result()
         prompts = choose_prompts(self.plan.samples, self.rows.read_rows([0])[0])
         samples = generate_samples(
             sampler, method.context.renderer, prompts, self.plan, tell=self._tell

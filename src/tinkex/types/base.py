@@ -34,6 +34,8 @@ from tinkex.errors import InvalidInput
 
 def encode_hook(value: object) -> object:
     """Convert a type unknown to msgspec to builtins; pass this to every encoder."""
+    if isinstance(value, str):
+        return str(value)  # msgspec encodes no subclasses of str
     to_wire = getattr(value, "to_wire", None) or getattr(value, "tolist", None)
     if to_wire is None:
         raise NotImplementedError(f"{type(value).__name__} has no form on the wire")

@@ -24,7 +24,8 @@ class Server:
 
     def get_server_capabilities(self) -> Any:
         """Return the models of the server."""
-        return SimpleNamespace(supported_models=self._models)
+        reply = SimpleNamespace(supported_models=self._models)
+        return SimpleNamespace(result=lambda: reply)
 
 
 def resolve_default(*names: str) -> str | None:

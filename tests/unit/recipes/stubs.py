@@ -13,6 +13,13 @@ from tinkex.testing import ToyTokenizer
 from tinkex.types import AdamParams, Datum, ForwardBackwardOutput, TensorData
 
 
+def resolved(value: Any) -> APIFuture[Any]:
+    """Return a future that has its value already."""
+    future: APIFuture[Any] = APIFuture()
+    future.settle(value)
+    return future
+
+
 class Waited(APIFuture[Any]):
     """A finished future that records when it is waited for."""
 
@@ -38,7 +45,7 @@ class StubTraining:
         return Waited(value, lambda: log.append(f"wait {name}"))
 
     def get_info(self) -> Any:
-        return SimpleNamespace(model_data=SimpleNamespace(model_name="m"))
+        return resolved(SimpleNamespace(model_data=SimpleNamespace(model_name="m")))
 
     def get_tokenizer(self) -> Any:
         return ToyTokenizer()
@@ -79,7 +86,7 @@ class StubTraining:
             answer = SimpleNamespace(tokens=list(b"done"))
             return self._future("sample", SimpleNamespace(sequences=[answer]))
 
-        return SimpleNamespace(sample=sample)
+        return resolved(SimpleNamespace(sample=sample))
 
 
 class StubService:
@@ -105,20 +112,24 @@ class StubService:
 
     def get_server_capabilities(self) -> Any:
         model = SimpleNamespace(model_name="m", max_context_length=self._max_context)
-        return SimpleNamespace(supported_models=[model])
+        return resolved(SimpleNamespace(supported_models=[model]))
 
-    def create_lora_training_client(self, base_model: str, **settings: Any) -> StubTraining:
+    def create_lora_training_client(
+        self, base_model: str, **settings: Any
+    ) -> APIFuture[StubTraining]:
         self.opened.append((base_model, settings))
-        return StubTraining(self, 1.0)
+        return resolved(StubTraining(self, 1.0))
 
-    def create_training_client_from_state(self, path: str, **settings: Any) -> StubTraining:
+    def create_training_client_from_state(
+        self, path: str, **settings: Any
+    ) -> APIFuture[StubTraining]:
         self.opened.append(("from", path))
-        return StubTraining(self, 50.0)
+        return resolved(StubTraining(self, 50.0))
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, user_metadata: dict[str, str] | None = None
-    ) -> StubTraining:
+    ) -> APIFuture[StubTraining]:
         self.opened.append(("resumed", path))
         if path not in self.saved:
             raise NotFoundError("gone", response=None, body=None)
-        return StubTraining(self, self.saved[path])
+        return resolved(StubTraining(self, self.saved[path]))

@@ -98,7 +98,7 @@ def has_configured_server(context: Context) -> bool:
 def print_served_models(context: Context, substring: str | None) -> None:
     """Print the server's models whose name contains a substring, case-insensitive."""
     with service_client(context) as client:
-        offered = client.get_server_capabilities().supported_models
+        offered = client.get_server_capabilities().result().supported_models
         url = client.config.base_url
     wanted = (substring or "").lower()
     models = [model for model in offered if wanted in (model.model_name or "").lower()]
@@ -147,5 +147,5 @@ def _has_server_updated(context: Context, name: str, *, is_added: bool) -> bool:
 
 
 def _has_model(client: ServiceClient, name: str) -> bool:
-    offered = client.get_server_capabilities().supported_models
+    offered = client.get_server_capabilities().result().supported_models
     return any(model.model_name == name for model in offered)

@@ -135,14 +135,15 @@ class SampleSource(NamedTuple):
             return SampleSource(None, path)
         if self.base_model:
             return self
-        models = client.get_server_capabilities().supported_models
+        models = client.get_server_capabilities().result().supported_models
         return SampleSource(
             default_model(model for model in models if model.sampleable is not False)
         )
 
     def create_client(self, client: ServiceClient) -> SamplingClient:
         """Create a client that samples from this source."""
-        return client.create_sampling_client(model_path=self.model_path, base_model=self.base_model)
+        created = client.create_sampling_client(self.model_path, self.base_model)
+        return created.result()
 
 
 def default_model(models: Iterable[SupportedModel]) -> str:

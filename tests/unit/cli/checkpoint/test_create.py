@@ -68,15 +68,15 @@ class StubService:
             )
         )
 
-    def create_lora_training_client(self, base_model: str, **lora: Any) -> Self:
+    def create_lora_training_client(self, base_model: str, **lora: Any) -> Ready:
         self.asked.append(("create", base_model, lora))
         if self.create_error is not None:
             raise self.create_error
-        return self
+        return Ready(self)
 
-    def create_training_client_from_state(self, path: str, base_model: str | None) -> Self:
+    def create_training_client_from_state(self, path: str, base_model: str | None) -> Ready:
         self.asked.append(("restore", path, base_model))
-        return self
+        return Ready(self)
 
     def save_weights_for_sampler(self, name: str) -> Ready:
         self.asked.append(("save", name))

@@ -151,8 +151,8 @@ class ChatSession:
             print_status(
                 "This model has no chat template: messages are formatted as User: and Assistant:."
             )
-        base_model = sampler.get_base_model()
-        models = client.get_server_capabilities().supported_models
+        base_model = sampler.get_base_model().result()
+        models = client.get_server_capabilities().result().supported_models
         sizes = [model.max_context_length for model in models if model.model_name == base_model]
         return cls(
             context=context,

@@ -90,7 +90,7 @@ def create_adapter(
                 train_mlp=options.train_mlp,
                 train_attn=options.train_attn,
                 train_unembed=options.train_unembed,
-            ),
+            ).result(),
             base_model=model,
             lora=options.lora_settings,
         )
@@ -100,7 +100,7 @@ def create_adapter(
     return CreatedAdapter(
         client=client.create_training_client_from_state(
             options.source_path, options.base_model or None
-        ),
+        ).result(),
         base_model=options.base_model or info.base_model,
         lora={"rank": info.lora_rank, "seed": None, **parts},
     )

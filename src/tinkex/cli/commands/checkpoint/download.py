@@ -159,7 +159,7 @@ def _export_and_download(context: Context, path: str, destination: Path, *, forc
         with spinner(f"Exporting {path}: the server loads it and writes its files ..."):
             trainer = client.create_training_client_from_state(
                 path, user_metadata={"created_by": "tinkex checkpoint download"}
-            )
+            ).result()
             saving = trainer.save_weights_external(
                 EXPORT_CHECKPOINT_NAME, ttl_seconds=EXPORT_TTL_SECONDS
             )

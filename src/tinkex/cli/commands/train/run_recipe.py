@@ -137,7 +137,7 @@ def run_recipe(
     with service_client(context) as client, spinner() as wait:
         notify = notices.append if context.is_json else wait.print_line
         if needs_default:
-            models = client.get_server_capabilities().supported_models
+            models = client.get_server_capabilities().result().supported_models
             base_model = default_model(model for model in models if model.trainable is not False)
             plan = replace(plan, base_model=base_model)
         run = recipe.run(plan, client, options, notify, data)
