@@ -64,7 +64,7 @@ def open_client(options: argparse.Namespace, api_key: str | None) -> tinkex.Serv
 
 def choose_model(service: tinkex.ServiceClient) -> str:
     """Return the default model if the server has it, otherwise the first trainable one."""
-    offered = service.get_server_capabilities().supported_models
+    offered = service.get_server_capabilities().result().supported_models
     names = [model.model_name for model in offered if model.trainable is not False]
     if DEFAULT_MODEL in names:
         return DEFAULT_MODEL
@@ -80,7 +80,7 @@ def new_adapter(
 ) -> tinkex.TrainingClient:
     """Create a LoRA adapter; the first one on a base model waits until that is loaded."""
     with working(f"loading {base_model} and creating an adapter"):
-        training = service.create_lora_training_client(base_model, rank=rank, seed=0)
+        training = service.create_lora_training_client(base_model, rank=rank, seed=0).result()
         # Cached by the client; the first call takes seconds because it imports a large library.
         training.get_tokenizer()
     return training

@@ -37,7 +37,7 @@ def main() -> int:
 def prefer(service: tinkex.ServiceClient, options: argparse.Namespace) -> None:
     """Train on pairs: the loss compares two datums, which no built-in loss does."""
     print("A preference loss over pairs")
-    training = service.create_lora_training_client(options.base_model, rank=8, seed=1)
+    training = service.create_lora_training_client(options.base_model, rank=8, seed=1).result()
     tokenizer = training.get_tokenizer()
     pair = [make_datum(tokenizer, GOOD), make_datum(tokenizer, BAD)]
     step_size = AdamParams(learning_rate=options.learning_rate)
@@ -73,7 +73,7 @@ def cap_confidence(service: tinkex.ServiceClient, options: argparse.Namespace) -
         capped_cross_entropy, {"logprobs": 1, "weights": 1}
     ).result()
     print(f"  runs {'here' if handle.loss_id is None else 'on the server as ' + handle.loss_id}")
-    training = service.create_lora_training_client(options.base_model, rank=8, seed=1)
+    training = service.create_lora_training_client(options.base_model, rank=8, seed=1).result()
     datum = make_datum(training.get_tokenizer(), GOOD)
     for _ in range(options.steps):
         forward_backward = training.forward_backward_custom([datum], handle)

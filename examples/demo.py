@@ -98,11 +98,12 @@ def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int |
     with screen.working(f"a LoRA adapter of rank 16 on {base_model}"):
         training = service.create_lora_training_client(
             base_model, rank=16, seed=1, train_unembed=False
-        )
+        ).result()
         tokenizer = training.get_tokenizer()
 
     screen.title(3, "Ask questions before training")
-    before = ask(training.save_weights_and_get_sampling_client(), tokenizer, lesson.questions)
+    untrained = training.save_weights_and_get_sampling_client().result()
+    before = ask(untrained, tokenizer, lesson.questions)
     screen.answers(lesson.questions, {"before": before}, MARK)
 
     rows = read_rows(lesson.rows)
@@ -117,7 +118,7 @@ def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int |
     screen.output(command(*words, "--run-id", training.model_id))
 
     screen.title(6, "Ask the same questions again; none is in the training rows")
-    sampler = service.create_sampling_client(model_path=saved.path)
+    sampler = service.create_sampling_client(model_path=saved.path).result()
     after = ask(sampler, tokenizer, lesson.questions)
     screen.answers(lesson.questions, {"before": before, "after": after}, MARK)
     num_pirates = sum(MARK in text.lower() for text in after)

@@ -156,7 +156,7 @@ def draw(
 ) -> list[Group]:
     """Sample answers to all questions concurrently and compute their rewards."""
     tokenizer = training.get_tokenizer()
-    sampler = training.save_weights_and_get_sampling_client()
+    sampler = training.save_weights_and_get_sampling_client().result()
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
     prompts = [prompt_tokens(tokenizer, task.question) for task in tasks]
     asked = [sampler.sample(ModelInput.from_ints(each), group_size, params) for each in prompts]

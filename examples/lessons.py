@@ -56,7 +56,7 @@ def ask(
 ) -> list[str]:
     """Sample answers with the current weights, all questions concurrently."""
     tokenizer = training.get_tokenizer()
-    sampler = training.save_weights_and_get_sampling_client()
+    sampler = training.save_weights_and_get_sampling_client().result()
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     prompts = [ModelInput.from_ints(prompt_tokens(tokenizer, each)) for each in questions]
     with working(f"sampling answers to {len(questions)} questions"):

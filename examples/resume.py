@@ -155,8 +155,8 @@ def open_run(
 ) -> tinkex.TrainingClient:
     """Create an adapter, or load weights and optimizer of the last checkpoint."""
     if run["state"] is None:
-        return service.create_lora_training_client(base_model, rank=8, seed=0)
-    return service.create_training_client_from_state_with_optimizer(run["state"])
+        return service.create_lora_training_client(base_model, rank=8, seed=0).result()
+    return service.create_training_client_from_state_with_optimizer(run["state"]).result()
 
 
 def read_run(file: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tinkex.testing import StubServer, ToyTokenizer
 def main() -> int:
     options = parse_options()
     with connect(options) as service:
-        training = service.create_lora_training_client(options.base_model, rank=8, seed=1)
+        training = service.create_lora_training_client(options.base_model, rank=8, seed=1).result()
         tokenizer = training.get_tokenizer()
         prompt = tokenizer.encode("say: ")
         for step in range(1, options.steps + 1):
@@ -45,7 +45,7 @@ def train_step(
     options: argparse.Namespace,
 ) -> float:
     """One round: sample with the current weights, then train on the samples."""
-    sampler = training.save_weights_and_get_sampling_client()
+    sampler = training.save_weights_and_get_sampling_client().result()
     params = SamplingParams(max_tokens=options.max_tokens, temperature=1.0, seed=step)
     answers = sampler.sample(ModelInput.from_ints(prompt), options.group_size, params).result()
     rewards = [reward_of(tokenizer.decode(answer.tokens)) for answer in answers.sequences]

@@ -23,7 +23,7 @@ from tinkex.testing import StubServer, ToyTokenizer
 def main() -> int:
     options = parse_options()
     with connect(options) as service:
-        sampler = service.create_sampling_client(base_model=options.base_model)
+        sampler = service.create_sampling_client(base_model=options.base_model).result()
         tokenizer = sampler.get_tokenizer()
         prompt = ModelInput.from_text(options.prompt, tokenizer)
         show_kinds(sampler, tokenizer, prompt)

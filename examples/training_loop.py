@@ -41,7 +41,7 @@ def main() -> int:
 
 def run(service: tinkex.ServiceClient, base_model: str, options: argparse.Namespace) -> None:
     step_title(f"Create a LoRA adapter on {base_model}")
-    training = service.create_lora_training_client(base_model, rank=8, seed=1)
+    training = service.create_lora_training_client(base_model, rank=8, seed=1).result()
     print(f"  model {training.model_id}")
     tokenizer = training.get_tokenizer()
     data = make_data(tokenizer.encode(TEXT), window=32)
@@ -105,7 +105,7 @@ def make_data(tokens: list[int], window: int) -> list[Datum]:
 
 
 def show_sample(training: tinkex.TrainingClient, tokenizer: Tokenizer) -> None:
-    sampler = training.save_weights_and_get_sampling_client()
+    sampler = training.save_weights_and_get_sampling_client().result()
     prompt = ModelInput.from_text("the ", tokenizer)
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=7)
     response = sampler.sample(prompt, num_samples=2, sampling_params=params).result()
