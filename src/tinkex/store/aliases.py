@@ -28,12 +28,18 @@ def _is_own(tenant_id: str, name: str) -> sa.ColumnElement[bool]:
     return sa.and_(aliases.c.tenant_id == tenant_id, aliases.c.name == name)
 
 
+def _is_usable(tenant_id: str, now: float) -> sa.ColumnElement[bool]:
+    """Whether the tenant can still read the checkpoint of an alias."""
+    is_readable = sa.or_(checkpoints.c.is_public, checkpoints.c.tenant_id == tenant_id)
+    return sa.and_(is_live(now), is_readable)
+
+
 def find(db: sa.Connection, tenant_id: str, name: str, now: float) -> CheckpointRecord | None:
-    """Return the checkpoint of an alias, unless it is deleted or expired."""
+    """Return the checkpoint of an alias, unless it is deleted, expired or no longer published."""
     query = (
         sa.select(checkpoints)
         .join(aliases, aliases.c.checkpoint_id == checkpoints.c.id)
-        .where(_is_own(tenant_id, name), is_live(now))
+        .where(_is_own(tenant_id, name), _is_usable(tenant_id, now))
     )
     row = db.execute(query).one_or_none()
     return None if row is None else CheckpointRecord.from_row(row)
@@ -66,12 +72,12 @@ def count(db: sa.Connection, tenant_id: str) -> int:
 
 
 def list_all(db: sa.Connection, tenant_id: str, now: float) -> list[Alias]:
-    """Return a tenant's aliases of existing checkpoints, by name."""
+    """Return a tenant's aliases of checkpoints that it can read, by name."""
     is_own = aliases.c.tenant_id == tenant_id
     names = db.execute(
         sa.select(aliases.c.name, aliases.c.checkpoint_id).where(is_own).order_by(aliases.c.name)
     ).all()
     joined = sa.select(checkpoints).join(aliases, aliases.c.checkpoint_id == checkpoints.c.id)
-    rows = db.execute(joined.where(is_own, is_live(now))).all()
+    rows = db.execute(joined.where(is_own, _is_usable(tenant_id, now))).all()
     saved = {row.id: CheckpointRecord.from_row(row) for row in rows}
     return [Alias(name, saved[found]) for name, found in names if found in saved]

@@ -120,7 +120,10 @@ class CompletionWriter:
     def build_body(self, choices: Sequence[Choice]) -> bytes:
         """Return the complete response."""
         body = self._identity.to_json()
-        body["choices"] = [self._build_choice(choice) for choice in choices]
+        # One after the other: log-probabilities are much larger as objects than as JSON.
+        body["choices"] = [
+            msgspec.Raw(msgspec.json.encode(self._build_choice(choice))) for choice in choices
+        ]
         body["usage"] = build_usage(each.usage for each in self._generations)
         return msgspec.json.encode(body)
 

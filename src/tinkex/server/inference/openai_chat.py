@@ -99,7 +99,10 @@ class ChatWriter:
         body = self._identity.to_json()
         if self._request.return_token_ids:
             body["prompt_token_ids"] = list(self._generation.prompt.tokens)
-        body["choices"] = [self._build_choice(choice) for choice in choices]
+        # One after the other: log-probabilities are much larger as objects than as JSON.
+        body["choices"] = [
+            msgspec.Raw(msgspec.json.encode(self._build_choice(choice))) for choice in choices
+        ]
         body["usage"] = build_usage([self._generation.usage])
         return msgspec.json.encode(body)
 

@@ -33,6 +33,9 @@ from tinkex.text import encode
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 512
 MAX_TOTAL_CHOICES = 2048
+#: Maximum tokens of prompts in one answer, with the likely ones at each position: they take up to
+#: 30 bytes of JSON each.
+MAX_REPEATED_TOKENS = 4_000_000
 
 
 async def completions(
@@ -41,9 +44,8 @@ async def completions(
     """Complete prompts."""
     request = call.request
     sampling = _parse_settings(request)
-    given = split_prompts(request, sampling.num_choices)
     source = await resolve_model(services, call.tenant_id, request.model)
-    texts, prompts = await _tokenize(services, call, source, given)
+    texts, prompts = await _tokenize(services, call, source, sampling)
     generations = await _submit_all(services, call, source, sampling, texts, prompts)
     request_id = generations[0].request_id
     identity = new_identity(services.config, f"cmpl-{request_id}", "text_completion", request.model)
@@ -109,22 +111,40 @@ async def _tokenize(
     services: Services,
     call: InferenceCall[CompletionRequest],
     source: ModelSource,
-    given: Sequence[str | list[int]],
+    sampling: SamplingSettings,
 ) -> tuple[TokenTexts, list[TextPrompt]]:
-    adds_special = call.request.add_special_tokens is not False
-    check_text_length(source.base, max(len(prompt) for prompt in given), "prompt")
+    """Read the prompts, on a thread: there may be millions of token ids."""
+    request = call.request
+    adds_special = request.add_special_tokens is not False
 
     def tokenize() -> tuple[TokenTexts, list[TextPrompt]]:
+        given = split_prompts(request, sampling.num_choices)
+        check_text_length(source.base, max(map(len, given)), "prompt")
         tokenizer = services.load_tokenizer(source.base)
         texts = texts_of(tokenizer)
-        return texts, [
+        prompts = [
             TextPrompt(encode(tokenizer, prompt, adds_special), prompt)
             if isinstance(prompt, str)
-            else TextPrompt(prompt, tokenizer.decode(prompt) if call.request.echo else "")
+            else TextPrompt(prompt, tokenizer.decode(prompt) if request.echo else "")
             for prompt in given
         ]
+        if request.echo or request.return_token_ids:
+            _check_repeated([len(prompt.tokens) for prompt in prompts], sampling)
+        return texts, prompts
 
     return await services.text_threads.run(call.tenant_id, tokenize)
+
+
+def _check_repeated(lengths: Sequence[int], sampling: SamplingSettings) -> None:
+    """Raise if an answer would be too large: each of its choices repeats the prompt."""
+    count = sum(lengths) * sampling.num_choices * (sampling.num_top_logprobs + 1)
+    if count > MAX_REPEATED_TOKENS:
+        raise invalid_value(
+            "n",
+            f"n = {sampling.num_choices} with logprobs = {sampling.num_top_logprobs} repeats "
+            f"{count} tokens of the prompts in the answer; expected at most "
+            f"{MAX_REPEATED_TOKENS}: send fewer prompts at once, or a smaller n or logprobs",
+        )
 
 
 async def _submit_all(

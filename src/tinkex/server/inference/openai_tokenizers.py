@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -71,21 +72,24 @@ async def tokenize(services: Services, call: InferenceCall[TokenizeRequest]) -> 
 
 async def detokenize(services: Services, call: InferenceCall[DetokenizeRequest]) -> RawResponse:
     """Return the text of tokens, with special tokens."""
-    tokens = call.request.tokens
-    if len(tokens) > MAX_DETOKENIZED:
-        raise invalid_value("tokens", f"expected at most {MAX_DETOKENIZED} tokens")
-    if tokens and not 0 <= min(tokens) <= max(tokens) <= MAX_TOKEN:
-        raise invalid_value("tokens", f"token ids are from 0 to {MAX_TOKEN}")
     source = await _find_model(services, call, call.request.model)
-    vocab_size = source.base.vocab_size
-    if vocab_size and any(token >= vocab_size for token in tokens):
-        raise invalid_value("tokens", f"the vocabulary of this model has {vocab_size} tokens")
 
     def decode() -> str:
+        tokens = call.request.tokens
+        _check_tokens(tokens, source.base.vocab_size)
         return services.load_tokenizer(source.base).decode(tokens)
 
     text = await services.text_threads.run(call.tenant_id, decode)
     return RawResponse(body=msgspec.json.encode({"prompt": text}))
+
+
+def _check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    if len(tokens) > MAX_DETOKENIZED:
+        raise invalid_value("tokens", f"expected at most {MAX_DETOKENIZED} tokens")
+    if tokens and not 0 <= min(tokens) <= max(tokens) <= MAX_TOKEN:
+        raise invalid_value("tokens", f"token ids are from 0 to {MAX_TOKEN}")
+    if vocab_size and max(tokens, default=0) >= vocab_size:
+        raise invalid_value("tokens", f"the vocabulary of this model has {vocab_size} tokens")
 
 
 async def tokenizer_info(services: Services, call: InferenceCall[None]) -> RawResponse:

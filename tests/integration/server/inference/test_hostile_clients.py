@@ -31,6 +31,7 @@ from tinkex.server.inference import (
     anthropic_endpoints,
     inference_reply,
     openai_chat,
+    openai_completions,
     openai_tokenizers,
 )
 from tinkex.server.inference.chat_request import ChatRequest
@@ -158,6 +159,33 @@ def test_messages_are_read_on_a_thread(
     assert client.post(path, json=body).status_code == 200
     assert len(names) == 1
     assert names[0].startswith("text")
+
+
+@pytest.mark.parametrize(
+    ("module", "check", "path", "body"),
+    [
+        (openai_completions, "split_prompts", TEXT, {"prompt": [1] * 10}),
+        (openai_tokenizers, "_check_tokens", "/detokenize", {"tokens": [1] * 10}),
+    ],
+)
+def test_token_ids_are_read_on_a_thread(
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    check: str,
+    path: str,
+    body: Any,
+) -> None:
+    names: list[str] = []
+    original = getattr(module, check)
+
+    def read(*arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, check, read)
+    assert client.post(path, json={"model": MODEL, **body}).status_code == 200
+    assert [name[:4] for name in names] == ["text"]
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])

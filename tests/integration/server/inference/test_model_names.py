@@ -165,7 +165,7 @@ def test_list_of_models(client: httpx.Client, trained: Trained, rest: RestClient
     assert data[ids.index("listed")]["root"] == trained.paths[0]
     assert data[ids.index(trained.paths[0])]["parent"] == MODEL
     assert len(client.get("/v1/models?limit=1").json()["data"]) == 1
-    for limit in ("0", "1001", "x", "-1", "9" * 30):
+    for limit in ("0", "1001", "x", "-1", "9" * 30, "000000001999999"):
         assert client.get(f"/v1/models?limit={limit}").status_code == 400
     assert client.get("/v1/models/nothing").status_code == 404
 
@@ -195,3 +195,18 @@ def test_alias_of_deleted_checkpoint(
     rest.delete_checkpoint_from_tinker_path(gone.paths[0]).result(60)
     refuse(client, "gone")
     assert "gone" not in rest.list_aliases().result(60)
+
+
+def test_alias_of_unpublished_checkpoint(
+    connect: Connect, service: ServiceClient, rest: RestClient, server: StubServer
+) -> None:
+    path = Trained(service).paths[0]
+    rest.publish_checkpoint_from_tinker_path(path).result(60)
+    theirs, bob = RestClient(base_url=server.url, api_key=OTHER_KEY), connect(OTHER_KEY)
+    theirs.set_alias(path, "borrowed").result(60)
+    score(bob, "borrowed")
+    rest.unpublish_checkpoint_from_tinker_path(path).result(60)
+    refuse(bob, "borrowed")
+    assert theirs.list_aliases().result(60) == {}
+    assert "borrowed" not in bob.get("/v1/models").text
+    theirs.holder.close("success").result(60)

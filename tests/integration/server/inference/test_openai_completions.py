@@ -145,6 +145,8 @@ def test_stream_equals_answer(client: httpx.Client, fields: dict[str, Any]) -> N
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 129}, "n"),
+        ({"n": 128, "prompt": [[1] * 200] * 16, "echo": True, "logprobs": 20}, "n"),
+        ({"n": 128, "prompt": [[1] * 2000] * 16, "return_token_ids": True}, "n"),
     ],
 )
 def test_refused_fields(client: httpx.Client, fields: dict[str, Any], param: str) -> None:
