@@ -10,7 +10,14 @@ import torch
 from tests.support.tiny_models import VOCAB_SIZE
 from tinkex.engine.protocol import AdapterSpec, Pass
 from tinkex.engine.torch_engine import TorchEngine
-from tinkex.types import AdamParams, Datum, ForwardBackwardInput, ForwardBackwardOutput, ModelInput
+from tinkex.types import (
+    AdamParams,
+    Datum,
+    DimuonParams,
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ModelInput,
+)
 
 NAME = "tiny"
 
@@ -49,8 +56,10 @@ def forward_backward(
 def step(
     engine: TorchEngine, adapter_id: str, rate: float = 1e-2, **params: float
 ) -> dict[str, float]:
-    """One optimizer step."""
-    return dict(engine.optim_step(adapter_id, AdamParams(learning_rate=rate, **params)))
+    """One step of the adapter's optimizer."""
+    kind = engine._adapters[adapter_id].spec.optimizer["type"]
+    make = DimuonParams if kind == "dimuon" else AdamParams
+    return dict(engine.optim_step(adapter_id, make(learning_rate=rate, **params)))
 
 
 def weights(engine: TorchEngine, adapter_id: str) -> torch.Tensor:

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 #: LoRA alpha: the low-rank update is scaled by alpha / rank.
 LORA_ALPHA = 32
 
+#: The moments that each optimizer keeps.
+MOMENTS = {"adamw": ("first", "second"), "dimuon": ("first",)}
+
+
+def optimizer_type(spec: AdapterSpec) -> str:
+    """The optimizer's name, a key of `MOMENTS`."""
+    return str(spec.optimizer.get("type"))
+
 
 @dataclass(slots=True, kw_only=True)
 class AdapterState:
@@ -27,9 +35,9 @@ class AdapterState:
 
     weights: Tensor
     first: Tensor | None = None
-    """AdamW's first moment; None means zeros, before the first step."""
+    """The first moment (Dimuon: the momentum); None means zeros, before the first step."""
     second: Tensor | None = None
-    """AdamW's second moment; None means zeros, before the first step."""
+    """AdamW's second moment; None means zeros, before the first step. Dimuon has none."""
     num_steps: int = 0
     """The number of optimizer steps taken."""
     gradient: Tensor | None = None
@@ -40,11 +48,15 @@ class AdapterState:
         """The state of an untrained adapter."""
         return cls(weights=weights)
 
-    def ensure_moments(self) -> tuple[Tensor, Tensor]:
-        """AdamW's two moments, allocated on the first call."""
-        if self.first is None or self.second is None:
-            self.first, self.second = (torch.zeros_like(self.weights) for _ in range(2))
-        return self.first, self.second
+    def ensure_moments(self, spec: AdapterSpec) -> list[Tensor]:
+        """The moments of the adapter's optimizer, allocated on the first call."""
+        names = MOMENTS[optimizer_type(spec)]
+        if self.first is None:
+            # All or none: a state with only some of them cannot be saved.
+            new = [torch.zeros_like(self.weights) for _ in names]
+            for name, buffer in zip(names, new, strict=True):
+                setattr(self, name, buffer)
+        return [getattr(self, name) for name in names]
 
     def buffers(self) -> dict[str, Tensor]:
         """The allocated buffers by name."""
@@ -141,9 +153,9 @@ def check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(
             f"gradient_shards is {spec.gradient_shards}, expected a power of two up to {MAX_SHARDS}"
         )
-    kind = spec.optimizer.get("type")
-    if kind != "adamw":
-        raise InvalidInput(f"optimizer type is {kind!r}; this server supports only 'adamw'")
+    kind = optimizer_type(spec)
+    if kind not in MOMENTS:
+        raise InvalidInput(f"optimizer type {kind!r} is not one of {', '.join(MOMENTS)}")
 
 
 def training_bytes(layout: LoraLayout, num_shards: int = 1) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput, SampleRequest, SampleResponse
-from tinkex.types.optimizers import OptimParams
+from tinkex.types.optimizers import AdamParams, OptimParams
 from tinkex.types.sampling import TopkRow
 
 
@@ -143,6 +143,18 @@ def check_adapter_size(engine: Engine, spec: AdapterSpec) -> None:
             f"of memory, but this server has {budget:,} bytes for adapters; use a lower rank, or "
             "ask the operator to raise adapter_bytes"
         )
+
+
+def check_step_params(optimizer: Mapping[str, object], params: OptimParams) -> None:
+    """Raise InvalidInput if the parameters of a step are not of the adapter's optimizer."""
+    given = "adamw" if isinstance(params, AdamParams) else params.type
+    wanted = optimizer.get("type")
+    if given != wanted:
+        raise InvalidInput(
+            f"the step has parameters of {given!r}, but the adapter trains with {wanted!r}"
+        )
+    if given == "adamw" and not isinstance(params, AdamParams):
+        raise InvalidInput("optimizer_params of type 'adamw' are not supported; send adam_params")
 
 
 def not_in_memory_message(adapter_id: str) -> str:

@@ -47,7 +47,7 @@ from tinkex.engine.sampling.request_state import SamplerAdapter
 from tinkex.engine.shard_run import PassWork
 from tinkex.engine.trainer import Trainer, optimizer_step
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError
-from tinkex.types import AdamParams, SampleRequest
+from tinkex.types import SampleRequest
 from tinkex.types.optimizers import OptimParams
 
 if TYPE_CHECKING:
@@ -191,12 +191,8 @@ class TorchEngine:
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
         """Apply the accumulated gradient, clear it, and return metrics."""
-        if not isinstance(params, AdamParams):
-            raise InvalidInput(
-                f"optimizer_params of type {params.type!r} are not supported; send adam_params"
-            )
-        state = self._get_adapter(adapter_id).state
-        return optimizer_step(state, params, apply_nonfinite=self._config.is_nonfinite_applied)
+        adapter = self._get_adapter(adapter_id)
+        return optimizer_step(adapter, params, apply_nonfinite=self._config.is_nonfinite_applied)
 
     # --- checkpoints and snapshots -----------------------------------------------------------
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:

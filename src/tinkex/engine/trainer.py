@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from tinkex.engine.adapters import AdapterState
+from tinkex.engine.adapters import AdapterState, TrainableAdapter
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.gradient_shards import ShardBatch, plan_batches, shards_of_rank
 from tinkex.engine.losses import sum_metrics
@@ -22,12 +22,15 @@ from tinkex.engine.protocol import (
     PassOutcome,
     PassSteps,
     StepRefused,
+    check_step_params,
 )
 from tinkex.engine.shard_run import PassResult, PassWork, RankPlan, ShardRun
 from tinkex.errors import RequestErrorCategory
 from tinkex.logs import get_logger
 from tinkex.nn.adamw import NonFiniteGradient, adamw_step, skipped_step_metrics
+from tinkex.nn.muon import dimuon_step
 from tinkex.types import AdamParams, ForwardBackwardOutput
+from tinkex.types.optimizers import DimuonParams, OptimParams
 
 if TYPE_CHECKING:
     from tinkex.nn.hosted_model import HostedModel
@@ -256,32 +259,53 @@ def _pass_output(
 
 
 def optimizer_step(
-    state: AdapterState, params: AdamParams, *, apply_nonfinite: bool
+    adapter: TrainableAdapter, params: OptimParams, *, apply_nonfinite: bool
 ) -> Mapping[str, float]:
-    """Apply the accumulated gradient with AdamW, clear it, and return metrics.
+    """Apply the accumulated gradient, clear it, and return metrics.
 
     Without a gradient, as in an `optim_step` that no `forward_backward` precedes, nothing changes:
     neither weights nor the step count, and not even weight decay is applied.
     """
-    first, second = state.ensure_moments()
+    check_step_params(adapter.spec.optimizer, params)
+    assert isinstance(params, AdamParams | DimuonParams)
+    state = adapter.state
     if state.gradient is None:
         return skipped_step_metrics(state.weights, state.num_steps, params)
     try:
-        metrics = adamw_step(
-            state.weights,
-            state.gradient,
-            first,
-            second,
-            state.num_steps + 1,
-            params,
-            apply_nonfinite=apply_nonfinite,
-        )
+        metrics = _update(adapter, state.gradient, params, apply_nonfinite=apply_nonfinite)
     except NonFiniteGradient as error:
         state.gradient = None
         raise StepRefused(f"{error.message}; the gradient was dropped") from error
     state.gradient = None
     state.num_steps += 1
     return metrics
+
+
+def _update(
+    adapter: TrainableAdapter,
+    gradient: Tensor,
+    params: AdamParams | DimuonParams,
+    *,
+    apply_nonfinite: bool,
+) -> Mapping[str, float]:
+    """Change weights and moments."""
+    state = adapter.state
+    number, moments = state.num_steps + 1, state.ensure_moments(adapter.spec)
+    if isinstance(params, DimuonParams):
+        (momentum,) = moments
+        return dimuon_step(
+            state.weights,
+            gradient,
+            momentum,
+            number,
+            params,
+            adapter.layout,
+            apply_nonfinite=apply_nonfinite,
+        )
+    first, second = moments
+    return adamw_step(
+        state.weights, gradient, first, second, number, params, apply_nonfinite=apply_nonfinite
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

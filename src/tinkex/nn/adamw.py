@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tinkex.errors import InvalidInput
 from tinkex.types import AdamParams
+from tinkex.types.optimizers import DimuonParams
 
 #: Elements per block: small enough to stay in the CPU cache while norms are computed.
 _BLOCK = 1 << 18
@@ -40,40 +41,55 @@ def adamw_step(
 
     Clipping changes the gradient as well.
     """
-    grad_norm = _global_norm(gradient)
+    grad_norm = global_norm(gradient)
+    check_finite(grad_norm, num_steps, apply_nonfinite=apply_nonfinite)
+    is_clipped = clip_gradient(gradient, grad_norm, params.grad_clip_norm)
+    update_norm = _update_blocks([weights, gradient, exp_avg, exp_avg_sq], num_steps, params)
+    return step_metrics(
+        weights, num_steps, params, grad_norm=grad_norm, update_norm=update_norm, clipped=is_clipped
+    )
+
+
+def check_finite(grad_norm: float, num_steps: int, *, apply_nonfinite: bool) -> None:
+    """Raise NonFiniteGradient, unless such gradients are applied."""
     if not math.isfinite(grad_norm) and not apply_nonfinite:
         raise NonFiniteGradient(
             f"the gradient of step {num_steps} has NaN or infinity, so the step was not taken"
         )
-    is_clipped = _clip(gradient, grad_norm, params.grad_clip_norm)
-    update_norm = _update_blocks([weights, gradient, exp_avg, exp_avg_sq], num_steps, params)
+
+
+def step_metrics(
+    weights: Tensor,
+    num_steps: int,
+    params: AdamParams | DimuonParams,
+    *,
+    grad_norm: float,
+    update_norm: float,
+    clipped: bool,
+) -> Mapping[str, float]:
+    """Return the metrics of a step, given the new weights."""
     return {
         "grad_norm": grad_norm,
         "learning_rate": params.learning_rate,
-        "param_norm": _global_norm(weights),
+        "param_norm": global_norm(weights),
         "update_norm": update_norm,
         "step": float(num_steps),
-        "clipped": float(is_clipped),
+        "clipped": float(clipped),
         "has_gradient": 1.0,
     }
 
 
 def skipped_step_metrics(
-    weights: Tensor, num_steps: int, params: AdamParams
+    weights: Tensor, num_steps: int, params: AdamParams | DimuonParams
 ) -> Mapping[str, float]:
     """Return the metrics of a step without a gradient, which changes nothing."""
-    return {
-        "grad_norm": 0.0,
-        "learning_rate": params.learning_rate,
-        "param_norm": _global_norm(weights),
-        "update_norm": 0.0,
-        "step": float(num_steps),
-        "clipped": 0.0,
-        "has_gradient": 0.0,
-    }
+    metrics = step_metrics(
+        weights, num_steps, params, grad_norm=0.0, update_norm=0.0, clipped=False
+    )
+    return {**metrics, "has_gradient": 0.0}
 
 
-def _clip(gradient: Tensor, norm: float, max_norm: float) -> bool:
+def clip_gradient(gradient: Tensor, norm: float, max_norm: float) -> bool:
     """Clip like torch.nn.utils.clip_grad_norm_; returns whether the gradient was scaled."""
     if max_norm <= 0.0:
         return False
@@ -107,21 +123,22 @@ def _update_blocks(buffers: Sequence[Tensor], num_steps: int, params: AdamParams
             maximize=False,
         )
         update_norms.append(torch.linalg.vector_norm(before.sub_(weights)))
-    return _combine_norms(update_norms)
+    return combine_norms(update_norms)
 
 
-def _global_norm(flat: Tensor) -> float:
-    norm = _combine_norms([torch.linalg.vector_norm(block) for block in _blocks(flat)])
+def global_norm(flat: Tensor) -> float:
+    """The norm of a buffer, computed block by block."""
+    norm = combine_norms([torch.linalg.vector_norm(block) for block in _blocks(flat)])
     if math.isfinite(norm):
         return norm
     # The elements may be finite while their squares overflow float32.
-    return _combine_norms([torch.linalg.vector_norm(x, dtype=torch.float64) for x in _blocks(flat)])
+    return combine_norms([torch.linalg.vector_norm(x, dtype=torch.float64) for x in _blocks(flat)])
 
 
 def _blocks(flat: Tensor) -> Sequence[Tensor]:
     return flat.split(_BLOCK) if flat.device.type == "cpu" else (flat,)
 
 
-def _combine_norms(norms: Sequence[Tensor]) -> float:
+def combine_norms(norms: Sequence[Tensor]) -> float:
     """The norm of all blocks, given the norm of each."""
     return float(torch.linalg.vector_norm(torch.stack(list(norms)), dtype=torch.float64))

@@ -10,30 +10,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from tinkex.errors import CheckpointError
+from tinkex.nn.muon import orthogonalize
 from tinkex.pipeline.train_settings import TrainSettings
 from tinkex.pipeline.weights import clean_name, unwrap
 
 _BETAS = (0.9, 0.95)
 _EPS = 1e-8
-#: Coefficients of the Newton-Schulz quintic; five steps bring singular values close to one.
-_QUINTIC = (3.4445, -4.7750, 2.0315)
-_SMALLEST_NORM = 1e-7
-
-
-def orthogonalize(matrix: Tensor, num_steps: int = 5) -> Tensor:
-    """Approximately orthogonalize a matrix by Newton-Schulz iteration.
-
-    Leading dimensions are batch dimensions.
-    """
-    a, b, c = _QUINTIC
-    is_tall = matrix.size(-2) > matrix.size(-1)
-    x = matrix.mT if is_tall else matrix
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(_SMALLEST_NORM)
-    for _ in range(num_steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    result: Tensor = x.mT if is_tall else x
-    return result
 
 
 class Muon(Optimizer):

@@ -72,11 +72,21 @@ class DimuonParams(Message, tag="dimuon"):
     """Maximum global gradient norm; 0 or less disables clipping."""
     beta1: float = 0.9
     """Decay of the momentum."""
+    damping: float | None = None
+    """Smooths the preconditioner of rows and columns; None: the server's default."""
+    rank_lr_correction_exponent: float | None = None
+    """Multiplies the learning rate by (32 / rank) to this power; None: the server's default."""
 
     def __post_init__(self) -> None:
         check_range("DimuonParams.learning_rate", self.learning_rate, at_least=0.0)
         check_range("DimuonParams.grad_clip_norm", self.grad_clip_norm)
         check_range("DimuonParams.beta1", self.beta1, at_least=0.0, below=1.0)
+        if self.damping is not None:
+            check_range("DimuonParams.damping", self.damping, above=0.0)
+        if (exponent := self.rank_lr_correction_exponent) is not None:
+            check_range(
+                "DimuonParams.rank_lr_correction_exponent", exponent, at_least=-8, at_most=8
+            )
 
 
 OptimParams: TypeAlias = AdamParams | DimuonParams | OptimParamsBase

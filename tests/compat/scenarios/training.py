@@ -124,6 +124,19 @@ def policy_losses(ctx: ScenarioContext) -> None:
             assert math.isclose(value, -0.5 * len(logprobs), rel_tol=1e-3), (loss, value)
 
 
+@scenario(TRAINING, "the `dimuon` optimizer")
+def dimuon(ctx: ScenarioContext) -> None:
+    params = need(types, "DimuonParams")(learning_rate=0.1)
+    config = need(types, "DimuonOptimizerConfig")()
+    create = ctx.service.create_lora_training_client
+    client = create(base_model=ctx.base_model, rank=RANK, optimizer=config)
+    losses = []
+    for _ in range(4):
+        losses.append(client.forward_backward([datum()], "cross_entropy").result())
+        client.optim_step(params).result()
+    assert losses[-1].metrics["loss:sum"] < losses[0].metrics["loss:sum"], losses
+
+
 @scenario(TRAINING, "`forward_backward_custom`")
 def custom_loss(ctx: ScenarioContext) -> None:
     def squares(data: Any, logprobs: Any) -> Any:

@@ -15,6 +15,7 @@ from tests.support.engine_calls import datum, forward_backward, spec, step, weig
 from tinkex.engine.protocol import AdapterSpec, SamplerSource
 from tinkex.engine.torch_engine import TorchEngine
 from tinkex.errors import CheckpointError, InvalidInput
+from tinkex.types import AdamParams
 
 NUM_STEPS = 3
 
@@ -55,6 +56,36 @@ def trained(engine: TorchEngine) -> TorchEngine:
     engine.create("a", spec())
     train(engine, "a")
     return engine
+
+
+def test_dimuon_resumes_identically(make_engine: MakeEngine, tmp_path: Path) -> None:
+    def continue_training(engine: TorchEngine, adapter_id: str) -> list[dict[str, float]]:
+        results = []
+        for number in range(NUM_STEPS):
+            forward_backward(engine, adapter_id, datum(number))
+            results.append(step(engine, adapter_id, grad_clip_norm=1.0))
+        return results
+
+    engine, other = make_engine(), make_engine()
+    dimuon = spec(optimizer={"type": "dimuon", "version": 1})
+    engine.create("a", dimuon)
+    continue_training(engine, "a")
+    saved = save(engine, tmp_path / "saved")
+    accumulate(engine, "a")
+    restored(engine, other, tmp_path / "snapshot")
+    engine.create("b", dimuon)
+    engine.load("b", saved, with_optimizer=True)
+    accumulate(engine, "b")
+    ahead = continue_training(engine, "a")
+    assert [ahead[-1]["step"], ahead[-1]["clipped"]] == [2 * NUM_STEPS, 1.0]
+    assert continue_training(other, "a") == continue_training(engine, "b") == ahead
+    assert torch.equal(weights(other, "a"), weights(engine, "a"))
+    assert torch.equal(weights(engine, "b"), weights(engine, "a"))
+    state = other._adapters["a"].state
+    assert state.second is None
+    assert torch.equal(state.first, engine._adapters["a"].state.first)
+    with pytest.raises(InvalidInput, match="'adamw', but the adapter trains with 'dimuon'"):
+        engine.optim_step("a", AdamParams())
 
 
 # --- save and load -------------------------------------------------------------------------------

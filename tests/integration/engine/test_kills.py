@@ -33,6 +33,7 @@ from tinkex.wire.proto import decode_forward_backward_output, decode_sample_resp
 
 NUM_STEPS = 12
 MODELS = ("alice", "bob")
+OPTIMIZERS = ("adamw", "dimuon")
 #: Of the passes of each; so few tokens as three come out a little different beside others.
 LENGTHS = ((9, 4), (29, 34))
 #: Where workers die first.
@@ -61,7 +62,8 @@ class JobScenario:
             tenant = self.harness.tenant(name)
             session = self.harness.session(tenant)
             sampler_id = self.harness.sampler(tenant, session)
-            self._train(self.harness.model(tenant, session), number)
+            run_id = self.harness.model(tenant, session, optimizer=OPTIMIZERS[number])
+            self._train(run_id, number)
             for seq in range(4):
                 sample = self.harness.sample(sampler_id, seq, seed=10 * number + seq, max_tokens=99)
                 self.samples.append(sample)

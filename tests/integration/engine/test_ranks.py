@@ -98,6 +98,11 @@ def train(engine: TorchEngine, record: Record, directory: Path) -> None:
             f"forward {number}", forward_backward(engine, "a", *batch(20), forward_only=True)
         )
         record.values[f"step {number}"] = step(engine, "a"), step(engine, "b", 1e-3)
+    engine.create("d", spec(gradient_shards=8, optimizer={"type": "dimuon"}))
+    for number in range(2):
+        record.add(f"dimuon {number}", forward_backward(engine, "d", *batch(number)))
+        step(engine, "d")
+    record.values["dimuon"] = weights(engine, "d").numpy().tobytes()
     record.values["one example"] = forward_backward(engine, "a", datum(1, 200)).metrics
     for name in ("snapshot", "checkpoint"):
         (directory / name).mkdir()

@@ -115,7 +115,9 @@ class WorkerHarness:
         self.database.write(lambda db: sessions.insert(db, session))
         return session.id
 
-    def model(self, tenant_id: str, session_id: str, number: int = 0) -> str:
+    def model(
+        self, tenant_id: str, session_id: str, number: int = 0, optimizer: str = "adamw"
+    ) -> str:
         run_id = f"{session_id}:train:{number}"
         now = time.time()
         run = RunRecord(
@@ -123,7 +125,9 @@ class WorkerHarness:
             tenant_id=tenant_id,
             session_id=session_id,
             base_model=BASE_MODEL,
-            spec=asdict(AdapterSpec(base_model=BASE_MODEL, rank=8, seed=1)),
+            spec=asdict(
+                AdapterSpec(base_model=BASE_MODEL, rank=8, seed=1, optimizer={"type": optimizer})
+            ),
             user_metadata=None,
             state=RunState.CREATING,
             created_at=now,
@@ -161,7 +165,9 @@ class WorkerHarness:
         return self.op(run_id, seq, JobKind.FORWARD_BACKWARD, b"", **options)
 
     def optim_step(self, run_id: str, seq: int, learning_rate: float = 0.1) -> JobRecord:
-        params = types.AdamParams(learning_rate=learning_rate)
+        params: types.OptimParams = types.AdamParams(learning_rate=learning_rate)
+        if self.run(run_id).spec["optimizer"]["type"] == "dimuon":
+            params = types.DimuonParams(learning_rate=learning_rate)
         request = types.OptimStepRequest(optim_params=params, model_id=run_id, seq_id=seq)
         return self.op(run_id, seq, JobKind.OPTIM_STEP, encode_json(request))
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from tests.integration.pipeline.tiny_stage import TinyModel
 from tinkex.errors import CheckpointError
-from tinkex.pipeline.optimizers import Muon, make_optimizer, orthogonalize, split_parameters
+from tinkex.nn.muon import orthogonalize
+from tinkex.pipeline.optimizers import Muon, make_optimizer, split_parameters
 from tinkex.pipeline.settings_sources import make_settings
 from tinkex.pipeline.train_settings import TrainSettings
 

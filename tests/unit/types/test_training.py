@@ -60,6 +60,8 @@ def test_adam_accepts_integers_and_zero() -> None:
         ({"learning_rate": -1}, "learning_rate is -1.0; expected at least 0"),
         ({"learning_rate": 1, "beta1": 1}, "beta1 is 1.0; expected less than 1"),
         ({"learning_rate": 1, "grad_clip_norm": math.nan}, "grad_clip_norm is nan"),
+        ({"learning_rate": 1, "damping": 0}, "damping is 0.0; expected more than 0"),
+        ({"learning_rate": 1, "rank_lr_correction_exponent": 9}, "expected at most 8"),
     ],
 )
 def test_invalid_dimuon_params_are_refused(wrong: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tinkex.engine.adapters import AdapterState, target_kinds
+from tinkex.engine.adapters import MOMENTS, AdapterState, optimizer_type, target_kinds
 from tinkex.engine.checkpoints import peft_format
 from tinkex.engine.checkpoints.metadata import (
     CONFIG_NAME,
@@ -55,7 +55,7 @@ class SavedOptimizerState(NamedTuple):
     """The optimizer state in flat buffers."""
 
     first: Tensor
-    second: Tensor
+    second: Tensor | None
     num_steps: int
 
 
@@ -80,13 +80,17 @@ def write_checkpoint(
     write_tensors(directory / WEIGHTS_NAME, peft_format.peft_tensors(layout, state.weights.cpu()))
     if with_optimizer:
         write_json(directory / STATE_NAME, TrainerState.from_spec(spec, state.num_steps))
-        first, second = state.first, state.second
-        if first is None or second is None:
-            # Not allocated before the first step; they are zeros.
-            first = second = torch.zeros(layout.size)
-        moments = named_lora_tensors("first", layout, first.cpu())
-        moments += named_lora_tensors("second", layout, second.cpu())
-        write_tensors(directory / OPTIMIZER_NAME, moments)
+        # Before the first step the moments are zeros.
+        zeros = torch.zeros(layout.size) if state.first is None else None
+        moments = {name: getattr(state, name) for name in MOMENTS[optimizer_type(spec)]}
+        write_tensors(
+            directory / OPTIMIZER_NAME,
+            [
+                pair
+                for name, flat in moments.items()
+                for pair in named_lora_tensors(name, layout, flat.cpu() if zeros is None else zeros)
+            ],
+        )
 
 
 def read_adapter_weights(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> Tensor:
@@ -117,11 +121,12 @@ def read_adapter(directory: Path, base_model: str, targets: Sequence[LoraTarget]
 def read_optimizer(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> SavedOptimizerState:
     """Read an optimizer state, which must be of the spec's type."""
     state = read_trainer_state(directory, spec)
-    first, second = torch.zeros(layout.size), torch.zeros(layout.size)
-    moments = named_lora_tensors("first", layout, first)
-    moments += named_lora_tensors("second", layout, second)
-    read_tensors_into(directory / OPTIMIZER_NAME, moments)
-    return SavedOptimizerState(first, second, state.num_steps)
+    moments = {name: torch.zeros(layout.size) for name in MOMENTS[optimizer_type(spec)]}
+    pairs = [
+        pair for name, flat in moments.items() for pair in named_lora_tensors(name, layout, flat)
+    ]
+    read_tensors_into(directory / OPTIMIZER_NAME, pairs)
+    return SavedOptimizerState(moments["first"], moments.get("second"), state.num_steps)
 
 
 def named_lora_tensors(prefix: str, layout: LoraLayout, flat: Tensor) -> list[NamedTensor]:
@@ -217,7 +222,7 @@ def read_snapshot(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> Ada
     state = AdapterState.from_weights(torch.zeros(layout.size))
     state.num_steps = metadata.state.num_steps
     if metadata.has_moments:
-        state.ensure_moments()
+        state.ensure_moments(spec)
     if metadata.has_gradient:
         state.gradient = torch.zeros(layout.size)
     # A state with NaN or infinity is restored as it was.

@@ -27,6 +27,7 @@ from tinkex.engine.protocol import (
     SamplerSource,
     WriteSnapshot,
     check_adapter_size,
+    check_step_params,
     not_in_memory_message,
 )
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
@@ -285,12 +286,7 @@ def _check_spec(spec: AdapterSpec) -> None:
 
 def _parse_step_params(optimizer: Mapping[str, object], params: OptimParams) -> OptimStepParams:
     """Convert the parameters of a step, which must be of the adapter's optimizer type."""
-    given = "adamw" if isinstance(params, AdamParams) else params.type
-    wanted = optimizer.get("type")
-    if given != wanted:
-        raise InvalidInput(
-            f"the step has parameters of {given!r}, but the adapter trains with {wanted!r}"
-        )
+    check_step_params(optimizer, params)
     if isinstance(params, AdamParams):
         return OptimStepParams(
             learning_rate=params.learning_rate,
@@ -300,13 +296,12 @@ def _parse_step_params(optimizer: Mapping[str, object], params: OptimParams) -> 
             weight_decay=params.weight_decay,
             grad_clip_norm=params.grad_clip_norm,
         )
-    if isinstance(params, DimuonParams):
-        return OptimStepParams(
-            learning_rate=params.learning_rate,
-            beta1=params.beta1,
-            grad_clip_norm=params.grad_clip_norm,
-        )
-    raise InvalidInput(f"optimizer_params of type {given!r} are not supported; send adam_params")
+    assert isinstance(params, DimuonParams)
+    return OptimStepParams(
+        learning_rate=params.learning_rate,
+        beta1=params.beta1,
+        grad_clip_norm=params.grad_clip_norm,
+    )
 
 
 def _micro_batch_tokens(passes: Sequence[Pass], step_tokens: int) -> list[int]:

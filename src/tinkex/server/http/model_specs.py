@@ -135,6 +135,10 @@ def optimizer_settings(config: types.OptimizerConfig) -> dict[str, object]:
     kind = settings.get("type")
     if kind not in OPTIMIZERS:
         raise BadRequestError(f"unknown optimizer {kind!r:.80}; supported: {', '.join(OPTIMIZERS)}")
+    if isinstance(config, types.OptimizerConfigBase):
+        raise BadRequestError(
+            f"this server does not support these settings of {kind!r}: {settings!r:.200}"
+        )
     return settings
 
 

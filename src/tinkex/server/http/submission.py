@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 from tinkex import types
 from tinkex.checkpoint.places import BlobsUnavailable, payload_place
 from tinkex.checkpoint.storage import FileStorage
-from tinkex.errors import PromiseExpiredError, StoreError, TinkexError
+from tinkex.errors import InvalidInput, PromiseExpiredError, StoreError, TinkexError
 from tinkex.jobs.job_types import JobKind
 from tinkex.jobs.queue import PrepareJob
 from tinkex.server.http.ownership import require_open_session, require_trainable_run
@@ -16,7 +18,9 @@ from tinkex.server.http.request_context import RequestContext, Services, run_in_
 from tinkex.server.http.store_access import await_store_future
 from tinkex.server.http.validation import check_number
 from tinkex.store.database import Connection
-from tinkex.store.records import JobRecord, NewJob
+from tinkex.store.records import JobRecord, NewJob, RunRecord
+
+PrepareOperation: TypeAlias = Callable[[Connection, RunRecord], None]
 
 #: Payloads of this size go to the object store, if there is one.
 LARGE_PAYLOAD_BYTES = 64 * 1024
@@ -79,17 +83,22 @@ async def submit_operation(
     seq_id: int | None,
     *,
     payload: bytes | None = None,
-    extra_prepare: PrepareJob | None = None,
+    extra_prepare: PrepareOperation | None = None,
 ) -> types.UntypedAPIFuture:
     """Submit an operation on a model, ordered by its sequence number.
 
     The payload is the request's body unless another is given; `extra_prepare` runs in the same
-    transaction.
+    transaction, and raises InvalidInput if the model cannot do the operation.
     """
     new = _build_job(context, kind, model_id, seq_id)
     if payload is not None:
         new = replace(new, payload=payload, is_proto=False)
-    return await submit_job(services, new, _build_prepare(context, model_id, seq_id, extra_prepare))
+    prepare = _build_prepare(context, model_id, seq_id, extra_prepare)
+    try:
+        return await submit_job(services, new, prepare)
+    except InvalidInput:
+        await skip_sequence_number(services, context, kind, model_id, seq_id)
+        raise
 
 
 async def submit_pass(
@@ -141,7 +150,7 @@ def _build_prepare(
     context: RequestContext[object],
     model_id: str,
     seq_id: int | None,
-    extra_prepare: PrepareJob | None = None,
+    extra_prepare: PrepareOperation | None = None,
 ) -> PrepareJob:
     """The checks in the transaction that stores an operation."""
     tenant_id = context.tenant_id
@@ -155,7 +164,7 @@ def _build_prepare(
                 "expired; it is not run again"
             )
         if extra_prepare is not None:
-            extra_prepare(db)
+            extra_prepare(db, run)
 
     return prepare
 

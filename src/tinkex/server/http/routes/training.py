@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tinkex import types
+from tinkex.engine.protocol import check_step_params
 from tinkex.errors import InvalidInput
 from tinkex.jobs.job_types import JobKind
 from tinkex.server.http.model_specs import (
@@ -98,10 +99,15 @@ async def _submit_pass(
 async def optim_step(
     services: Services, context: RequestContext[types.OptimStepRequest]
 ) -> types.UntypedAPIFuture:
-    """Submit an optimizer step."""
+    """Submit an optimizer step, whose parameters must be of the model's optimizer."""
     request = context.request
     return await submit_operation(
-        services, context, JobKind.OPTIM_STEP, request.model_id, request.seq_id
+        services,
+        context,
+        JobKind.OPTIM_STEP,
+        request.model_id,
+        request.seq_id,
+        extra_prepare=lambda _, run: check_step_params(run.spec["optimizer"], request.optim_params),
     )
 
 

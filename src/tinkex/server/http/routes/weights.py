@@ -44,7 +44,7 @@ from tinkex.server.http.submission import (
 from tinkex.server.http.validation import check_number
 from tinkex.store import checkpoints, idempotency, jobs
 from tinkex.store.database import Connection
-from tinkex.store.records import CheckpointRecord, NewJob
+from tinkex.store.records import CheckpointRecord, NewJob, RunRecord
 from tinkex.system.atomic import remove_directory
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import WeightsInfoRequest
@@ -101,7 +101,7 @@ async def _submit_save(
     # Without a name the worker generates a new one, so the quota check needs no path.
     path = None if is_unnamed else TinkerPath(model_id, _SEGMENT_BY_KIND[kind], name or "")
 
-    def check_quota(db: Connection) -> None:
+    def check_quota(db: Connection, _: RunRecord) -> None:
         services.quotas.check_checkpoint(db, context.tenant_id, path)
 
     try:
@@ -131,7 +131,7 @@ async def load_weights(
         model_id,
         seq_id,
         payload=_build_load_payload(request, source),
-        extra_prepare=lambda db: _record_load(db, context, source, model_id),
+        extra_prepare=lambda db, _: _record_load(db, context, source, model_id),
     )
 
 

@@ -134,6 +134,7 @@ def _renamed(run: Any, run_id: str, session_id: str) -> Any:
         ({"model_seq_id": -1}, 422, "model_seq_id is -1"),
         ({"model_seq_id": 2**63}, 422, "model_seq_id"),
         ({"optimizer_config": {"type": "sgd"}}, 400, "unknown optimizer 'sgd'"),
+        ({"optimizer_config": {"type": "dimuon", "version": 2}}, 400, "settings of 'dimuon'"),
         ({"session_id": "nobody's"}, 404, 'session "nobody\'s" does not exist'),
         ({"session_id": "a/b"}, 422, "Invalid session id"),
         ({"user_metadata": {"x": "y" * 70_000}}, 422, "user_metadata has"),
@@ -267,6 +268,29 @@ def test_repeated_operation_returns_same_future(harness: ServerHarness) -> None:
     first, second = (harness.post("/optim_step", step).json() for _ in range(2))
 
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "params"),
+    [
+        ("dimuon", {"adam_params": {}}),
+        ("adamw", {"optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}),
+        ("adamw", {"optimizer_params": {"type": "new"}}),
+    ],
+)
+def test_step_of_other_optimizer_is_rejected_before_queueing(
+    harness: ServerHarness, optimizer: str, params: dict[str, Any]
+) -> None:
+    answer = create_model(harness, harness.session(), optimizer_config={"type": optimizer})
+    step = {"model_id": answer.json()["model_id"], "seq_id": 1}
+
+    refused = harness.post("/optim_step", step | params)
+
+    assert refused.status_code == 422
+    assert f"but the adapter trains with {optimizer!r}" in refused.json()["error"]
+    *_, tombstone = harness.read(lambda db: jobs.list_queued_after(db, 0))
+    assert tombstone.position == 1
+    assert tombstone.cancelled_at is not None
 
 
 def test_reused_seq_id_of_other_operation_is_rejected(harness: ServerHarness) -> None:
