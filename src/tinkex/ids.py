@@ -18,6 +18,7 @@ TYPE_BY_SEGMENT = {
     SAMPLER_SEGMENT: "sampler",
     EXTERNAL_SEGMENT: "external",
 }
+SEGMENT_BY_TYPE = {kind: segment for segment, kind in TYPE_BY_SEGMENT.items()}
 CHECKPOINT_ID_SHAPE = f"<{'|'.join(TYPE_BY_SEGMENT)}>/<name>"
 PATH_SHAPE = f"{SCHEME}<run>/{CHECKPOINT_ID_SHAPE}"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,254}")

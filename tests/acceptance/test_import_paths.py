@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ EXPECTED = expected_types()
 def test_table_has_exactly_the_official_modules() -> None:
     table = {path.removeprefix("types.") for path in official_modules() if path[:6] == "types."}
     assert len(EXPECTED) > 100
-    assert table == EXPECTED.keys()
+    surface = Path(__file__).parent / "data" / "surface_0_39.toml"
+    assert table == EXPECTED.keys() | set(tomllib.loads(surface.read_text())["modules"])
 
 
 @pytest.mark.parametrize("module", sorted(EXPECTED))

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tinker
 
@@ -52,6 +53,23 @@ def test_method_is_as_documented(client: type, name: str, facts: dict[str, Any])
         alias = getattr(client, f"{name}_async")
         assert inspect.iscoroutinefunction(alias)
         assert takes(alias) == found
+
+
+@pytest.mark.parametrize("name", SURFACE["types"])
+def test_type_has_the_documented_fields(name: str) -> None:
+    fields = msgspec.inspect.type_info(getattr(tinkex.types, name)).fields  # type: ignore[union-attr]
+    assert set(SURFACE["types"][name]) <= {describe_field(field) for field in fields}
+    if not hasattr(tinker.types, name):
+        assert len(fields) == len(SURFACE["types"][name])
+
+
+def describe_field(field: msgspec.inspect.Field) -> str:
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    if default is msgspec.NODEFAULT:
+        return field.name
+    return f"{field.name}={json.dumps(msgspec.to_builtins(default))}"
 
 
 def test_data_contains_the_installed_package() -> None:

@@ -21,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.acceptance.test_surface_0_39 import SURFACE
 from tinkex import types as ours
 from tinkex.errors import InvalidInput
 
@@ -38,10 +39,16 @@ ALLOWED = {
     "TrainingRun.step": "the same",
     "TrainingRun.metrics": "the same",
     "TrainingRun.created_at": "the same",
+    "Checkpoint.base_model": "since 0.39",
     "LoadWeightsRequest.optimizer": "has a default, as requests of SDKs before 0.6 lack it",
     "OptimizerConfig": "known families are distinguished; the official package uses the open base",
     "OptimParams": "the same",
 }
+
+
+#: Types of 0.39, which the installed package does not have; see test_surface_0_39.py.
+NEW_TYPES = {name for name in SURFACE["types"] if not hasattr(official, name)}
+COMPARED = [name for name in ours.__all__ if name not in NEW_TYPES]
 
 
 def test_type_names_match() -> None:
@@ -50,7 +57,7 @@ def test_type_names_match() -> None:
         for name, value in vars(official).items()
         if not name.startswith("_") and not inspect.ismodule(value) and name != "annotations"
     }
-    assert set(ours.__all__) == exported
+    assert set(ours.__all__) == exported | NEW_TYPES
 
 
 def plain(value: Any) -> Any:
@@ -180,13 +187,13 @@ def differences(name: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ours.__all__)
+@pytest.mark.parametrize("name", COMPARED)
 def test_types_match_except_allowed_differences(name: str) -> None:
     assert {key: what for key, what in differences(name).items() if key not in ALLOWED} == {}
 
 
 def test_every_allowed_difference_still_exists() -> None:
-    existing = {key for name in ours.__all__ for key in differences(name)}
+    existing = {key for name in COMPARED for key in differences(name)}
     assert ALLOWED.keys() - existing == set()
 
 

@@ -96,6 +96,7 @@ def test_every_method_has_async_version_or_returns_future() -> None:
     sync_only = {
         "get_weights_info_by_tinker_path",
         "whoami",
+        "search_checkpoints",
         "download_checkpoint",
         "get_telemetry",
     }
@@ -181,6 +182,24 @@ def test_session_search_returns_pages(seeded: SeededServer, connect: Connect) ->
     (found,) = second.result(TIMEOUT_SECONDS).sessions
     assert (found.session_id, found.checkpoints_count) == (seeded.session_id, 3)
     assert found.status.type == "active"
+
+
+def test_checkpoint_search_returns_pages(seeded: SeededServer) -> None:
+    request = types.CheckpointSearchRequest(base_models=[BASE_MODEL], limit=2)
+    with pytest.warns(ExperimentalWarning) as caught:
+        first = seeded.rest.search_checkpoints(request).result(TIMEOUT_SECONDS)
+    assert caught[0].filename == __file__
+    assert {saved.base_model for saved in first.checkpoints} == {BASE_MODEL}
+    assert first.next_cursor is not None
+    with pytest.warns(ExperimentalWarning):
+        second = seeded.rest.search_checkpoints(
+            request.model_copy(update={"cursor": first.next_cursor})
+        ).result(TIMEOUT_SECONDS)
+    assert second.next_cursor is None
+    listed = seeded.rest.list_user_checkpoints().result(TIMEOUT_SECONDS).checkpoints
+    assert first.checkpoints + second.checkpoints == listed
+    with pytest.raises(InvalidInput, match="200"):
+        types.CheckpointSearchRequest(limit=201)
 
 
 def test_trace_export_is_awaited(seeded: SeededServer, monkeypatch: pytest.MonkeyPatch) -> None:

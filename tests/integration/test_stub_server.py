@@ -262,6 +262,7 @@ def test_immediate_replies_match_the_endpoint_table(server: StubServer, wire: Wi
         "get_session": (None, {"ids": {"session_id": session_id}}),
         "assign_session_project": ({"project_id": "p"}, {"ids": {"session_id": session_id}}),
         "export_session_trace": (None, {"ids": {"session_id": session_id}}),
+        "search_checkpoints": ({"checkpoint_type": "training"}, {}),
         "search_sessions": ({"display_name": "RUN my"}, {}),
         "get_audit_log": (None, {}),
         "get_billing_usage": (None, {"query": day}),

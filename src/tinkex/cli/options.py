@@ -53,6 +53,23 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
+class KeyValuePair(click.ParamType[tuple[str, str]]):
+    """A KEY=VALUE pair."""
+
+    name = "pair"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Split the pair."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = str(value).partition("=")
+        if not key or not equals:
+            self.fail(f"{value!r} is not a KEY=VALUE pair", param, ctx)
+        return key, text
+
+
 class Argument(click.Argument):
     """An argument with a help text: `@click.argument("path", cls=Argument, summary=...)`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tinkex.client.download.checkpoint import (
 )
 from tinkex.client.future import APIFuture, map_future
 from tinkex.client.rest_base import SessionlessClient, discard_reply, page_query
+from tinkex.errors import ExperimentalWarning
 from tinkex.ids import check_ttl, parse_tinker_path
 from tinkex.wire import endpoints as api
 from tinkex.wire.messages import AliasMessage, AliasReply, WeightsInfoRequest
@@ -47,6 +49,13 @@ class CheckpointsClient(SessionlessClient):
     ) -> types.CheckpointsListResponse:
         """Async version of list_user_checkpoints()."""
         return await self.list_user_checkpoints(limit, offset)
+
+    def search_checkpoints(
+        self, request: types.CheckpointSearchRequest
+    ) -> APIFuture[types.CheckpointSearchResponse]:
+        """Search your checkpoints, newest first. Experimental: the API may change."""
+        warnings.warn("search_checkpoints() is experimental", ExperimentalWarning, stacklevel=2)
+        return self._call(api.SEARCH_CHECKPOINTS, message=request)
 
     def get_weights_info_by_tinker_path(
         self, tinker_path: str

@@ -12,7 +12,7 @@ from tinkex.store import blobs
 from tinkex.store.records import CheckpointRecord
 from tinkex.store.schema import checkpoints, jobs, samplers, sessions
 
-_NEWEST_FIRST = (checkpoints.c.created_at.desc(), checkpoints.c.id.desc())
+NEWEST_FIRST = (checkpoints.c.created_at.desc(), checkpoints.c.id.desc())
 
 
 class ProjectStorage(NamedTuple):
@@ -29,7 +29,8 @@ def is_live(now: float) -> sa.ColumnElement[bool]:
     return sa.and_(checkpoints.c.deleted_at.is_(None), is_young)
 
 
-def _is_listed(now: float) -> sa.ColumnElement[bool]:
+def is_listed(now: float) -> sa.ColumnElement[bool]:
+    """Return a condition: a checkpoint is live and belongs in lists."""
     return sa.and_(is_live(now), ~checkpoints.c.is_ephemeral)
 
 
@@ -74,8 +75,8 @@ def _find_one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> Checkpoin
 
 def _is_listed_in(now: float, with_external: bool) -> sa.ColumnElement[bool]:
     if with_external:
-        return _is_listed(now)
-    return sa.and_(_is_listed(now), checkpoints.c.segment != EXTERNAL_SEGMENT)
+        return is_listed(now)
+    return sa.and_(is_listed(now), checkpoints.c.segment != EXTERNAL_SEGMENT)
 
 
 def list_by_run(
@@ -84,7 +85,7 @@ def list_by_run(
     """Return a model's checkpoints, newest first, without ephemeral ones."""
     is_wanted = sa.and_(checkpoints.c.run_id == run_id, _is_listed_in(now, with_external))
     query = sa.select(checkpoints).where(is_wanted)
-    return [CheckpointRecord.from_row(row) for row in db.execute(query.order_by(*_NEWEST_FIRST))]
+    return [CheckpointRecord.from_row(row) for row in db.execute(query.order_by(*NEWEST_FIRST))]
 
 
 def list_page(
@@ -99,7 +100,7 @@ def list_page(
     """Return a page of a tenant's checkpoints, newest first, and the total; no ephemeral ones."""
     is_wanted = sa.and_(checkpoints.c.tenant_id == tenant_id, _is_listed_in(now, with_external))
     count = sa.select(sa.func.count()).select_from(checkpoints).where(is_wanted)
-    query = sa.select(checkpoints).where(is_wanted).order_by(*_NEWEST_FIRST)
+    query = sa.select(checkpoints).where(is_wanted).order_by(*NEWEST_FIRST)
     rows = db.execute(query.limit(limit).offset(offset))
     return [CheckpointRecord.from_row(row) for row in rows], db.scalar(count) or 0
 
@@ -117,13 +118,13 @@ def list_samplers(
     query = sa.select(checkpoints).where(
         checkpoints.c.tenant_id == tenant_id,
         checkpoints.c.segment == SAMPLER_SEGMENT,
-        _is_listed(now),
+        is_listed(now),
     )
     if run_id is not None:
         query = query.where(checkpoints.c.run_id == run_id)
     if name is not None:
         query = query.where(checkpoints.c.name == name)
-    rows = db.execute(query.order_by(*_NEWEST_FIRST).limit(limit))
+    rows = db.execute(query.order_by(*NEWEST_FIRST).limit(limit))
     return [CheckpointRecord.from_row(row) for row in rows]
 
 
@@ -132,11 +133,11 @@ def newest_by_run(
 ) -> dict[tuple[str, str], CheckpointRecord]:
     """Return the newest checkpoint per model and segment, without ephemeral ones."""
     rank = sa.func.row_number().over(
-        partition_by=(checkpoints.c.run_id, checkpoints.c.segment), order_by=_NEWEST_FIRST
+        partition_by=(checkpoints.c.run_id, checkpoints.c.segment), order_by=NEWEST_FIRST
     )
     ranked = (
         sa.select(checkpoints.c.id, rank.label("rank"))
-        .where(checkpoints.c.run_id.in_(run_ids), _is_listed(now))
+        .where(checkpoints.c.run_id.in_(run_ids), is_listed(now))
         .subquery()
     )
     query = sa.select(checkpoints).join(ranked, ranked.c.id == checkpoints.c.id)
@@ -169,7 +170,7 @@ def storage_by_project(
     """Return a tenant's storage per project, or of one project."""
     query = sa.select(
         checkpoints.c.project_id, sa.func.count(), sa.func.sum(checkpoints.c.size_bytes)
-    ).where(checkpoints.c.tenant_id == tenant_id, _is_listed(now))
+    ).where(checkpoints.c.tenant_id == tenant_id, is_listed(now))
     if project_id is not None:
         query = query.where(checkpoints.c.project_id == project_id)
     grouped = query.group_by(checkpoints.c.project_id).order_by(checkpoints.c.project_id)
@@ -246,7 +247,7 @@ def delete_surplus_unnamed(db: sa.Connection, run_id: str, num_kept: int, now: f
             checkpoints.c.is_ephemeral,
             checkpoints.c.deleted_at.is_(None),
         )
-        .order_by(newest_use.desc(), *_NEWEST_FIRST)
+        .order_by(newest_use.desc(), *NEWEST_FIRST)
         .offset(num_kept)
     )
     is_surplus = checkpoints.c.id.in_(list(db.scalars(surplus)))

@@ -1,4 +1,4 @@
-"""Differences between SQLite and PostgreSQL: upserts and error messages."""
+"""Differences between SQLite and PostgreSQL: upserts, JSON and error messages."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def _build_insert_or_ignore(
 def dialect_insert(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """Return the dialect's insert, which supports ON CONFLICT."""
     return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+
+
+def has_metadata(
+    db: sa.Connection, column: sa.Column[object], key: str, value: str
+) -> sa.ColumnElement[bool]:
+    """Return a condition: a JSON object in a column has this key with this text."""
+    if db.dialect.name != "sqlite":
+        return sa.type_coerce(column, postgresql.JSONB).contains({key: value})
+    # Not a path expression: those cannot express every key.
+    entry = sa.func.json_each(column).table_valued("key", "type", "value")
+    return sa.exists().where(entry.c.key == key, entry.c.type == "text", entry.c.value == value)
 
 
 def lock_rows(db: sa.Connection, query: sa.Select[object]) -> None:

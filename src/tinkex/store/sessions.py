@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from tinkex import types
+from tinkex.store.dialects import has_metadata
 from tinkex.store.records import SessionRecord
 from tinkex.store.schema import checkpoints, sessions
 
@@ -142,7 +142,10 @@ def _add_storage(db: sa.Connection, page: Sequence[SessionRecord]) -> list[Sessi
 def _conditions(
     db: sa.Connection, tenant_id: str, request: types.SessionSearchRequest
 ) -> list[sa.ColumnElement[bool]]:
-    conditions = [_has_metadata(db, key, value) for key, value in request.user_metadata.items()]
+    conditions = [
+        has_metadata(db, sessions.c.user_metadata, key, value)
+        for key, value in request.user_metadata.items()
+    ]
     if request.project_ids is not None:
         conditions.append(sessions.c.project_id.in_(request.project_ids))
     if request.session_id is not None or request.display_name is not None:
@@ -152,15 +155,6 @@ def _conditions(
     if request.cursor is not None:
         conditions.append(_is_after(request.cursor, tenant_id))
     return conditions
-
-
-def _has_metadata(db: sa.Connection, key: str, value: str) -> sa.ColumnElement[bool]:
-    if db.dialect.name != "sqlite":
-        metadata = sa.type_coerce(sessions.c.user_metadata, postgresql.JSONB)
-        return metadata.contains({key: value})
-    # Not a path expression: those cannot express every key.
-    entry = sa.func.json_each(sessions.c.user_metadata).table_valued("key", "type", "value")
-    return sa.exists().where(entry.c.key == key, entry.c.type == "text", entry.c.value == value)
 
 
 def _is_named(request: types.SessionSearchRequest) -> sa.ColumnElement[bool]:

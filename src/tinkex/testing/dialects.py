@@ -24,7 +24,7 @@ from tinkex.testing.asgi import (
 from tinkex.testing.calls import Call
 from tinkex.wire.endpoints import ENDPOINTS
 
-#: What came with SDK 0.36 and servers of older versions lack.
+#: What came with SDK 0.36 and later, and servers of older versions lack.
 _NEW = frozenset(
     {
         "retrieve_futures",
@@ -35,6 +35,7 @@ _NEW = frozenset(
         "external_weights_urls",
         "copy_weights",
         "finish_session",
+        "search_checkpoints",
         "search_sessions",
         "get_current_checkpoint_storage_usage",
         "get_api_key",

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
         UnknownBillingEvent as UnknownBillingEvent,
         WhoamiResponse as WhoamiResponse,
     )
+    from tinkex.types.checkpoint_search import (
+        CheckpointSearchCursor as CheckpointSearchCursor,
+        CheckpointSearchRequest as CheckpointSearchRequest,
+        CheckpointSearchResponse as CheckpointSearchResponse,
+    )
     from tinkex.types.checkpoints import (
         Checkpoint as Checkpoint,
         CheckpointType as CheckpointType,
@@ -212,6 +217,9 @@ _NAMES_BY_MODULE = {
         GetBillingUsageRequest GetCurrentCheckpointStorageUsageRequest
         SamplingPrefillBillingEvent SamplingSampleBillingEvent StorageBillingEvent
         TrainingBillingEvent UnknownBillingEvent WhoamiResponse
+    """,
+    "tinkex.types.checkpoint_search": """
+        CheckpointSearchCursor CheckpointSearchRequest CheckpointSearchResponse
     """,
     "tinkex.types.checkpoints": """
         Checkpoint CheckpointType CheckpointsListResponse CopyWeightsRequest

@@ -44,6 +44,8 @@ class Checkpoint(Reply):
     """Metadata set by its owner."""
     expires_at: datetime | None = None
     """When it expires; None means never."""
+    base_model: str | None = None
+    """The model that its run trains; since SDK 0.39."""
 
 
 class ParsedCheckpointTinkerPath(Reply):

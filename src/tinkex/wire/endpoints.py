@@ -245,6 +245,12 @@ LIST_MODEL_CHECKPOINTS = no_body(
 LIST_USER_CHECKPOINTS = no_body(
     "GET", "list_user_checkpoints", "/checkpoints", types.CheckpointsListResponse, query=_PAGE_QUERY
 )
+SEARCH_CHECKPOINTS = post_json(
+    "search_checkpoints",
+    "/checkpoints/search",
+    types.CheckpointSearchRequest,
+    types.CheckpointSearchResponse,
+)
 _CHECKPOINT_PATH = "/training_runs/{training_run_id}/checkpoints/{checkpoint_id}"
 DELETE_CHECKPOINT = no_body(
     "DELETE",

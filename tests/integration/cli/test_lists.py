@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.integration.conftest import BASE_MODEL, KEY, Connect, Serve
+from tinkex.testing import Fault
 
 
 @pytest.fixture
@@ -73,6 +74,25 @@ def test_checkpoints_of_all_runs_and_of_one(seeded: SeededServer, tinkex: RunCli
     assert (of_run["run_id"], of_run["total"]) == (seeded.run_ids[1], 2)
     empty = tinkex("checkpoint", "list", "--run-id", seeded.run_ids[0])
     assert empty.out == f"No checkpoints found for run {seeded.run_ids[0]}\n"
+
+
+def test_checkpoints_are_filtered_by_the_server(seeded: SeededServer, tinkex: RunCli) -> None:
+    def paths(*words: str) -> list[str]:
+        found = tinkex("checkpoint", "list", "--json", *words).json
+        assert found["total"] == found["shown"]
+        return [saved["tinker_path"] for saved in found["checkpoints"]]
+
+    assert paths("--type", "sampler") == [seeded.sampler]
+    both = ["--base-model", "other", "--base-model", "tinkex/bigram"]
+    assert sorted(paths(*both)) == sorted([seeded.training, seeded.sampler])
+    assert paths("--base-model", "other") == paths("--metadata", "team=blue") == []
+    shown = tinkex("checkpoint", "list", "--type", "sampler", "-c", "id,model").out
+    assert "tinkex/bigram" in shown
+    refused = tinkex("checkpoint", "list", "--run-id", seeded.run_ids[1], "--type", "sampler")
+    assert (refused.exit_code, "--run-id cannot be combined" in refused.err) == (2, True)
+    seeded.server.inject("search_checkpoints", Fault(status=404))
+    old = tinkex("checkpoint", "list", "--type", "sampler")
+    assert (old.exit_code, "cannot search checkpoints" in old.err) == (1, True)
 
 
 def test_run_info_shows_metadata_and_checkpoints(seeded: SeededServer, tinkex: RunCli) -> None:

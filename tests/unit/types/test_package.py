@@ -17,7 +17,7 @@ FILES = sorted(
 
 
 def test_exported_names_match_the_official_package() -> None:
-    assert len(types.__all__) == len(set(types.__all__)) == 151
+    assert len(types.__all__) == len(set(types.__all__)) == 154
     assert set(types.__all__) <= set(dir(types))
     for name in types.__all__:
         assert getattr(types, name) is not None

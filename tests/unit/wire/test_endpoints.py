@@ -60,6 +60,7 @@ PROTOCOL = [
     ("PUT", CHECKPOINT + "/ttl"),
     ("GET", CHECKPOINT + "/external_weights_urls"),
     ("GET", "/checkpoints"),
+    ("POST", "/checkpoints/search"),
     ("POST", "/weights_info"),
     ("POST", "/copy_weights"),
     ("GET", "/sessions"),

@@ -49,6 +49,9 @@ CHECKPOINT_COLUMNS = {
     ),
     "path": CheckpointColumn(Column("Path"), lambda saved: saved.tinker_path, "tinker:// path"),
     "run": CheckpointColumn(Column("Run ID", 4), lambda saved: _get_run_id(saved), "id of its run"),
+    "model": CheckpointColumn(
+        Column("Base Model", 4), lambda saved: format_optional(saved.base_model), "its base model"
+    ),
 }
 DEFAULT_CHECKPOINT_COLUMNS = ("id", "type", "size", "public", "created", "expires", "path")
 

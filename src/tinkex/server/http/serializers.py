@@ -53,6 +53,7 @@ def serialize_checkpoint(checkpoint: CheckpointRecord) -> types.Checkpoint:
         public=checkpoint.is_public,
         user_metadata=stringify_metadata(checkpoint.user_metadata),
         expires_at=None if expires_at is None else to_datetime(expires_at),
+        base_model=checkpoint.base_model,
     )
 
 

@@ -177,6 +177,7 @@ NAMELESS = {
     "list_aliases",
     "delete_alias",
     "list_sessions",
+    "search_checkpoints",
     "search_sessions",
     "get_audit_log",
     "get_billing_usage",
@@ -313,8 +314,13 @@ def test_lists_exclude_other_tenants(harness: ServerHarness) -> None:
     for owner in ("own", "accessible"):
         body = {"owner": {"type": owner}}
         assert harness.post("/sessions/search", body, key=OTHER_KEY).json() == {"sessions": []}
+        found = harness.post("/checkpoints/search", body, key=OTHER_KEY).json()
+        assert found == {"checkpoints": []}
     owner_filter = {"owner": {"type": "user", "owner_urns": [f"tml:user:{harness.tenant_id}"]}}
     assert harness.post("/sessions/search", owner_filter, key=OTHER_KEY).json() == {"sessions": []}
+    found = harness.post("/checkpoints/search", owner_filter, key=OTHER_KEY).json()
+    assert found == {"checkpoints": []}
+    assert len(harness.post("/checkpoints/search", owner_filter).json()["checkpoints"]) == 1
 
 
 @pytest.mark.parametrize("name", sorted(FOREIGN))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -14,18 +15,26 @@ from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import UNKNOWN, escape_line, format_count, format_size, format_timestamp
 from tinkex.cli.id_arguments import CHECKPOINT, RUN, expand_path, resolve_run
-from tinkex.cli.options import Command, columns_option, limit_option
+from tinkex.cli.options import Command, KeyValuePair, columns_option, limit_option
 from tinkex.cli.output import show
 from tinkex.cli.output.checkpoints import CHECKPOINT_COLUMNS, CheckpointInfo, CheckpointList
 from tinkex.cli.progress import paged_progress_bar
-from tinkex.errors import NotFoundError, PermissionDeniedError
-from tinkex.ids import TYPE_BY_SEGMENT, parse_tinker_path
+from tinkex.errors import (
+    APIStatusError,
+    ExperimentalWarning,
+    NotFoundError,
+    PermissionDeniedError,
+)
+from tinkex.ids import SEGMENT_BY_TYPE, TYPE_BY_SEGMENT, parse_tinker_path
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
-    from tinkex.types import Checkpoint
+    from tinkex.types import Checkpoint, CheckpointSearchRequest, CheckpointSearchResponse
 
 PAGE_SIZE = 1000
+SEARCH_PAGE_SIZE = 200
+#: Status codes of a server without search.
+NO_SEARCH = frozenset({404, 405, 501})
 DEFAULT_LIMIT = 20
 
 
@@ -33,11 +42,39 @@ DEFAULT_LIMIT = 20
 @click.option("--run-id", type=RUN, metavar="ID", help="List all checkpoints of this run.")
 @limit_option(None, f"Maximum number of items to show; 0 shows all.  [default: {DEFAULT_LIMIT}]")
 @columns_option({name: column.summary for name, column in CHECKPOINT_COLUMNS.items()})
+@click.option(
+    "--type",
+    "checkpoint_type",
+    type=click.Choice(list(SEGMENT_BY_TYPE)),
+    help="Only checkpoints of this type.",
+)
+@click.option(
+    "--base-model",
+    "base_models",
+    multiple=True,
+    metavar="NAME",
+    help="Only checkpoints of this base model; may be repeated.",
+)
+@click.option(
+    "--metadata",
+    "user_metadata",
+    type=KeyValuePair(),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only checkpoints with this metadata; may be repeated.",
+)
 @pass_context
 def list_checkpoints(
-    context: Context, run_id: str | None, limit: int | None, columns: tuple[str, ...] | None
+    context: Context,
+    /,
+    run_id: str | None,
+    limit: int | None,
+    columns: tuple[str, ...] | None,
+    **filters: Any,
 ) -> None:
     """List checkpoints, newest first."""
+    if run_id is not None and any(filters.values()):
+        raise click.UsageError("--run-id cannot be combined with other filters.")
     if run_id is None and has_no_records(context):
         show(context, CheckpointList(Listing([], 0), run_id, columns))
         return
@@ -45,6 +82,8 @@ def list_checkpoints(
         if run_id is not None:
             run_id = resolve_run(client, run_id)
             checkpoints = _fetch_run_checkpoints(client, run_id, limit or 0)
+        elif any(filters.values()):
+            checkpoints = _search(client, filters, DEFAULT_LIMIT if limit is None else limit)
         else:
             checkpoints = fetch_checkpoints(
                 context, client, DEFAULT_LIMIT if limit is None else limit
@@ -67,6 +106,40 @@ def fetch_checkpoints(context: Context, client: RestClient, limit: int = 0) -> L
 def _fetch_run_checkpoints(client: RestClient, run_id: str, limit: int) -> Listing[Checkpoint]:
     checkpoints = client.list_checkpoints(run_id).result().checkpoints
     return Listing(checkpoints[:limit] if limit else checkpoints, len(checkpoints))
+
+
+def _search(client: RestClient, filters: dict[str, Any], limit: int) -> Listing[Checkpoint]:
+    """Fetch the newest `limit` matching checkpoints (0: all), and count all."""
+    from tinkex.types import CheckpointSearchRequest
+
+    request = CheckpointSearchRequest(
+        checkpoint_type=filters["checkpoint_type"],
+        base_models=list(filters["base_models"]) or None,
+        user_metadata=dict(filters["user_metadata"]),
+        limit=SEARCH_PAGE_SIZE,
+    )
+    found: list[Checkpoint] = []
+    while True:
+        page = _search_page(client, request)
+        found += page.checkpoints
+        if page.next_cursor is None or not page.checkpoints:
+            return Listing(found[:limit] if limit else found, len(found))
+        request = request.model_copy(update={"cursor": page.next_cursor})
+
+
+def _search_page(client: RestClient, request: CheckpointSearchRequest) -> CheckpointSearchResponse:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        future = client.search_checkpoints(request)
+    try:
+        return future.result()
+    except APIStatusError as error:
+        if error.status not in NO_SEARCH:
+            raise
+        raise CliError(
+            "this server cannot search checkpoints",
+            "Remove --type, --base-model and --metadata to list all checkpoints.",
+        ) from error
 
 
 @click.command(cls=Command)

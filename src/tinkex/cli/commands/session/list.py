@@ -10,7 +10,13 @@ import click
 from tinkex.cli.client import call_endpoint, has_no_records, rest_client
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.id_arguments import SESSION, SESSION_SUMMARY, resolve_session
-from tinkex.cli.options import Argument, Command, columns_option, limit_option
+from tinkex.cli.options import (
+    Argument,
+    Command,
+    KeyValuePair,
+    columns_option,
+    limit_option,
+)
 from tinkex.cli.output import announce, show
 from tinkex.cli.output.sessions import SESSION_COLUMNS, SessionList
 from tinkex.cli.progress import paged_progress_bar, progress_bar, spinner
@@ -19,23 +25,6 @@ if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
 
 STATUSES = ("active", "finished", "failed", "cancelled")
-
-
-class KeyValuePair(click.ParamType[tuple[str, str]]):
-    """A KEY=VALUE pair."""
-
-    name = "pair"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Split the pair."""
-        if isinstance(value, tuple):
-            return value
-        key, equals, text = str(value).partition("=")
-        if not key or not equals:
-            self.fail(f"{value!r} is not a KEY=VALUE pair", param, ctx)
-        return key, text
 
 
 @click.command("list", cls=Command)

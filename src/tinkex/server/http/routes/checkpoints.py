@@ -33,7 +33,7 @@ from tinkex.server.http.serializers import (
 )
 from tinkex.server.http.store_access import read, record_checkpoint_event, write
 from tinkex.server.http.validation import parse_page
-from tinkex.store import checkpoints, sessions
+from tinkex.store import checkpoint_search, checkpoints, sessions
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord
 from tinkex.wire.codec import encode_json
@@ -86,6 +86,23 @@ async def list_user_checkpoints(
         )
 
     return await read(services, query)
+
+
+async def search_checkpoints(
+    services: Services, context: RequestContext[types.CheckpointSearchRequest]
+) -> types.CheckpointSearchResponse:
+    """List a page of the caller's checkpoints that match a search, newest first."""
+    identity = context.identity
+    page = await read(
+        services,
+        lambda db: checkpoint_search.search(
+            db, identity.tenant_id, identity.urn, context.request, clock.now()
+        ),
+    )
+    return types.CheckpointSearchResponse(
+        checkpoints=[serialize_checkpoint(record) for record in page.checkpoints],
+        next_cursor=page.next_cursor,
+    )
 
 
 # --- changes ---------------------------------------------------------------------------------
@@ -251,6 +268,7 @@ ROUTES: dict[str, Handler] = {
     "list_checkpoints": list_checkpoints,
     "list_model_checkpoints": list_checkpoints,
     "list_user_checkpoints": list_user_checkpoints,
+    "search_checkpoints": search_checkpoints,
     "delete_checkpoint": delete_checkpoint,
     "publish_checkpoint": publish,
     "unpublish_checkpoint": unpublish,

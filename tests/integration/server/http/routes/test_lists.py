@@ -160,6 +160,7 @@ def test_checkpoints_of_run_are_listed_newest_first(harness: ServerHarness) -> N
         "size_bytes": first.size_bytes,
         "public": False,
         "user_metadata": {"k": "v"},
+        "base_model": BASE_MODEL,
     }
 
 
