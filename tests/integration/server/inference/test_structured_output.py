@@ -22,7 +22,7 @@ ANIMAL = {
 
 def asked(response_format: Any, **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "Name an animal."}]
-    body = {"model": SCRIPTED, "messages": messages, "max_tokens": 1000, "seed": 1, **fields}
+    body = {"model": SCRIPTED, "messages": messages, "max_tokens": 60, "seed": 1, **fields}
     return body | {"response_format": response_format}
 
 
