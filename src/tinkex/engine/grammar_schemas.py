@@ -19,6 +19,8 @@ from tinkex.installation import install_command, missing_libraries
 #: Limits of a schema.
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 64
+#: The largest integer of a schema that does not limit it; all JSON parsers read it exactly.
+MAX_INTEGER = 2**53 - 1
 #: Limits of the check of a schema.
 CHECK_CPU_SECONDS = 2
 CHECK_SECONDS = 15.0
@@ -27,6 +29,11 @@ RETRY_SECONDS = 2.0
 #: Schemas whose check is remembered.
 MAX_CHECKED = 256
 
+#: Keywords whose values are JSON and not schemas.
+_LITERALS = frozenset({"const", "default", "enum", "examples"})
+_NUMBER_LIMITS = frozenset(
+    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum"}
+)
 _CHECK_FILE = Path(__file__).with_name("grammar_check.py")
 #: At most one space between values: small models would fill the answer with white space, which is
 #: valid anywhere in a document. `oneOf` is applied like `anyOf`.
@@ -56,12 +63,13 @@ def build_grammar(schema: Mapping[str, object]) -> str:
             f"`{install_command('structured')}`"
         )
     _check_depth(schema)
-    document = {**(schema or {"type": "object"}), "x-guidance": _OPTIONS}
-    grammar = msgspec.json.encode({"grammars": [{"json_schema": document}]}).decode()
-    if len(grammar) > MAX_SCHEMA_BYTES:
+    num_bytes = len(msgspec.json.encode(schema))
+    if num_bytes > MAX_SCHEMA_BYTES:
         raise InvalidInput(
-            f"the JSON schema has {len(grammar)} bytes; expected at most {MAX_SCHEMA_BYTES}"
+            f"the JSON schema has {num_bytes} bytes; expected at most {MAX_SCHEMA_BYTES}"
         )
+    document = {**_bound_integers(schema or {"type": "object"}), "x-guidance": _OPTIONS}
+    grammar = msgspec.json.encode({"grammars": [{"json_schema": document}]}).decode()
     reason = _check_grammar(grammar)
     if reason:
         raise InvalidInput(f"the JSON schema cannot be used: {reason}")
@@ -82,6 +90,25 @@ def _check_depth(schema: object) -> None:
         if not level:
             return
     raise InvalidInput(f"the JSON schema is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+
+
+def _bound_integers(schema: Mapping[str, object]) -> dict[str, object]:
+    """Limit integers that have no limits: a small model may repeat a digit for ever."""
+    bounded = {
+        name: value if name in _LITERALS else _bound_children(value)
+        for name, value in schema.items()
+    }
+    if schema.get("type") == "integer" and schema.keys().isdisjoint(_NUMBER_LIMITS):
+        bounded |= {"minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
+    return bounded
+
+
+def _bound_children(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _bound_integers(value)
+    if isinstance(value, list):
+        return [_bound_children(child) for child in value]
+    return value
 
 
 @lru_cache(MAX_CHECKED)

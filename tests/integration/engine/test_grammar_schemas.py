@@ -15,7 +15,7 @@ from tinkex.errors import InvalidInput
 
 
 def _nested(depth: int) -> Any:
-    schema: Any = {"type": "integer"}
+    schema: Any = {"type": "integer", "minimum": 0}
     for _ in range(depth):
         schema = {"type": "array", "items": schema}
     return schema
@@ -40,6 +40,15 @@ HOSTILE = {
 def test_usable_schema_gives_a_grammar(schema: Mapping[str, Any]) -> None:
     [grammar] = json.loads(build_grammar(schema))["grammars"]
     assert grammar["json_schema"].items() >= (schema or {"type": "object"}).items()
+
+
+def test_integers_without_limits_are_bounded() -> None:
+    literal = {"type": "integer"}
+    schema = {"anyOf": [{"items": literal}, {"type": "integer", "minimum": 3}, {"const": literal}]}
+    [grammar] = json.loads(build_grammar(schema))["grammars"]
+    bounded, *others = grammar["json_schema"]["anyOf"]
+    assert bounded["items"] == literal | {"minimum": 1 - 2**53, "maximum": 2**53 - 1}
+    assert others == schema["anyOf"][1:]
 
 
 @pytest.mark.parametrize(
