@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import jinja2
 import pytest
 
 from tinkex.engine.models.model_folder import read_model_folder
@@ -34,6 +35,20 @@ def test_model_card_reports_accuracy_per_task() -> None:
     assert [name for name, _, _ in rows] == list(FAMILIES)
     assert all(int(number) > 0 and int(share) <= 100 for _, number, share in rows)
     assert "license: apache-2.0" in card
+
+
+def test_chat_template_needs_no_variables_but_messages() -> None:
+    """lm-eval renders it so, and does not accept undefined variables."""
+    template = (TINY_FOLDER / "chat_template.jinja").read_text()
+    strict = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(template)
+    text = strict.render(
+        messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}],
+        add_generation_prompt=True,
+    )
+    assert text == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
 
 
 def test_files_contain_no_local_paths() -> None:

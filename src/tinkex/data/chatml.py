@@ -27,7 +27,7 @@ _TOOLS_PROMPT = (
 
 CHAT_TEMPLATE = """\
 {%- set first = 0 -%}
-{%- if tools -%}
+{%- if tools | default(none) -%}
 {{- '<|im_start|>system\\n' -}}
 {%- if messages[0].role == 'system' -%}
 {%- set first = 1 -%}
@@ -45,12 +45,12 @@ CHAT_TEMPLATE = """\
 {%- if message.role == 'tool' -%}
 {{- '<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
 {%- else -%}
-{%- if message.reasoning_content -%}
+{%- if message.reasoning_content | default(none) -%}
 {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' -}}
 {%- endif -%}
 {{- message.content or '' -}}
-{%- for call in message.tool_calls or [] -%}
-{{- '<tool_call>' + ((call.function or call) | tojson) + '</tool_call>' -}}
+{%- for call in message.tool_calls | default(none) or [] -%}
+{{- '<tool_call>' + ((call.function | default(none) or call) | tojson) + '</tool_call>' -}}
 {%- endfor -%}
 {%- endif -%}
 {{- '<|im_end|>\\n' -}}
