@@ -20,6 +20,7 @@ from tinkex.nn.cached_attention import CachedAttention, DecodeRows
 from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.fused_layers import FusedAttention, FusedGatedMLP
 from tinkex.nn.kv_cache import KVBlock, KVCacheSpec, KVShape
+from tinkex.nn.lm_head import FrozenEmbedding
 from tinkex.nn.lora_decode import DecodeLora
 from tinkex.nn.lora_linear import MergedLoraLinear
 from tinkex.nn.ops import library
@@ -103,21 +104,22 @@ class FusedDecoder:
     def __init__(
         self,
         layers: Sequence[_StandardLayer],
-        embedding: Tensor,
+        embedding: nn.Embedding | FrozenEmbedding,
         final_norm: FrozenRMSNorm,
         rotary: RotaryTable,
     ) -> None:
         kernels = load_kernels()
         assert kernels is not None
-        self._decode_step, self._rotary = kernels.decode_step, rotary
+        self._decode_step = kernels.decode_step
+        self._embedding, self._rotary = embedding, rotary
         self.shape = layers[0].shape
         self.num_layers = len(layers)
         # The structs hold addresses of these.
-        self._keepalive = (layers, embedding, final_norm)
+        self._keepalive = (layers, final_norm)
         self._layer_structs = (library.LayerStruct * len(layers))(*map(_layer_struct, layers))
         self._target_indices = [group.target_index for layer in layers for group in layer.linears]
         self._model_struct = library.ModelStruct(
-            *(embedding.data_ptr(), ctypes.addressof(self._layer_structs), len(layers)),
+            *(ctypes.addressof(self._layer_structs), len(layers)),
             _norm_struct(final_norm),
             *self.shape,
         )
@@ -133,7 +135,7 @@ class FusedDecoder:
         embedding, final_norm, rotary = parts
         if (
             len(standard) < len(parsed)
-            or not isinstance(embedding, nn.Embedding)
+            or not isinstance(embedding, (nn.Embedding, FrozenEmbedding))
             or not isinstance(final_norm, FrozenRMSNorm)
             or not isinstance(rotary, RotaryTable)
             or embedding.num_embeddings < vocab_size
@@ -141,7 +143,7 @@ class FusedDecoder:
             or not standard[0].shape.is_supported
         ):
             return None
-        return cls(standard, embedding.weight.detach(), final_norm, rotary)
+        return cls(standard, embedding, final_norm, rotary)
 
     def hidden_states(
         self, tokens_M: Tensor, positions_M: Tensor, context: ForwardContext
@@ -180,14 +182,15 @@ class FusedDecoder:
         if order is not None:
             blocks, slots = blocks[order.numpy()], slots[order.numpy()]
         cos_MW, sin_MW = self._rotary.signed_cos_sin(positions_M)
-        out_MD = cos_MW.new_empty(len(slots), self.shape.width)
+        x_MD = self._embedding(tokens_M)
+        out_MD = torch.empty_like(x_MD)
         is_done = self._decode_step(
             ctypes.addressof(self._model_struct),
             *((library.AdapterSpanStruct * len(spans))(*spans), len(spans)),
             (library.KVBlockStruct * len(segments))(
                 *(library.KVBlockStruct(*segment.addresses) for segment in segments)
             ),
-            *(len(slots), tokens_M.data_ptr(), blocks.ctypes.data, slots.ctypes.data),
+            *(len(slots), x_MD.data_ptr(), blocks.ctypes.data, slots.ctypes.data),
             *(cos_MW.data_ptr(), sin_MW.data_ptr(), out_MD.data_ptr(), torch.get_num_threads()),
         )
         if not is_done:
@@ -239,9 +242,6 @@ def _norm_struct(norm: FrozenRMSNorm) -> library.NormStruct:
 
 
 def _linear_struct(group: MergedLoraLinear) -> library.LinearStruct:
-    panels, bias_N = group.frozen.packed_weight, group.frozen.bias_N
-    assert panels is not None
-    return library.LinearStruct(
-        *(panels.address, None if bias_N is None else bias_N.data_ptr()),
-        *(panels.num_inputs, panels.num_outputs),
-    )
+    weight, bias_N = group.frozen.packed_weight, group.frozen.bias_N
+    assert weight is not None
+    return library.LinearStruct(weight.struct, None if bias_N is None else bias_N.data_ptr())

@@ -24,7 +24,7 @@ from tinkex.nn.forward_context import (
     active_forward,
 )
 from tinkex.nn.fused_decode import FusedDecoder, matches_reference
-from tinkex.nn.lm_head import LMHead, find_lm_head
+from tinkex.nn.lm_head import LMHead, find_lm_head, pack_lm_head
 from tinkex.nn.lora_layout import LoraTarget, TargetKind
 from tinkex.nn.lora_linear import MergedLinearPart, MergedLoraLinear
 from tinkex.nn.module_discovery import LinearGroupSpec, ModuleDiscovery, iter_children
@@ -43,9 +43,9 @@ class HostedModel:
     ) -> None:
         """Host a model; `packed_bytes` limits the memory for second copies of weights.
 
-        The copies make some products faster. The LM head comes first, then the layers in order. If
-        the model is `shardable`, there are neither copies nor fused modules, and all weights of
-        layers are parameters.
+        The C kernels need one copy of each weight. Copies are made only for torch, and of an LM
+        head whose weight is also that of an unusual embedding. If the model is `shardable`, there
+        are neither copies nor fused modules, and all weights of layers are parameters.
         """
         model.eval().requires_grad_(False)
         with ModuleDiscovery(model) as discovery:
@@ -57,13 +57,13 @@ class HostedModel:
         self.lora_targets: list[LoraTarget] = []
         """Targets of adapters; a target index is an index in this list."""
         self._layers = discovery.layers
-        groups = self._install_lora(discovery, shardable=shardable)
-        self.lm_head = self._wrap_lm_head()
-        copyable: list[LMHead | MergedLoraLinear] = [self.lm_head, *groups]
+        self._groups = self._install_lora(discovery, shardable=shardable)
+        self.lm_head = self._wrap_lm_head(is_packed=not shardable)
+        copyable: list[LMHead | MergedLoraLinear] = [self.lm_head, *self._groups]
         for one in () if shardable else copyable:
-            if one.num_bytes <= packed_bytes:
-                one.make_packed_copy()
-                packed_bytes -= one.num_bytes if one.has_packed_copy else 0
+            if 0 < (copy_bytes := one.copy_bytes) <= packed_bytes:
+                one.make_copy()
+                packed_bytes -= copy_bytes
         options_by_layer = check.check(self)
         if shardable:
             return
@@ -96,12 +96,20 @@ class HostedModel:
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return self.lm_head.weight_VD.device
+        return self.lm_head.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self.lm_head.weight_VD.dtype
+        """Dtype of activations; weights may be stored in a smaller one."""
+        return self.lm_head.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights and of their copies, unless the model is divided among ranks."""
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        by_address = {one.data_ptr(): one.nbytes for one in tensors if not one.is_meta}
+        groups_bytes = sum(group.num_bytes for group in self._groups)
+        return sum(by_address.values()) + self.lm_head.num_bytes + groups_bytes
 
     @property
     def is_collective(self) -> bool:
@@ -183,7 +191,7 @@ class HostedModel:
         fused = FusedDecoder.from_decoder(self._decoder, layers, self.vocab_size)
         return fused if fused is not None and matches_reference(fused, self.hidden_states) else None
 
-    def _wrap_lm_head(self) -> LMHead:
+    def _wrap_lm_head(self, *, is_packed: bool = False) -> LMHead:
         linear = find_lm_head(self._model)
         path = next(name for name, one in self._model.named_modules() if one is linear)
         target = LoraTarget(
@@ -193,7 +201,8 @@ class HostedModel:
             out_features=(linear.out_features,),
         )
         self.lora_targets.append(target)
-        return LMHead(len(self.lora_targets) - 1, linear, self.config)
+        packed_weight = pack_lm_head(self._model, linear) if is_packed else None
+        return LMHead(len(self.lora_targets) - 1, linear, self.config, packed_weight)
 
 
 def enable_activation_checkpointing(layer: nn.Module) -> None:

@@ -31,7 +31,6 @@ class FrozenLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.shape_KN = weight_KN.shape
-        self.num_bytes = weight_KN.nbytes
         self.bias_N = bias_N
         self.packed_weight = (
             PackedWeight(weight_KN) if can_pack(weight_KN) and not shardable else None
@@ -40,7 +39,6 @@ class FrozenLinear(nn.Module):
         self._weight_KN = None if self.packed_weight is not None else weight_KN.contiguous()
         if shardable:
             self._weight_KN = nn.Parameter(weight_KN.contiguous(), requires_grad=False)
-        self._packed_transpose: PackedWeight | None = None
         self._onednn_weight: Tensor | None = None
 
     @classmethod
@@ -59,21 +57,26 @@ class FrozenLinear(nn.Module):
         return self._weight_KN
 
     @property
-    def has_packed_copy(self) -> bool:
-        """Whether a second copy of the weight exists."""
-        return self._packed_transpose is not None or self._onednn_weight is not None
-
-    def make_packed_copy(self) -> None:
-        """Make a second copy of the weight: packed for backward, or for oneDNN with few rows."""
-        weight_KN = self.weight_KN
+    def num_bytes(self) -> int:
+        """Bytes of the weight and of its copy."""
         if self.packed_weight is not None:
-            self._packed_transpose = PackedWeight(weight_KN.t())
-            return
-        is_plain = weight_KN.dtype == torch.float32 and weight_KN.device.type == "cpu"
-        if is_plain and torch.backends.mkldnn.is_available():
-            self._onednn_weight = torch.ops.mkldnn._reorder_linear_weight(
-                weight_KN.t().contiguous()
-            )
+            return self.packed_weight.num_bytes
+        num_copies = 1 if self._onednn_weight is None else 2
+        return num_copies * self.weight_KN.nbytes
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of a second copy of the weight for oneDNN; 0 if it would not be used."""
+        if self.packed_weight is not None:
+            return 0
+        is_plain = self.weight_KN.dtype == torch.float32 and self.weight_KN.device.type == "cpu"
+        return self.weight_KN.nbytes if is_plain and torch.backends.mkldnn.is_available() else 0
+
+    def make_copy(self) -> None:
+        """Make a second copy of the weight for oneDNN, which is faster with few rows."""
+        self._onednn_weight = torch.ops.mkldnn._reorder_linear_weight(
+            self.weight_KN.t().contiguous()
+        )
 
     def forward(self, x_MK: Tensor) -> Tensor:
         """Return x W + b in a new tensor; the algorithm depends only on the number of rows."""
@@ -89,8 +92,8 @@ class FrozenLinear(nn.Module):
 
     def backward(self, dy_MN: Tensor) -> Tensor:
         """Return dy W^T in a new tensor."""
-        if self._packed_transpose is not None:
-            return self._packed_transpose.matmul(dy_MN)
+        if self.packed_weight is not None:
+            return self.packed_weight.matmul_transposed(dy_MN)
         return torch.mm(dy_MN, self.weight_KN.t())
 
 
@@ -141,17 +144,17 @@ class MergedLoraLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the frozen weights, and of a second copy of them."""
+        """Bytes of the frozen weights and of their copy."""
         return self.frozen.num_bytes
 
     @property
-    def has_packed_copy(self) -> bool:
-        """Whether a second copy of the weights exists."""
-        return self.frozen.has_packed_copy
+    def copy_bytes(self) -> int:
+        """Bytes of a second copy of the weights; 0 if it would not be used."""
+        return self.frozen.copy_bytes
 
-    def make_packed_copy(self) -> None:
+    def make_copy(self) -> None:
         """Make a second copy of the weights, which makes some products faster."""
-        self.frozen.make_packed_copy()
+        self.frozen.make_copy()
 
     def member_output(self, index: int, x: Tensor) -> Tensor:
         """Return one member's output; the merged output is cached until all members read it."""

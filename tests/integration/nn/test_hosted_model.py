@@ -30,7 +30,6 @@ from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.fused_layers import FusedAttention, FusedGatedMLP
 from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_layout import LoraLayout, TargetKind
-from tinkex.nn.lora_linear import MergedLinearPart
 from tinkex.nn.lora_training import LoraSegment, SegmentedLora
 from tinkex.nn.ops.rms_norm import FrozenRMSNorm
 from tinkex.nn.packed_attention import PackedAttention
@@ -313,14 +312,47 @@ def test_non_equivalent_module_is_not_replaced() -> None:
     assert kinds[0] is not FusedGatedMLP
 
 
-def test_tied_head_weight_is_not_copied() -> None:
-    host = HostedModel(build("qwen3"))
-    embedding = host.model.get_input_embeddings().weight
-    assert host.lm_head.weight_VD.data_ptr() == embedding.data_ptr()
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_bfloat16_checkpoint_keeps_two_bytes_per_weight(name: str) -> None:
+    exact, rounded = build(name), build(name).bfloat16().float()
+    num_weights = sum(weight.numel() for weight in rounded.parameters())
+    host = HostedModel(rounded, packed_bytes=1 << 30)
+    # Norms stay in float32, and the last panels are padded.
+    assert 1.9 * num_weights < host.num_bytes < 2.2 * num_weights
+    assert 3.9 * num_weights < HostedModel(exact).num_bytes < 4.2 * num_weights
 
 
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_sixteen_bit_weights_give_the_bits_of_float32(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def results() -> list[torch.Tensor]:
+        host = HostedModel(build(name).bfloat16().float())
+        return [run(host, SegmentedLora([]), [torch.arange(n)], dlogits(n)) for n in (1, 7, 65)]
+
+    narrow = results()
+    monkeypatch.setattr("tinkex.nn.ops.packed_matmul._is_exact", lambda weight, dtype: False)
+    assert all(map(torch.equal, narrow, results()))
+
+
+def test_tied_head_and_embedding_share_their_weight() -> None:
+    model = build("qwen3")
+    expected = model.get_input_embeddings().weight.detach().clone()
+    host = HostedModel(model)
+    assert all(one.shape != expected.shape for one in host.model.parameters() if not one.is_meta)
+    assert torch.equal(host.model.get_input_embeddings()(torch.arange(len(expected))), expected)
+    assert torch.equal(host.lm_head.weight_VD, expected)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("autograd", "packed_matmul"):
+        monkeypatch.setattr(f"tinkex.nn.ops.{module}.load_kernels", lambda: None)
+
+
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_packed_copies_match_for_any_number_of_rows(name: str) -> None:
+def test_copies_match_for_any_number_of_rows(name: str) -> None:
     plain, packed = HostedModel(build(name)), HostedModel(build(name), packed_bytes=1 << 30)
     for length in (1, 2, 17, 64, 65):
         one = [torch.arange(length)]
@@ -331,19 +363,14 @@ def test_packed_copies_match_for_any_number_of_rows(name: str) -> None:
         assert torch.equal(*found)
 
 
-def test_packed_copies_respect_the_memory_limit() -> None:
-    def packed(num_bytes: int) -> int:
-        host = HostedModel(build("llama"), packed_bytes=num_bytes)
-        groups = {m.group for m in host.model.modules() if isinstance(m, MergedLinearPart)}
-        for m in host.model.modules():
-            if isinstance(m, FusedAttention):
-                groups |= {m.qkv_proj, m.o_proj}
-            elif isinstance(m, FusedGatedMLP):
-                groups |= {m.gate_up_proj, m.down_proj}
-        head = host.lm_head.num_bytes if host.lm_head.has_packed_copy else 0
-        return head + sum(one.num_bytes for one in groups if one.has_packed_copy)
+@pytest.mark.usefixtures("without_kernels")
+def test_copies_respect_the_memory_limit() -> None:
+    alone = HostedModel(build("llama")).num_bytes
 
-    whole = packed(1 << 30)
-    assert packed(0) == 0
-    assert 0 < packed(whole // 2) <= whole // 2
-    assert packed(whole) == whole
+    def copies(num_bytes: int) -> int:
+        return HostedModel(build("llama"), packed_bytes=num_bytes).num_bytes - alone
+
+    whole = copies(1 << 30)
+    assert copies(0) == 0
+    assert 0 < copies(whole // 2) <= whole // 2
+    assert copies(whole) == whole

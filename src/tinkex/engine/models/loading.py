@@ -131,6 +131,7 @@ def load_base_model(
         else:
             torch.nn.Module.to(model, device)
             hosted_model = HostedModel(model, packed_bytes=config.packed_bytes)
+            num_bytes = hosted_model.num_bytes
     except pickle.UnpicklingError as error:
         raise UnusableModel(
             f"base model {name!r} cannot be loaded: a pickle in {folder.path} holds more than "

@@ -174,7 +174,8 @@ _VARLEN = (*_ROWS * 3, _POINTER, *(_LONG,) * 4, _FLOAT)
 
 #: Argument types of kernels without a result; the number of threads comes last.
 _KERNELS = {
-    "packed_matmul": (*_ROWS, _POINTER, *_ROWS, *_ROWS, *(_LONG,) * 3),
+    "packed_matmul": (*_ROWS, _POINTER, *_ROWS, *_ROWS, _LONG),
+    "packed_matmul_transposed": (*_ROWS, _POINTER, *_ROWS, _LONG),
     "run_gemm_tasks": (_POINTER, _LONG),
     "add_rms_norm_forward": (_POINTER, _POINTER, *_NORM, _LONG, _LONG, _POINTER, _POINTER),
     "add_rms_norm_backward": (*(_POINTER,) * 3, *_NORM, _LONG, _LONG, _POINTER, _POINTER),
@@ -192,8 +193,10 @@ _KERNELS = {
     "varlen_attention_backward": (*_VARLEN, *(_POINTER,) * 7, _LONG),
     "cross_entropy_forward_backward": (*(_POINTER,) * 3, _LONG, _LONG, _POINTER),
 }
-#: The same for kernels that return whether their memory could be allocated.
-_ALLOCATING_KERNELS = {
+#: The same for kernels that return whether they could run.
+_FALLIBLE_KERNELS = {
+    "supports_dtype": (_LONG,),
+    "packed_columns": (_POINTER, _POINTER, _LONG, _POINTER),
     "add_low_rank": (
         *(*_ROWS, _POINTER, _LONG, _LONG, _POINTER, _POINTER),
         *(*_ROWS, _LONG, _LONG),
@@ -208,7 +211,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library = load_library(_SOURCE_DIR)
     if library is None:
         return None
-    for kernels, result in ((_KERNELS, None), (_ALLOCATING_KERNELS, _INT)):
+    for kernels, result in ((_KERNELS, None), (_FALLIBLE_KERNELS, _INT)):
         for name, arguments in kernels.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, [*arguments, _INT]
@@ -229,13 +232,19 @@ class GemmTask(ctypes.Structure):
     )
 
 
+class PackedWeightStruct(ctypes.Structure):
+    """A packed weight; `dtype` is a number of `kernels.h`."""
+
+    _fields_ = (("panels", _POINTER), ("dtype", _LONG), ("inputs", _LONG), ("outputs", _LONG))
+
+
 # --- structs of decode_step.c, in the same field order --------------------------------------------
 
 
 class LinearStruct(ctypes.Structure):
-    """A frozen linear layer with a packed weight; the bias may be null."""
+    """A frozen linear layer; the bias may be null."""
 
-    _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("inputs", _LONG), ("outputs", _LONG))
+    _fields_ = (("weight", PackedWeightStruct), ("bias", _POINTER))
 
 
 class NormStruct(ctypes.Structure):
@@ -260,7 +269,7 @@ class ModelStruct(ctypes.Structure):
     """A model whose layers all have the same shape."""
 
     _fields_ = (
-        *(("embedding", _POINTER), ("layers", _POINTER), ("num_layers", _LONG)),
+        *(("layers", _POINTER), ("num_layers", _LONG)),
         ("final_norm", NormStruct),
         *((name, _LONG) for name in ("width", "query_heads", "kv_heads", "head_width", "inner")),
     )

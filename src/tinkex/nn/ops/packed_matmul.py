@@ -1,7 +1,8 @@
 """Matrix products with packed weights, and batches of small products.
 
 A packed weight is stored in panels of PANEL_WIDTH columns, in the order in which the kernel reads
-it.
+it. A weight whose numbers are all exact in a 16-bit type is stored in that type; the kernel widens
+them where it uses them, so results are the same bits as in float32.
 
 Shape letters: M rows, K inputs, N outputs, P panels, C columns of a panel.
 """
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tinkex.nn.ops.library import GemmTask, LoraPairStruct, load_kernels
+from tinkex.nn.ops.library import LANES, GemmTask, LoraPairStruct, PackedWeightStruct, load_kernels
 
 #: Columns of a panel (PANEL in `kernels.h`).
 PANEL_WIDTH = 16
@@ -29,30 +30,76 @@ def can_pack(weight: Tensor) -> bool:
     return is_plain and load_kernels() is not None
 
 
+#: Types of stored numbers, smallest first, and their numbers in `kernels.h`.
+_DTYPE_CODES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
+#: Numbers that are checked at a time for whether they fit into 16 bits.
+_CHECKED_NUMBERS = 1 << 22
+
+
+def narrow_dtype(weight: Tensor) -> torch.dtype:
+    """The smallest type of the kernels that holds a weight exactly."""
+    kernels = load_kernels()
+    assert kernels is not None, "callers must check can_pack first"
+    for dtype, code in _DTYPE_CODES.items():
+        if kernels.supports_dtype(code, 0) and _is_exact(weight, dtype):
+            return dtype
+    return weight.dtype
+
+
+def _is_exact(weight: Tensor, dtype: torch.dtype) -> bool:
+    rows = max(1, _CHECKED_NUMBERS // max(1, weight[:1].numel()))
+    return all(torch.equal(part.to(dtype).to(part.dtype), part) for part in weight.split(rows))
+
+
 class PackedWeight:
     """A weight of K inputs and N outputs in panels; the last panel is padded with zeros.
 
-    Requires `can_pack`.
+    Requires `can_pack`. The default dtype is the smallest that holds the weight exactly.
     """
 
-    def __init__(self, weight_KN: Tensor) -> None:
+    def __init__(self, weight_KN: Tensor, dtype: torch.dtype | None = None) -> None:
         kernels = load_kernels()
         assert kernels is not None, "callers must check can_pack first"
-        self._matmul = kernels.packed_matmul
+        self._kernels = kernels
+        self.dtype = dtype or narrow_dtype(weight_KN)
         self.num_inputs, self.num_outputs = weight_KN.shape
         num_panels = -(-self.num_outputs // PANEL_WIDTH)
-        self._panels_PKC = weight_KN.new_zeros(num_panels, self.num_inputs, PANEL_WIDTH)
+        self._panels = weight_KN.new_zeros(
+            num_panels, self.num_inputs, PANEL_WIDTH, dtype=self.dtype
+        )
+        panels_PKC = self._panels_PKC
         num_full = self.num_outputs // PANEL_WIDTH
         full_KN, rest_KC = weight_KN.tensor_split([num_full * PANEL_WIDTH], dim=1)
-        self._panels_PKC[:num_full] = full_KN.unflatten(1, (num_full, PANEL_WIDTH)).transpose(0, 1)
+        split_PKC = full_KN.unflatten(1, (num_full, PANEL_WIDTH)).transpose(0, 1)
+        panels_PKC[:num_full] = split_PKC.view_as(panels_PKC[:num_full])
         if num_full < num_panels:
-            self._panels_PKC[-1, :, : rest_KC.shape[1]] = rest_KC
-        self.address = self._panels_PKC.data_ptr()
-        self.num_bytes = self._panels_PKC.nbytes
+            padded_KC = torch.nn.functional.pad(rest_KC, (0, PANEL_WIDTH - rest_KC.shape[1]))
+            panels_PKC[-1] = padded_KC.view_as(panels_PKC[-1])
+        self.num_bytes = self._panels.nbytes
+        self.struct = PackedWeightStruct(
+            *(self.address, _DTYPE_CODES[self.dtype], self.num_inputs, self.num_outputs)
+        )
+        """Describes the weight to the kernels; valid while this object lives."""
+        self._struct_address = ctypes.addressof(self.struct)
+
+    @property
+    def address(self) -> int:
+        """Address of the panels."""
+        return self._panels.data_ptr()
+
+    @property
+    def _panels_PKC(self) -> Tensor:
+        """The panels with their columns in order; the last dimension may be split in two."""
+        if self.dtype != torch.bfloat16:
+            return self._panels
+        # Columns j and j + LANES are stored as a pair.
+        pairs: Tensor = self._panels.unflatten(-1, (LANES, 2))
+        return pairs.transpose(-1, -2)
 
     def weight_KN(self) -> Tensor:
-        """Return the unpacked weight in a new tensor."""
-        return self._panels_PKC.transpose(0, 1).flatten(1)[:, : self.num_outputs]
+        """Return the unpacked weight as float32 in a new tensor."""
+        panels_PKC: Tensor = self._panels_PKC.reshape(self._panels.shape)
+        return panels_PKC.transpose(0, 1).flatten(1)[:, : self.num_outputs].float()
 
     def matmul(
         self, x_MK: Tensor, bias_N: Tensor | None = None, out_MN: Tensor | None = None
@@ -63,14 +110,35 @@ class PackedWeight:
             out_MN = x_MK.new_empty(x_MK.shape[0], self.num_outputs)
         else:
             _check_output(out_MN, x_MK.shape[0], self.num_outputs)
-        self._matmul(
-            *(x_MK.data_ptr(), x_MK.stride(0), self.address),
+        self._kernels.packed_matmul(
+            *(x_MK.data_ptr(), x_MK.stride(0), self._struct_address),
             *(0 if bias_N is None else bias_N.data_ptr(), 0),
-            *(out_MN.data_ptr(), out_MN.stride(0)),
-            *(x_MK.shape[0], self.num_inputs, self.num_outputs),
+            *(out_MN.data_ptr(), out_MN.stride(0), x_MK.shape[0]),
             torch.get_num_threads(),
         )
         return out_MN
+
+    def matmul_transposed(self, y_MN: Tensor) -> Tensor:
+        """Return y W^T in a new tensor; sums in the order of the transposed weight's `matmul`."""
+        y_MN = _contiguous_rows(y_MN, self.num_outputs)
+        out_MK = y_MN.new_empty(y_MN.shape[0], self.num_inputs)
+        self._kernels.packed_matmul_transposed(
+            *(y_MN.data_ptr(), y_MN.stride(0), self._struct_address),
+            *(out_MK.data_ptr(), out_MK.stride(0), y_MN.shape[0]),
+            torch.get_num_threads(),
+        )
+        return out_MK
+
+    def columns(self, indices_M: Tensor) -> Tensor:
+        """Return columns of the weight as rows (M, K), as an embedding that is tied to it does."""
+        indices_M = indices_M.to(torch.int64).contiguous()
+        out_MK = self._panels.new_empty(len(indices_M), self.num_inputs, dtype=torch.float32)
+        if not self._kernels.packed_columns(
+            *(self._struct_address, indices_M.data_ptr(), len(indices_M), out_MK.data_ptr()),
+            torch.get_num_threads(),
+        ):
+            raise IndexError(f"a token is outside the vocabulary of {self.num_outputs}")
+        return out_MK
 
 
 class PackedLoraPair:
@@ -83,8 +151,8 @@ class PackedLoraPair:
         kernels = load_kernels()
         assert kernels is not None, "callers must check can_pack first"
         self._add_low_rank = kernels.add_low_rank
-        self._down = PackedWeight(down_RK.t())
-        self._ups = [PackedWeight(up.t() * scale) for up in ups]
+        self._down = PackedWeight(down_RK.t(), torch.float32)
+        self._ups = [PackedWeight(up.t() * scale, torch.float32) for up in ups]
         num = len(self._ups)
         self._addresses = (ctypes.c_void_p * num)(*(up.address for up in self._ups))
         self._sizes = (ctypes.c_long * num)(*(up.num_outputs for up in self._ups))

@@ -84,8 +84,8 @@ def test_describing_loads_no_model_and_get_loads_it_once(folder: Path) -> None:
     assert registry.loaded_names == ("tiny",)
     assert registry.get("tiny") is model
     assert model.max_context_tokens == 512
-    # Besides the weights there are a few computed buffers.
-    assert 0 <= model.num_bytes - read_model_folder(folder).num_bytes("float32") < 1000
+    # Besides the weights there are a few computed buffers and the padding of panels.
+    assert 0 <= model.num_bytes - read_model_folder(folder).num_bytes("float32") < 3000
 
 
 def test_describing_models_does_not_import_their_classes(folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_lru_model_is_evicted_and_reloads_identically(
     caplog.set_level(logging.INFO, "tinkex")
     folders = [saved(name, seed=seed) for seed, name in enumerate("abc")]
     size = read_model_folder(folders[0]).num_bytes("float32")
-    registry = registry_of(*folders, memory_bytes=2 * size + 100)
+    registry = registry_of(*folders, memory_bytes=2 * size + 9000)
     first = logits_of(registry.get("a"))
     gone = weakref.ref(registry.get("a").hosted_model.model)
     second = logits_of(registry.get("b"))
@@ -221,7 +221,7 @@ def test_busy_model_is_not_evicted_and_callback_runs_before_eviction(
     busy, evicted = {"a"}, []
     registry = ModelRegistry(
         {folder.name: str(folder) for folder in folders},
-        EngineConfig(memory_bytes=2 * size + 100),
+        EngineConfig(memory_bytes=2 * size + 9000),
         busy.__contains__,
         evicted.append,
     )

@@ -94,6 +94,59 @@ def test_nan_and_infinity_stay_in_their_row() -> None:
     assert y[[0, 1, 2, 4, 5, 7]].isfinite().all()
 
 
+SHAPES = [(1, 1), (7, 5), (16, 16), (300, 33), (260, 600)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sixteen_bit_weight_gives_the_bits_of_float32(
+    dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    weight = (random(*shape) * 1e-3).to(dtype).float()
+    narrow, wide = PackedWeight(weight, dtype), PackedWeight(weight, torch.float32)
+    assert 2 * narrow.num_bytes == wide.num_bytes
+    assert torch.equal(narrow.weight_KN(), weight)
+    assert torch.equal(narrow.columns(torch.arange(shape[1])), weight.t())
+    for rows in (1, 2, 6, 7, 16, 200):
+        x, dy = random(rows, shape[0], seed=1), random(rows, shape[1], seed=2)
+        assert torch.equal(narrow.matmul(x), wide.matmul(x))
+        assert torch.equal(narrow.matmul_transposed(dy), wide.matmul_transposed(dy))
+
+
+def test_numbers_that_do_not_fit_stay_float32() -> None:
+    weight = torch.ones(40, 20)
+    for value, dtype in [
+        (1.0, torch.bfloat16),
+        (3e38, torch.float32),  # not exact in bfloat16, too large for float16
+        (1.0 + 2**-10, torch.float16),
+        (2.0**-130, torch.bfloat16),  # subnormal
+        (1.0 + 2**-20, torch.float32),
+        (float("nan"), torch.float32),
+    ]:
+        weight[39, 19] = value
+        assert PackedWeight(weight).dtype == dtype
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_transposed_product_equals_the_product_with_a_transposed_weight(
+    shape: tuple[int, int], num_threads: int
+) -> None:
+    weight, wide = random(*shape), random(200, shape[1] + 3, seed=1)
+    expected = PackedWeight(weight.t()).matmul(wide[:, 2 : shape[1] + 2])
+    with threads(num_threads):
+        for rows in (0, 1, 7, 192, 200):
+            dy = wide[:rows, 2 : shape[1] + 2]
+            assert torch.equal(PackedWeight(weight).matmul_transposed(dy), expected[:rows])
+
+
+def test_unknown_columns_are_rejected() -> None:
+    packed = PackedWeight(random(8, 20))
+    for index in (-1, 20):
+        with pytest.raises(IndexError, match="vocabulary of 20"):
+            packed.columns(torch.tensor([0, index]))
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("sizes", [(8,), (24, 7, 33)])
 def test_packed_lora_pair_matches_torch(rows: int, sizes: tuple[int, ...]) -> None:
@@ -127,7 +180,8 @@ def test_torch_fallback_matches_kernels(request: pytest.FixtureRequest) -> None:
 
     def run_all() -> list[torch.Tensor]:
         frozen = FrozenLinear.from_modules([linear])
-        frozen.make_packed_copy()
+        if frozen.copy_bytes:
+            frozen.make_copy()
         y = torch.zeros(9, 21)
         [decode_pair] = build_decode_pairs([pair], 0.25, torch.float32)
         assert decode_pair is not None

@@ -14,10 +14,8 @@ enum { LINEARS_PER_LAYER = 4 /* QKV, attention output, gate and up, down */ };
 
 /* A frozen linear layer. */
 typedef struct {
-    const float *panels;
+    packed_weight weight;
     const float *bias; /* or null */
-    long inputs;
-    long outputs;
 } linear;
 
 typedef struct {
@@ -28,7 +26,6 @@ typedef struct {
 } layer;
 
 typedef struct {
-    const float *embedding;
     const layer *layers;
     long num_layers;
     norm_params final_norm;
@@ -86,8 +83,9 @@ static void apply_linear(const step_state *step, long number, const float *x, fl
 {
     const layer *of = &step->of->layers[number / LINEARS_PER_LAYER];
     const linear *base = &of->linears[number % LINEARS_PER_LAYER];
-    packed_matmul_range(x, base->inputs, base->panels, base->bias, 0, y, base->outputs, step->rows,
-                        base->inputs, base->outputs, thread_range(num_panels(base->outputs)));
+    long inputs = base->weight.inputs, outputs = base->weight.outputs;
+    packed_matmul_range(x, inputs, &base->weight, base->bias, 0, y, outputs, step->rows,
+                        thread_range(num_panels(outputs)));
     int is_adapted = 0;
     for (long i = 0; i < step->num_spans; i++) {
         const adapter_span *span = &step->spans[i];
@@ -96,10 +94,10 @@ static void apply_linear(const step_state *step, long number, const float *x, fl
             continue;
         long width = pair->num * pair->rank;
         is_adapted = 1;
-        packed_matmul_range(x + span->start * base->inputs, base->inputs, pair->down, 0, 0,
+        packed_weight down = float32_weight(pair->down, inputs, width);
+        packed_matmul_range(x + span->start * inputs, inputs, &down, 0, 0,
                             step->lora_hidden + span->start * step->lora_width, step->lora_width,
-                            span->stop - span->start, base->inputs, width,
-                            thread_range(num_panels(width)));
+                            span->stop - span->start, thread_range(num_panels(width)));
     }
     BARRIER
     if (!is_adapted)
@@ -108,12 +106,12 @@ static void apply_linear(const step_state *step, long number, const float *x, fl
         const adapter_span *span = &step->spans[i];
         const lora_pair *pair = lora_pair_at(span, number);
         const float *hidden = step->lora_hidden + span->start * step->lora_width;
-        float *to = y + span->start * base->outputs;
+        float *to = y + span->start * outputs;
         for (long m = 0; pair && m < pair->num; m++) {
-            packed_matmul_range(hidden + m * pair->rank, step->lora_width, pair->ups[m], to,
-                                base->outputs, to, base->outputs, span->stop - span->start,
-                                pair->rank, pair->outputs[m],
-                                thread_range(num_panels(pair->outputs[m])));
+            packed_weight up = float32_weight(pair->ups[m], pair->rank, pair->outputs[m]);
+            packed_matmul_range(hidden + m * pair->rank, step->lora_width, &up, to, outputs, to,
+                                outputs, span->stop - span->start,
+                                thread_range(num_panels(up.outputs)));
             to += pair->outputs[m];
         }
     }
@@ -226,10 +224,12 @@ static long lora_width(const step_state *step)
     return widest;
 }
 
-/* Write the last hidden states (rows, width) to `out`; returns 0 if memory cannot be allocated. */
+/* Write the last hidden states (rows, width) to `out`, given the embedded tokens in `x`, which is
+ * overwritten; returns 0 if memory cannot be allocated.
+ */
 int decode_step(const model *of, const adapter_span *spans, long num_spans, const kv_block *blocks,
-                long rows, const long *tokens, const long *blocks_of, const long *slots,
-                const float *cos, const float *sin, float *out, int threads)
+                long rows, float *x, const long *blocks_of, const long *slots, const float *cos,
+                const float *sin, float *out, int threads)
 {
     step_state step = {
         .of = of,
@@ -241,6 +241,7 @@ int decode_step(const model *of, const adapter_span *spans, long num_spans, cons
         .slots = slots,
         .cos = cos,
         .sin = sin,
+        .x = x,
     };
     long heads = of->query_heads * of->head_width;
     long wide = heads + 2 * of->kv_heads * of->head_width;
@@ -248,18 +249,14 @@ int decode_step(const model *of, const adapter_span *spans, long num_spans, cons
     wide = wide > of->width ? wide : of->width;
     step.lora_width = lora_width(&step);
     float *memory =
-        malloc(rows * (2 * of->width + wide + heads + of->inner + step.lora_width) * sizeof(float));
+        malloc(rows * (of->width + wide + heads + of->inner + step.lora_width) * sizeof(float));
     if (!memory && rows)
         return 0;
-    step.x = memory;
-    step.normed = step.x + rows * of->width;
+    step.normed = memory;
     step.wide = step.normed + rows * of->width;
     step.attended = step.wide + rows * wide;
     step.inner = step.attended + rows * heads;
     step.lora_hidden = step.inner + rows * of->inner;
-    for (long row = 0; row < rows; row++)
-        memcpy(step.x + row * of->width, of->embedding + tokens[row] * of->width,
-               of->width * sizeof(float));
 #pragma omp parallel num_threads(threads)
     run_layers(&step, out);
     free(memory);

@@ -26,6 +26,22 @@ static inline range thread_range(long num)
 
 static inline long num_panels(long columns) { return (columns + PANEL - 1) / PANEL; }
 
+/* Types of the numbers of a packed weight; 16-bit ones are widened exactly where they are used. */
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+
+/* A frozen weight in panels (packed_weight.h). */
+typedef struct {
+    const void *panels;
+    long dtype;
+    long inputs;
+    long outputs;
+} packed_weight;
+
+static inline packed_weight float32_weight(const float *panels, long inputs, long outputs)
+{
+    return (packed_weight){panels, FLOAT32, inputs, outputs};
+}
+
 /* RMS norm with scale = weight * sqrt(width) and eps_sum = eps * width; a null scale means none. */
 typedef struct {
     const float *scale;
@@ -43,9 +59,9 @@ typedef struct {
 } kv_view;
 
 /* matmul.c */
-void packed_matmul_range(const float *x, long x_stride, const float *panels, const float *start,
-                         long start_stride, float *y, long y_stride, long rows, long inputs,
-                         long outputs, range mine);
+void packed_matmul_range(const float *x, long x_stride, const packed_weight *weight,
+                         const float *start, long start_stride, float *y, long y_stride, long rows,
+                         range mine);
 
 /* Not inlined, so that every caller executes the same instructions and gets the same bits. */
 #define NOINLINE __attribute__((noinline))

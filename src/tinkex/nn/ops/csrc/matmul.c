@@ -1,4 +1,4 @@
-/* Matrix products with packed weights: panels of PANEL columns, stored input by input.
+/* Matrix products with packed weights, and with their transposes.
  *
  * A panel is read sequentially while the sums of a few rows stay in registers. Inputs are processed
  * in chunks, so that a chunk of the panel and of the rows stays in the L1 cache. Every sum has a
@@ -9,13 +9,15 @@
 
 #include "lanes.h"
 #include "kernels.h"
+#include "packed_weight.h"
 
 enum {
     REGISTER_ROWS = 6, /* rows whose sums fit in registers */
     INPUT_CHUNK = 256, /* inputs per partial sum; also reduces rounding errors */
     GATHERED_STRIDE = INPUT_CHUNK + LANES, /* the offset avoids cache set conflicts of rows */
     TILE = 16 * REGISTER_ROWS,
-    PREFETCH_DISTANCE = 16 * PANEL,
+    WIDE_TILE = 2 * TILE, /* rows that share a panel which is transposed for them */
+    PREFETCH_INPUTS = 16,
     MIN_PARALLEL_WORK = 1 << 19 /* below this, waking a second thread costs more */
 };
 
@@ -24,7 +26,8 @@ typedef struct {
     const float *x;
     long row_step;
     int is_gathered; /* rows are GATHERED_STRIDE apart instead of row_step */
-    const float *panel;
+    const void *panel;
+    long dtype;
     long inputs;
     const float *start; /* initial value of the sums, or null for zero */
     long start_stride;
@@ -55,24 +58,26 @@ static inline void store_totals(const panel_tile *one, int row, const lanes tota
         memcpy(to, total, one->width * sizeof(float));
 }
 
-/* Callers pass constants for `rows` and, where possible, `row_step`, which the compiler unrolls. */
-static inline __attribute__((always_inline)) void accumulate_panel(const panel_tile *one,
-                                                                   const int rows,
-                                                                   const long row_step)
+/* Callers pass constants where possible, which the compiler unrolls. */
+ALWAYS_INLINE void accumulate_panel(const panel_tile *one, const int rows, const long row_step,
+                                    const int dtype)
 {
     lanes sum[REGISTER_ROWS][2];
     for (int i = 0; i < rows; i++)
         sum[i][0] = sum[i][1] = (lanes){0};
-    const float *x = one->x, *weight = one->panel;
-    for (long k = 0; k < one->inputs; k++, weight += PANEL, x++) {
-        __builtin_prefetch(weight + PREFETCH_DISTANCE);
-        lanes left = load(weight), right = load(weight + LANES);
-        IN_REGISTER(left);
-        IN_REGISTER(right);
+    const float *x = one->x;
+    const char *weight = one->panel;
+    const long step = PANEL * dtype_bytes(dtype);
+    for (long k = 0; k < one->inputs; k++, weight += step, x++) {
+        __builtin_prefetch(weight + PREFETCH_INPUTS * step);
+        lanes column[2];
+        widen_row(weight, dtype, column);
+        IN_REGISTER(column[0]);
+        IN_REGISTER(column[1]);
 #pragma GCC unroll 6
         for (int i = 0; i < rows; i++) {
-            sum[i][0] += x[i * row_step] * left;
-            sum[i][1] += x[i * row_step] * right;
+            sum[i][0] += x[i * row_step] * column[0];
+            sum[i][1] += x[i * row_step] * column[1];
         }
     }
     for (int i = 0; i < rows; i++) {
@@ -84,15 +89,15 @@ static inline __attribute__((always_inline)) void accumulate_panel(const panel_t
     }
 }
 
-static void multiply_panel_tile(const panel_tile *one, long rows)
+ALWAYS_INLINE void accumulate_panel_rows(const panel_tile *one, long rows, const int dtype)
 {
     switch (rows) {
 #define CASE(num)                                                                                  \
     case num:                                                                                      \
         if (one->is_gathered)                                                                      \
-            accumulate_panel(one, num, GATHERED_STRIDE);                                           \
+            accumulate_panel(one, num, GATHERED_STRIDE, dtype);                                    \
         else                                                                                       \
-            accumulate_panel(one, num, one->row_step);                                             \
+            accumulate_panel(one, num, one->row_step, dtype);                                      \
         break;
         CASE(1)
         CASE(2)
@@ -102,6 +107,16 @@ static void multiply_panel_tile(const panel_tile *one, long rows)
         CASE(6)
 #undef CASE
     }
+}
+
+static void multiply_panel_tile(const panel_tile *one, long rows)
+{
+    if (one->dtype == FLOAT32)
+        accumulate_panel_rows(one, rows, FLOAT32);
+    else if (one->dtype == BFLOAT16)
+        accumulate_panel_rows(one, rows, BFLOAT16);
+    else
+        accumulate_panel_rows(one, rows, FLOAT16);
 }
 
 /* Groups of nearly equal size: 4 + 3 rows are faster than 6 + 1. */
@@ -131,11 +146,12 @@ static void multiply_row_tile(panel_tile one, long rows)
 }
 
 /* packed_matmul for a range of panels, run by one thread. */
-void packed_matmul_range(const float *x, long x_stride, const float *panels, const float *start,
-                         long start_stride, float *y, long y_stride, long rows, long inputs,
-                         long outputs, range mine)
+void packed_matmul_range(const float *x, long x_stride, const packed_weight *weight,
+                         const float *start, long start_stride, float *y, long y_stride, long rows,
+                         range mine)
 {
     float gathered[TILE * GATHERED_STRIDE]; /* per thread: no synchronization */
+    long inputs = weight->inputs;
     for (long top = 0; top < rows; top += TILE) {
         long tile = rows - top < TILE ? rows - top : TILE;
         for (long from = 0; from < inputs; from += INPUT_CHUNK) {
@@ -145,19 +161,20 @@ void packed_matmul_range(const float *x, long x_stride, const float *panels, con
             if (is_gathered && mine.first < mine.last)
                 gather(some, x_stride, tile, chunk, gathered);
             for (long p = mine.first; p < mine.last; p++) {
-                long at = p * PANEL;
+                long at = p * PANEL, width = weight->outputs - at;
                 float *to = y + top * y_stride + at;
                 panel_tile one = {
                     .x = is_gathered ? gathered : some,
                     .row_step = x_stride,
                     .is_gathered = is_gathered,
-                    .panel = panels + at * inputs + from * PANEL,
+                    .panel = panel_row(weight, p, from),
+                    .dtype = weight->dtype,
                     .inputs = chunk,
                     .start = from ? to : start ? start + top * start_stride + at : 0,
                     .start_stride = from ? y_stride : start_stride,
                     .y = to,
                     .y_stride = y_stride,
-                    .width = outputs - at < PANEL ? outputs - at : PANEL,
+                    .width = width < PANEL ? width : PANEL,
                 };
                 multiply_row_tile(one, tile);
             }
@@ -165,15 +182,111 @@ void packed_matmul_range(const float *x, long x_stride, const float *panels, con
     }
 }
 
-/* y = start + x w for x (rows, inputs), w (inputs, outputs) in panels, y (rows, outputs). */
-void packed_matmul(const float *x, long x_stride, const float *panels, const float *start,
-                   long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
-                   int threads)
+/* y = start + x w for x (rows, inputs), w (inputs, outputs), y (rows, outputs). */
+void packed_matmul(const float *x, long x_stride, const packed_weight *weight, const float *start,
+                   long start_stride, float *y, long y_stride, long rows, int threads)
 {
 #pragma omp parallel num_threads(threads)                                                          \
-    if (threads > 1 && rows * inputs * outputs >= MIN_PARALLEL_WORK)
-    packed_matmul_range(x, x_stride, panels, start, start_stride, y, y_stride, rows, inputs,
-                        outputs, thread_range(num_panels(outputs)));
+    if (threads > 1 && rows * weight->inputs * weight->outputs >= MIN_PARALLEL_WORK)
+    packed_matmul_range(x, x_stride, weight, start, start_stride, y, y_stride, rows,
+                        thread_range(num_panels(weight->outputs)));
+}
+
+/* Write the inputs [at, at + PANEL) of some outputs to a panel of the transposed weight. */
+static void transpose_panel(const packed_weight *weight, long at, long from, long chunk, float *to)
+{
+    for (long n = 0; n < chunk; n += PANEL, to += PANEL * PANEL) {
+        long panel = (from + n) / PANEL;
+        if (weight->dtype == FLOAT32)
+            transpose_block(weight, FLOAT32, panel, at, to);
+        else if (weight->dtype == BFLOAT16)
+            transpose_block(weight, BFLOAT16, panel, at, to);
+        else
+            transpose_block(weight, FLOAT16, panel, at, to);
+    }
+}
+
+/* packed_matmul_transposed for a range of panels of the transposed weight, run by one thread. */
+static void matmul_transposed_range(const float *x, long x_stride, const packed_weight *weight,
+                                    float *y, long y_stride, long rows, range mine)
+{
+    float gathered[WIDE_TILE * GATHERED_STRIDE], panel[INPUT_CHUNK * PANEL];
+    for (long top = 0; top < rows; top += WIDE_TILE) {
+        long tile = rows - top < WIDE_TILE ? rows - top : WIDE_TILE;
+        for (long from = 0; from < weight->outputs; from += INPUT_CHUNK) {
+            long left = weight->outputs - from, chunk = left < INPUT_CHUNK ? left : INPUT_CHUNK;
+            if (mine.first < mine.last)
+                gather(x + top * x_stride + from, x_stride, tile, chunk, gathered);
+            for (long p = mine.first; p < mine.last; p++) {
+                long at = p * PANEL, width = weight->inputs - at;
+                float *to = y + top * y_stride + at;
+                transpose_panel(weight, at, from, chunk, panel);
+                panel_tile one = {
+                    .x = gathered,
+                    .is_gathered = 1,
+                    .panel = panel,
+                    .dtype = FLOAT32,
+                    .inputs = chunk,
+                    .start = from ? to : 0,
+                    .start_stride = y_stride,
+                    .y = to,
+                    .y_stride = y_stride,
+                    .width = width < PANEL ? width : PANEL,
+                };
+                multiply_row_tile(one, tile);
+            }
+        }
+    }
+}
+
+/* y = x w^T for x (rows, outputs), w (inputs, outputs), y (rows, inputs). */
+void packed_matmul_transposed(const float *x, long x_stride, const packed_weight *weight, float *y,
+                              long y_stride, long rows, int threads)
+{
+#pragma omp parallel num_threads(threads)                                                          \
+    if (threads > 1 && rows * weight->inputs * weight->outputs >= MIN_PARALLEL_WORK)
+    matmul_transposed_range(x, x_stride, weight, y, y_stride, rows,
+                            thread_range(num_panels(weight->inputs)));
+}
+
+ALWAYS_INLINE void copy_column(const packed_weight *weight, const int dtype, long column, float *to)
+{
+    for (long k = 0; k < weight->inputs; k++) {
+        lanes row[2];
+        widen_row(panel_row(weight, column / PANEL, k), dtype, row);
+        to[k] = row[column % PANEL / LANES][column % LANES];
+    }
+}
+
+/* Write columns of a weight to rows of y (num, inputs); returns 0 if one does not exist. */
+int packed_columns(const packed_weight *weight, const long *columns, long num, float *y,
+                   int threads)
+{
+    for (long i = 0; i < num; i++)
+        if (columns[i] < 0 || columns[i] >= weight->outputs)
+            return 0;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && num > 8)
+    for (long i = 0; i < num; i++) {
+        float *to = y + i * weight->inputs;
+        if (weight->dtype == FLOAT32)
+            copy_column(weight, FLOAT32, columns[i], to);
+        else if (weight->dtype == BFLOAT16)
+            copy_column(weight, BFLOAT16, columns[i], to);
+        else
+            copy_column(weight, FLOAT16, columns[i], to);
+    }
+    return 1;
+}
+
+/* Whether the kernels can widen numbers of a type. */
+int supports_dtype(long dtype, int threads)
+{
+    (void)threads;
+#if defined(__F16C__)
+    return dtype == FLOAT32 || dtype == BFLOAT16 || dtype == FLOAT16;
+#else
+    return dtype == FLOAT32 || dtype == BFLOAT16;
+#endif
 }
 
 /* LoRA update y += x down up of several merged linear layers: each has its own `rank` columns of
@@ -187,10 +300,11 @@ int add_low_rank(const float *x, long x_stride, const float *down, long rank, lo
     float *hidden = malloc(rows * width * sizeof(float));
     if (!hidden && rows)
         return 0;
-    packed_matmul(x, x_stride, down, 0, 0, hidden, width, rows, inputs, width, threads);
+    packed_weight weight = float32_weight(down, inputs, width);
+    packed_matmul(x, x_stride, &weight, 0, 0, hidden, width, rows, threads);
     for (long i = 0; i < layers; i++) {
-        packed_matmul(hidden + i * rank, width, ups[i], y, y_stride, y, y_stride, rows, rank,
-                      outputs[i], threads);
+        weight = float32_weight(ups[i], rank, outputs[i]);
+        packed_matmul(hidden + i * rank, width, &weight, y, y_stride, y, y_stride, rows, threads);
         y += outputs[i];
     }
     free(hidden);
@@ -263,6 +377,7 @@ static void run_gemm_task(const gemm_task *one)
                     .x = rows,
                     .is_gathered = 1,
                     .panel = panel,
+                    .dtype = FLOAT32,
                     .inputs = chunk,
                     .start = from || one->accumulate ? to : 0,
                     .start_stride = one->c_row,
