@@ -36,7 +36,7 @@ from tinkex.pipeline.train_settings import OPTIONS
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import variable_name
 from tinkex.server.http import prometheus
-from tinkex.server.inference.inference_router import BASE_PATHS
+from tinkex.server.inference.inference_router import BASE_PATHS, ROOTS
 from tinkex.server.inference.inference_routes import INFERENCE_ROUTES
 from tinkex.wire import endpoints
 
@@ -222,7 +222,7 @@ def inference_table() -> str:
     """Table of the endpoints for clients of the OpenAI and Anthropic APIs."""
     rows = []
     for route in INFERENCE_ROUTES:
-        bases = ("",) if route.is_rooted else BASE_PATHS[route.family]
+        bases = ROOTS if route.is_rooted else BASE_PATHS[route.family]
         paths = ", ".join(f"`{route.method} {base}{route.path}`" for base in bases)
         summary = sentence(inspect.getdoc(route.handler) or "")
         rows.append((route.family.value, paths, summary))

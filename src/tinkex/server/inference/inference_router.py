@@ -47,6 +47,8 @@ BASE_PATHS: Mapping[ApiFamily, tuple[str, ...]] = {
     ApiFamily.OPENAI: ("/v1", "/oai/api/v1"),
     ApiFamily.ANTHROPIC: ("/v1", "/anthropic/api/v1"),
 }
+#: Where the paths of rooted routes begin: clients remove `/v1/...` from their base URL.
+ROOTS = ("", "/oai/api")
 #: Maximum request body, unless max_body_bytes is less; a prompt does not need more.
 MAX_BODY_BYTES = 16 * 1024 * 1024
 #: Maximum objects and lists of a body, and brackets in its texts. Each takes time to be decoded.
@@ -61,7 +63,7 @@ class InferenceTable:
     def __init__(self, routes: Iterable[InferenceRoute]) -> None:
         self._routes: dict[str, dict[tuple[str, ApiFamily], InferenceRoute]] = {}
         for route in routes:
-            bases = ("",) if route.is_rooted else BASE_PATHS[route.family]
+            bases = ROOTS if route.is_rooted else BASE_PATHS[route.family]
             for base in bases:
                 methods = self._routes.setdefault(base + route.path, {})
                 methods[route.method, route.family] = route

@@ -293,6 +293,8 @@ def test_tokenize(client: httpx.Client) -> None:
     rendered = complete(client, "/detokenize", {"model": model, "tokens": chat["tokens"]})["prompt"]
     assert "hi" in rendered and rendered.count("<|im_start|>") == 2
     info = client.get(f"/tokenizer_info?model={model}").json()
+    # lm-eval derives the addresses from that of the completions.
+    assert client.get(f"/oai/api/tokenizer_info?model={model}").json() == info
     assert info["eos_token"] == "<|im_end|>"
     assert "im_start" in info["chat_template"]
     check_error(client.post("/tokenize", json={"prompt": "x"}), 400, None, "model")
