@@ -20,7 +20,7 @@ from tinkex.installation import install_command, missing_libraries
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 64
 #: The largest integer of a schema that does not limit it; all JSON parsers read it exactly.
-MAX_INTEGER = 2**53 - 1
+MAX_INTEGER = 10**15 - 1
 #: Limits of the check of a schema.
 CHECK_CPU_SECONDS = 2
 CHECK_SECONDS = 15.0
@@ -68,12 +68,20 @@ def build_grammar(schema: Mapping[str, object]) -> str:
         raise InvalidInput(
             f"the JSON schema has {num_bytes} bytes; expected at most {MAX_SCHEMA_BYTES}"
         )
-    document = {**_bound_integers(schema or {"type": "object"}), "x-guidance": _OPTIONS}
-    grammar = msgspec.json.encode({"grammars": [{"json_schema": document}]}).decode()
-    reason = _check_grammar(grammar)
-    if reason:
-        raise InvalidInput(f"the JSON schema cannot be used: {reason}")
-    return grammar
+    given = dict(schema or {"type": "object"})
+    bounded, reason = _bound_integers(given), ""
+    # Limits make a grammar larger: without them, it may be small enough.
+    for document in [bounded] if bounded == given else [bounded, given]:
+        grammar = _encode_grammar(document)
+        reason = _check_grammar(grammar)
+        if not reason:
+            return grammar
+    raise InvalidInput(f"the JSON schema cannot be used: {reason}")
+
+
+def _encode_grammar(schema: Mapping[str, object]) -> str:
+    document = {**schema, "x-guidance": _OPTIONS}
+    return msgspec.json.encode({"grammars": [{"json_schema": document}]}).decode()
 
 
 def _check_depth(schema: object) -> None:

@@ -47,8 +47,14 @@ def test_integers_without_limits_are_bounded() -> None:
     schema = {"anyOf": [{"items": literal}, {"type": "integer", "minimum": 3}, {"const": literal}]}
     [grammar] = json.loads(build_grammar(schema))["grammars"]
     bounded, *others = grammar["json_schema"]["anyOf"]
-    assert bounded["items"] == literal | {"minimum": 1 - 2**53, "maximum": 2**53 - 1}
+    assert bounded["items"] == literal | {"minimum": 1 - 10**15, "maximum": 10**15 - 1}
     assert others == schema["anyOf"][1:]
+
+
+def test_schema_of_many_integers_is_used_as_it_is() -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(1500)}}
+    [grammar] = json.loads(build_grammar(schema))["grammars"]
+    assert grammar["json_schema"].items() >= schema.items()
 
 
 @pytest.mark.parametrize(
