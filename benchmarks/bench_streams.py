@@ -77,7 +77,7 @@ async def measure_streaming(
     def receive(_: object, message: Message) -> None:
         nonlocal num_received
         if isinstance(message, Progress):
-            num_received += len(message.tokens)
+            num_received += sum(len(part.tokens) for part in message.parts)
             late_by.append(time.perf_counter() - sent_at)
 
     sent_at = 0.0
@@ -89,7 +89,7 @@ async def measure_streaming(
             engine.watch_sample(job_id)
         progress = engine.sample_progress()
         sent_at = time.perf_counter()
-        server.send_progress(Progress(*each) for each in progress)
+        server.send_progress(progress)
 
     connections = WorkerConnections(database, SECRET, receive, lambda _: None, list)
     without, with_streams, step_ms = [], [], []

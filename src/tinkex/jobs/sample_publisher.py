@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinkex.engine.protocol import Engine
-from tinkex.jobs.token_stream_messages import Progress
 from tinkex.jobs.token_stream_server import TokenStreamServer
 from tinkex.store.records import JobRecord
 
@@ -43,4 +42,4 @@ class SamplePublisher:
                 self.sample_started(job)
         progress = self._engine.sample_progress()
         if progress:
-            self._server.send_progress(Progress(*each) for each in progress)
+            self._server.send_progress(progress)

@@ -213,6 +213,8 @@ class AdapterMemory:
         ]
         if resident:
             yield resident
+        if len(resident) == len(batch):
+            return
         budget = self._context.engine.max_adapter_bytes
         portion: list[JobRecord] = []
         num_bytes = 0

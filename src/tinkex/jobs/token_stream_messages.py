@@ -20,7 +20,6 @@ import msgspec
 
 from tinkex.engine.protocol import SampleProgress
 from tinkex.errors import TinkexError
-from tinkex.types.sampling import TopkRow
 
 #: The longest frame that is accepted.
 MAX_FRAME_BYTES: Final = 4 << 20
@@ -71,20 +70,9 @@ class Started(msgspec.Struct, tag="started", array_like=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True, frozen=True):
-    """New tokens of one sequence."""
+    """New tokens of several samples, as the engine reported them."""
 
-    job_id: str
-    sequence: int
-    offset: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    topk: tuple[TopkRow | None, ...] = ()
-
-    def to_progress(self) -> SampleProgress:
-        """The progress as the engine reported it."""
-        return SampleProgress(
-            self.job_id, self.sequence, self.offset, self.tokens, self.logprobs, self.topk
-        )
+    parts: Sequence[SampleProgress]
 
 
 class Finished(msgspec.Struct, tag="finished", array_like=True, frozen=True):

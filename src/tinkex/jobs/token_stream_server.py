@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from tinkex.engine.protocol import SampleProgress
 from tinkex.jobs.token_stream_messages import (
     MAX_FRAME_BYTES,
     MAX_JOB_ID_CHARS,
@@ -159,16 +160,16 @@ class TokenStreamServer:
         watched = [job_id for job_id, is_watched in changed.items() if is_watched]
         return WatchChanges(watched, [job_id for job_id in changed if not changed[job_id]])
 
-    def send_progress(self, progress: Iterable[Progress]) -> None:
+    def send_progress(self, parts: Iterable[SampleProgress]) -> None:
         """Send new tokens to all connections that watch their jobs; drops what does not fit."""
         with self._lock:
-            by_connection: dict[_Connection, list[Message]] = {}
-            for each in progress:
-                watched = self._jobs.get(each.job_id)
+            by_connection: dict[_Connection, list[SampleProgress]] = {}
+            for part in parts:
+                watched = self._jobs.get(part.job_id)
                 for connection in watched.connections if watched is not None else ():
-                    by_connection.setdefault(connection, []).append(each)
-            for connection, messages in by_connection.items():
-                self._enqueue(connection, encode_frame(messages))
+                    by_connection.setdefault(connection, []).append(part)
+            for connection, watched_parts in by_connection.items():
+                self._enqueue(connection, encode_frame([Progress(watched_parts)]))
 
     def close(self) -> None:
         """Close all connections."""

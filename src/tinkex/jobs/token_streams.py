@@ -23,7 +23,7 @@ from tinkex.jobs.streamed_tokens import (
     StreamedTokens,
     join_progress,
 )
-from tinkex.jobs.token_stream_messages import Finished, Message, Progress, Started
+from tinkex.jobs.token_stream_messages import Message, Progress, Started
 from tinkex.jobs.worker_connections import WorkerConnections
 from tinkex.store.database import Database
 
@@ -221,13 +221,13 @@ class TokenStreams:
         await self._connections.close()
 
     def _receive(self, source: object, message: Message) -> None:
-        if not isinstance(message, Started | Progress | Finished):
-            return
-        for stream in self._by_job.get(message.job_id, ()):
-            if isinstance(message, Started):
+        if isinstance(message, Progress):
+            for part in message.parts:
+                for stream in self._by_job.get(part.job_id, ()):
+                    stream.add(source, part)
+        elif isinstance(message, Started):
+            for stream in self._by_job.get(message.job_id, ()):
                 stream.start(source, message.attempt)
-            elif isinstance(message, Progress):
-                stream.add(source, message.to_progress())
 
     def _lose_source(self, source: object) -> None:
         for streams in self._by_job.values():

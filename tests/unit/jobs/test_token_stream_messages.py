@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex.engine.protocol import SampleProgress
 from tinkex.jobs.token_stream_messages import (
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,
@@ -23,7 +24,7 @@ from tinkex.jobs.token_stream_messages import (
 
 MESSAGES: list[Message] = [
     Started("job", 2),
-    Progress("job", 1, 7, (3, 4), (-0.5, -1.25), ([(3, -0.5), (9, -1.0)], None)),
+    Progress([SampleProgress("job", 1, 7, (3, 4), (-0.5, -1.25), ([(3, -0.5), (9, -1.0)], None))]),
     Finished("job"),
 ]
 
@@ -40,7 +41,7 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(cuts: list[int]) -> None:
     assert received == [*MESSAGES, Watch("other")]
     progress = received[1]
     assert isinstance(progress, Progress)
-    assert progress.to_progress().topk == ([(3, -0.5), (9, -1.0)], None)
+    assert progress.parts[0].topk == ([(3, -0.5), (9, -1.0)], None)
 
 
 def test_long_frames_are_refused_before_they_are_received() -> None:

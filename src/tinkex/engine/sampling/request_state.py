@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -122,7 +123,7 @@ class SequenceState:
             start,
             tuple(self.tokens[start:end]),
             # As in the result, which has float32.
-            tuple(np.array(self.logprobs[start:end], dtype=np.float32).tolist()),
+            tuple(array("f", self.logprobs[start:end])),
             tuple(stack_topk(topk).to_rows()) if topk else (),
         )
 

@@ -150,6 +150,8 @@ class AnswerParser:
 
 def merge_deltas(events: Sequence[AnswerEvent]) -> list[AnswerEvent]:
     """Join neighbouring deltas of the same kind."""
+    if len(events) < 2:
+        return list(events)
     merged: list[AnswerEvent] = []
     for (kind, index), group in groupby(events, key=_kind_of):
         if kind is TextDelta or kind is ReasoningDelta:

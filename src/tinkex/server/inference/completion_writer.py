@@ -89,7 +89,7 @@ class CompletionWriter:
     ) -> None:
         self._request = request
         self._generations = generations
-        self._identity = identity
+        self._identity = identity.to_json()
         self._sampling = generations[0].sampling
         self._names = TokenNames(texts, are_ids=bool(request.return_tokens_as_token_ids))
         self._has_usage = bool(request.stream_options and request.stream_options.include_usage)
@@ -119,7 +119,7 @@ class CompletionWriter:
 
     def build_body(self, choices: Sequence[Choice]) -> bytes:
         """Return the complete response."""
-        body = self._identity.to_json()
+        body = dict(self._identity)
         # One after the other: log-probabilities are much larger as objects than as JSON.
         body["choices"] = [
             msgspec.Raw(msgspec.json.encode(self._build_choice(choice))) for choice in choices
@@ -179,7 +179,7 @@ class CompletionWriter:
                     yield encoded
         if self._has_usage:
             usage = build_usage(each.usage for each in self._generations)
-            yield encode_event({**self._identity.to_json(), "choices": [], "usage": usage})
+            yield encode_event({**self._identity, "choices": [], "usage": usage})
         yield DONE
 
     def _encode(self, event: GenerationEvent) -> bytes:
@@ -208,7 +208,7 @@ class CompletionWriter:
             "finish_reason": None,
             **more,
         }
-        chunk = {**self._identity.to_json(), "choices": [choice]}
+        chunk = {**self._identity, "choices": [choice]}
         if self._has_usage:
             chunk["usage"] = None
         return encode_event(chunk)

@@ -85,7 +85,7 @@ class ChatWriter:
     ) -> None:
         self._request = request
         self._generation = generation
-        self._identity = identity
+        self._identity = identity.to_json()
         self._names = TokenNames(
             generation.prompt.texts, are_ids=bool(request.return_tokens_as_token_ids)
         )
@@ -96,7 +96,7 @@ class ChatWriter:
     # --- whole -------------------------------------------------------------------------------
     def build_body(self, choices: Sequence[Choice]) -> bytes:
         """Return the complete response."""
-        body = self._identity.to_json()
+        body = dict(self._identity)
         if self._request.return_token_ids:
             body["prompt_token_ids"] = list(self._generation.prompt.tokens)
         # One after the other: log-probabilities are much larger as objects than as JSON.
@@ -148,7 +148,7 @@ class ChatWriter:
                     yield encoded
         if self._has_usage:
             usage = build_usage([self._generation.usage])
-            yield encode_event({**self._identity.to_json(), "choices": [], "usage": usage})
+            yield encode_event({**self._identity, "choices": [], "usage": usage})
         yield DONE
 
     def _encode(self, event: GenerationEvent) -> bytes:
@@ -200,7 +200,7 @@ class ChatWriter:
             **self._describe_tokens(tokens),
             **(finish or {"finish_reason": None}),
         }
-        chunk = {**self._identity.to_json(), "choices": [choice]}
+        chunk = {**self._identity, "choices": [choice]}
         if self._request.return_token_ids and "role" in delta:
             chunk["prompt_token_ids"] = list(self._generation.prompt.tokens)
         if self._has_usage:
