@@ -9,6 +9,7 @@
 
 #include "lanes.h"
 #include "kernels.h"
+#include "team.h"
 
 enum { LINEARS_PER_LAYER = 4 /* QKV, attention output, gate and up, down */ };
 
@@ -58,6 +59,7 @@ typedef struct {
 
 typedef struct {
     const model *of;
+    team *threads;
     const adapter_span *spans;
     long num_spans;
     const kv_block *blocks;
@@ -69,7 +71,7 @@ typedef struct {
     long lora_width;
 } step_state;
 
-#define BARRIER _Pragma("omp barrier")
+#define BARRIER wait_for_team(step->threads);
 
 /* --- parts of a layer, called by all threads -------------------------------------------------- */
 
@@ -164,8 +166,8 @@ static void attend_layer(const step_state *step, long number)
     const layer *this = &of->layers[number];
     long width = of->head_width, share = of->query_heads / of->kv_heads;
     long row_width = (of->query_heads + 2 * of->kv_heads) * width;
-#pragma omp for schedule(dynamic)
-    for (long at = 0; at < step->rows * of->query_heads; at++) {
+    long at;
+    while ((at = atomic_fetch_add(&step->threads->next_task, 1)) < step->rows * of->query_heads) {
         long row = at / of->query_heads, head = at % of->query_heads;
         const kv_block *cache = &step->blocks[step->blocks_of[row]];
         long slot = step->slots[row], length = cache->lengths[slot] + 1;
@@ -179,6 +181,7 @@ static void attend_layer(const step_state *step, long number)
                         this->scale};
         attend_one(&view, step->wide + row * row_width + head * width, step->attended + at * width);
     }
+    BARRIER
 }
 
 static void swiglu_layer(const step_state *step)
@@ -231,8 +234,10 @@ int decode_step(const model *of, const adapter_span *spans, long num_spans, cons
                 long rows, float *x, const long *blocks_of, const long *slots, const float *cos,
                 const float *sin, float *out, int threads)
 {
+    team threads_of_step = {0};
     step_state step = {
         .of = of,
+        .threads = &threads_of_step,
         .spans = spans,
         .num_spans = num_spans,
         .blocks = blocks,

@@ -17,7 +17,7 @@ enum {
     GATHERED_STRIDE = INPUT_CHUNK + LANES, /* the offset avoids cache set conflicts of rows */
     TILE = 16 * REGISTER_ROWS,
     WIDE_TILE = 2 * TILE, /* rows that share a panel which is transposed for them */
-    PREFETCH_INPUTS = 16,
+    PREFETCH_BYTES = 2048,
     MIN_PARALLEL_WORK = 1 << 19 /* below this, waking a second thread costs more */
 };
 
@@ -69,7 +69,7 @@ ALWAYS_INLINE void accumulate_panel(const panel_tile *one, const int rows, const
     const char *weight = one->panel;
     const long step = PANEL * dtype_bytes(dtype);
     for (long k = 0; k < one->inputs; k++, weight += step, x++) {
-        __builtin_prefetch(weight + PREFETCH_INPUTS * step);
+        __builtin_prefetch(weight + PREFETCH_BYTES);
         lanes column[2];
         widen_row(weight, dtype, column);
         IN_REGISTER(column[0]);
@@ -145,40 +145,88 @@ static void multiply_row_tile(panel_tile one, long rows)
     }
 }
 
+static inline long min_long(long a, long b) { return a < b ? a : b; }
+
+/* A product of some rows with a packed weight; `start` may be null. */
+typedef struct {
+    const float *x;
+    long x_stride;
+    const packed_weight *weight;
+    const float *start;
+    long start_stride;
+    float *y;
+    long y_stride;
+    long rows;
+} product;
+
+/* Multiply a chunk of inputs of all rows by a panel; `gathered` may be null. */
+static void multiply_chunk(const product *of, const float *gathered, long p, long from)
+{
+    long at = p * PANEL;
+    float *to = of->y + at;
+    panel_tile one = {
+        .x = gathered ? gathered : of->x + from,
+        .row_step = of->x_stride,
+        .is_gathered = gathered != 0,
+        .panel = panel_row(of->weight, p, from),
+        .dtype = of->weight->dtype,
+        .inputs = min_long(INPUT_CHUNK, of->weight->inputs - from),
+        .start = from ? to : of->start ? of->start + at : 0,
+        .start_stride = from ? of->y_stride : of->start_stride,
+        .y = to,
+        .y_stride = of->y_stride,
+        .width = min_long(PANEL, of->weight->outputs - at),
+    };
+    multiply_row_tile(one, of->rows);
+}
+
+/* Multiply few rows panel by panel, which reads the weight in the order of its memory. */
+static void multiply_few_rows(const product *of, float *gathered, range mine)
+{
+    long inputs = of->weight->inputs, size = of->rows * GATHERED_STRIDE;
+    int is_gathered = of->rows > REGISTER_ROWS;
+    for (long from = 0; is_gathered && from < inputs; from += INPUT_CHUNK)
+        gather(of->x + from, of->x_stride, of->rows, min_long(INPUT_CHUNK, inputs - from),
+               gathered + from / INPUT_CHUNK * size);
+    for (long p = mine.first; p < mine.last; p++)
+        for (long from = 0; from < inputs; from += INPUT_CHUNK)
+            multiply_chunk(of, is_gathered ? gathered + from / INPUT_CHUNK * size : 0, p, from);
+}
+
+/* Multiply rows chunk by chunk, which keeps a chunk of the rows in the cache. */
+static void multiply_many_rows(const product *of, float *gathered, range mine)
+{
+    long inputs = of->weight->inputs;
+    for (long from = 0; from < inputs; from += INPUT_CHUNK) {
+        gather(of->x + from, of->x_stride, of->rows, min_long(INPUT_CHUNK, inputs - from),
+               gathered);
+        for (long p = mine.first; p < mine.last; p++)
+            multiply_chunk(of, gathered, p, from);
+    }
+}
+
 /* packed_matmul for a range of panels, run by one thread. */
 void packed_matmul_range(const float *x, long x_stride, const packed_weight *weight,
                          const float *start, long start_stride, float *y, long y_stride, long rows,
                          range mine)
 {
     float gathered[TILE * GATHERED_STRIDE]; /* per thread: no synchronization */
-    long inputs = weight->inputs;
-    for (long top = 0; top < rows; top += TILE) {
-        long tile = rows - top < TILE ? rows - top : TILE;
-        for (long from = 0; from < inputs; from += INPUT_CHUNK) {
-            long chunk = inputs - from < INPUT_CHUNK ? inputs - from : INPUT_CHUNK;
-            const float *some = x + top * x_stride + from;
-            int is_gathered = tile > REGISTER_ROWS;
-            if (is_gathered && mine.first < mine.last)
-                gather(some, x_stride, tile, chunk, gathered);
-            for (long p = mine.first; p < mine.last; p++) {
-                long at = p * PANEL, width = weight->outputs - at;
-                float *to = y + top * y_stride + at;
-                panel_tile one = {
-                    .x = is_gathered ? gathered : some,
-                    .row_step = x_stride,
-                    .is_gathered = is_gathered,
-                    .panel = panel_row(weight, p, from),
-                    .dtype = weight->dtype,
-                    .inputs = chunk,
-                    .start = from ? to : start ? start + top * start_stride + at : 0,
-                    .start_stride = from ? y_stride : start_stride,
-                    .y = to,
-                    .y_stride = y_stride,
-                    .width = width < PANEL ? width : PANEL,
-                };
-                multiply_row_tile(one, tile);
-            }
-        }
+    long chunks = group_size(weight->inputs, INPUT_CHUNK);
+    for (long top = 0; top < rows && mine.first < mine.last; top += TILE) {
+        product one = {
+            .x = x + top * x_stride,
+            .x_stride = x_stride,
+            .weight = weight,
+            .start = start ? start + top * start_stride : 0,
+            .start_stride = start_stride,
+            .y = y + top * y_stride,
+            .y_stride = y_stride,
+            .rows = min_long(TILE, rows - top),
+        };
+        if (one.rows <= REGISTER_ROWS || one.rows * chunks <= TILE)
+            multiply_few_rows(&one, gathered, mine);
+        else
+            multiply_many_rows(&one, gathered, mine);
     }
 }
 
