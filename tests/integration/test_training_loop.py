@@ -368,3 +368,33 @@ def test_data_can_change_after_call(service: ServiceClient) -> None:
     assert passed.result(TIMEOUT_SECONDS).metrics["loss:sum"] == pytest.approx(
         -base_logprobs(HELLO).sum()
     )
+
+
+def test_traced_loss_runs_on_the_server_or_else_in_the_client(
+    server: StubServer, connect: Connect
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def simple(logprobs: Any, weights: Any) -> Any:
+        loss = (logprobs.square() * weights).sum()
+        return loss, {"custom/mean:mean": logprobs.mean()}
+
+    def unknown(logprobs: Any, weights: Any) -> Any:
+        # The same loss, with an operation that the server does not have.
+        loss = torch.einsum("i,i->", logprobs.square(), weights)
+        return loss, {"custom/mean:mean": logprobs.mean()}
+
+    service = connect(server)
+    outputs, steps = [], []
+    for fn in (simple, unknown):
+        handle = service.create_custom_loss(fn, {"logprobs": 1, "weights": 1}).result()
+        assert (handle.loss_id is not None) == (fn is simple)
+        client = service.create_lora_training_client(BASE_MODEL)
+        outputs.append(client.forward_backward_custom([datum([1, 2, 3])], handle).result().metrics)
+        steps.append(client.optim_step(AdamParams(learning_rate=0.1)).result().metrics)
+    for name in ("loss:sum", "custom/mean:mean"):
+        assert outputs[0][name] == pytest.approx(outputs[1][name], rel=1e-5)
+    assert steps[0]["grad_norm"] == pytest.approx(steps[1]["grad_norm"], rel=1e-5)
+    # One pass on the server, or two with the loss between them.
+    kinds = [kind for _, _, kind in server.executed if kind.startswith("forward")]
+    assert kinds == ["forward_backward", "forward", "forward_backward"]

@@ -10,7 +10,7 @@ from tinkex.client.queue_state import QueueStateLogger
 from tinkex.client.retry import NO_RETRY
 from tinkex.client.submission import run_job
 from tinkex.client.training import TrainingClient
-from tinkex.errors import InvalidInput, TinkexError
+from tinkex.errors import InvalidInput, TinkexError, UnprocessableEntityError
 from tinkex.ids import parse_tinker_path
 from tinkex.logs import get_logger
 from tinkex.wire.endpoints import (
@@ -137,8 +137,11 @@ async def upload_loss(holder: Holder, traced: TracedLoss) -> LossHandle:
             inputs=list(traced.inputs),
             graph=encode_graph(traced.graph),
         )
-        reply = await run_job(_training_poller(holder, traced.name), CREATE_CUSTOM_LOSS, message)
-        loss_id = reply.loss_id
+        poller = _training_poller(holder, traced.name)
+        try:
+            loss_id = (await run_job(poller, CREATE_CUSTOM_LOSS, message)).loss_id
+        except UnprocessableEntityError as error:
+            logger.info("the loss %s runs in this process: %s", traced.name, error.message)
     return LossHandle(
         name=traced.name,
         inputs=traced.inputs,

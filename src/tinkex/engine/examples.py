@@ -6,18 +6,25 @@ Shape letters: T tokens, P pairs of (token position, target).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tinkex.engine.custom_losses.graphs import (
+    MAX_EXAMPLE_ELEMENTS,
+    MAX_REQUEST_ELEMENTS,
+    UploadedLoss,
+)
 from tinkex.engine.losses import (
     LOSSES,
     SAMPLED_INPUT,
     Floats,
     LossFunction,
+    compute_loss,
+    find_custom_loss,
     get_loss,
     parse_loss_config,
 )
@@ -36,6 +43,8 @@ Tokens: TypeAlias = npt.NDArray[np.int64]
 
 #: Limits memory: a sparse tensor of a few bytes may expand to any number of elements.
 MAX_TARGETS = 1 << 24
+#: A loss is computed for this many shapes of inputs when a request arrives.
+_MAX_CHECKED_SHAPES = 16
 _TARGETS = "target_tokens"
 _KNOWN_INPUTS = dict.fromkeys(
     [
@@ -62,7 +71,7 @@ class TrainingExample:
     shape: tuple[int, ...]
     """The original shape of the targets: (T,), or (T, K) for K targets per position."""
     inputs: Mapping[str, Floats]
-    """(P,) each; exactly the inputs that the request's loss reads."""
+    """(P,) each, or any shape for an uploaded loss; exactly the inputs that the loss reads."""
 
     def to_output(self, logprobs_P: npt.NDArray[np.floating]) -> LossFnOutput:
         """The output of this example: log-probabilities in the shape of its targets."""
@@ -74,13 +83,17 @@ def parse_examples(
     request: ForwardBackwardInput, *, vocab_size: int, max_context_tokens: int
 ) -> list[TrainingExample]:
     """Parse the examples of a request; raises InvalidInput for the first problem."""
-    loss = get_loss(request.loss_fn)
-    settings = parse_loss_config(request)
+    custom = find_custom_loss(request)
     if not request.data:
         raise InvalidInput("data is empty; send at least one example")
     for index, datum in enumerate(request.data):
         _check_shapes(index, datum, max_context_tokens)
     _check_num_targets(request.data)
+    if custom is not None:
+        return _parse_custom_examples(request.data, custom, vocab_size)
+    loss, settings = get_loss(request.loss_fn), parse_loss_config(request)
+    for index, datum in enumerate(request.data):
+        _check_known_inputs(index, datum)
     if loss.uses_provenance:
         _check_recorded_logprobs(request.data)
     defaults = _loss_input_defaults(request.data, loss, settings)
@@ -117,6 +130,9 @@ def _check_shapes(index: int, datum: Datum, max_context_tokens: int) -> None:
             f"example {index} has {num_tokens} input tokens, but its {_TARGETS} have shape "
             f"{shape}; expected [{num_tokens}], or [{num_tokens}, K] for K targets per token"
         )
+
+
+def _check_known_inputs(index: int, datum: Datum) -> None:
     if not datum.loss_fn_inputs.keys() <= _KNOWN_INPUTS.keys():
         unknown = next(name for name in datum.loss_fn_inputs if name not in _KNOWN_INPUTS)
         raise InvalidInput(
@@ -173,6 +189,64 @@ def _parse_example(
         shape=tuple(tensor.shape),
         inputs=inputs,
     )
+
+
+def _parse_custom_examples(
+    data: Sequence[Datum], loss: UploadedLoss, vocab_size: int
+) -> list[TrainingExample]:
+    """The examples of an uploaded loss, whose inputs keep their shapes; checks their number."""
+    total = 0
+    for index, datum in enumerate(data):
+        num_elements = loss.count_elements(_custom_input_sizes(index, datum, loss))
+        total += num_elements
+        if num_elements > MAX_EXAMPLE_ELEMENTS or total > MAX_REQUEST_ELEMENTS:
+            raise InvalidInput(
+                f"the custom loss computes too many values for the request, at example {index}; "
+                "send fewer or shorter examples, or a loss with fewer operations"
+            )
+    examples = [_parse_example(index, datum, {}, vocab_size) for index, datum in enumerate(data)]
+    return [
+        replace(
+            example,
+            inputs={
+                name: datum.loss_fn_inputs[name].to_numpy().astype(np.float64)
+                for name in loss.input_names
+            },
+        )
+        for example, datum in zip(examples, data, strict=True)
+    ]
+
+
+def check_custom_shapes(request: ForwardBackwardInput, examples: Sequence[TrainingExample]) -> None:
+    """Compute an uploaded loss for examples of different shapes; raises InvalidInput if it fails.
+
+    The log-probabilities are not known yet, so zeros stand for them.
+    """
+    by_shape: dict[object, TrainingExample] = {}
+    for example in examples:
+        shapes = [value.shape for value in example.inputs.values()]
+        by_shape.setdefault((example.shape, *shapes), example)
+    for example in list(by_shape.values())[:_MAX_CHECKED_SHAPES]:
+        loss = compute_loss(request, [example], [np.zeros(math.prod(example.shape))])
+        if loss.error:
+            raise InvalidInput(loss.error)
+
+
+def _custom_input_sizes(index: int, datum: Datum, loss: UploadedLoss) -> list[int]:
+    """The number of elements of each input, before any is expanded."""
+    sizes = []
+    for expected in loss.inputs:
+        # Log-probabilities have the shape of the targets.
+        name = _TARGETS if expected.name == "logprobs" else expected.name
+        tensor = datum.loss_fn_inputs.get(name)
+        if tensor is None or len(tensor.shape) != expected.rank:
+            actual = "nothing" if tensor is None else f"shape {tensor.shape}"
+            raise InvalidInput(
+                f"example {index} needs {name} with {expected.rank} dimensions for the custom "
+                f"loss, got {actual}"
+            )
+        sizes.append(math.prod(tensor.shape))
+    return sizes
 
 
 def _parse_loss_input(index: int, datum: Datum, name: str, default: float | None) -> Floats:

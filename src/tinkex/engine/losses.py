@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tinkex.engine.custom_losses.graphs import UploadedLoss, find_loss
 from tinkex.errors import InvalidInput
 from tinkex.types import ForwardBackwardInput
 
@@ -34,10 +35,8 @@ SAMPLED_INPUT = "is_sampled"
 #: stable_reinforce continues its KL penalty as a line beyond this log-ratio.
 _MAX_KL_LOG_RATIO = math.log(10.0)
 
-#: What to use instead of losses that the API defines but no engine computes.
-_ALTERNATIVES = {
-    "custom": "use forward_backward_custom, which computes the loss in the client",
-}
+#: The loss that `loss_fn_config["loss_id"]` contains; see `custom_losses`.
+CUSTOM = "custom"
 
 
 class LossValue(NamedTuple):
@@ -46,9 +45,11 @@ class LossValue(NamedTuple):
     value: float
     grad_P: Floats
     metrics: Mapping[str, float] = _NO_METRICS
-    """Additional metrics, named `name:mean`; see `num_counted`."""
+    """Additional metrics, named `name:mean` or `name:sum`; see `num_counted`."""
     num_counted: int = 0
-    """The number of pairs that the means cover: those with a nonzero advantage, or sampled ones."""
+    """What the means cover: pairs with a nonzero advantage, sampled ones, or examples."""
+    error: str = ""
+    """Why an uploaded loss could not be computed; then the pass fails and has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,14 +258,30 @@ LOSSES: Mapping[str, LossFunction] = {
 
 
 def get_loss(name: str) -> LossFunction:
-    """Look up a loss; raises InvalidInput with an alternative for unknown names."""
+    """Look up a built-in loss; raises InvalidInput for unknown names."""
     loss = LOSSES.get(name)
-    if loss is not None:
-        return loss
-    alternative = _ALTERNATIVES.get(name)
-    if alternative is not None:
-        raise InvalidInput(f"loss_fn {name!r} is not supported by this model; {alternative}")
-    raise InvalidInput(f"loss_fn {name!r} is not one of {', '.join(LOSSES)}")
+    if loss is None:
+        raise InvalidInput(f"loss_fn {name!r} is not one of {', '.join((*LOSSES, CUSTOM))}")
+    return loss
+
+
+def find_custom_loss(request: ForwardBackwardInput) -> UploadedLoss | None:
+    """The uploaded loss of a request, if it has one; raises InvalidInput for an invalid id."""
+    if request.loss_fn != CUSTOM:
+        return None
+    config = request.loss_fn_config or {}
+    loss_id = config.get("loss_id")
+    if not isinstance(loss_id, str) or len(config) != 1:
+        raise InvalidInput(
+            "loss_fn 'custom' takes one setting, the loss_id of create_custom_loss; for other "
+            "losses use forward_backward_custom, which computes them in the client"
+        )
+    return find_loss(loss_id)
+
+
+def is_linear(name: str) -> bool:
+    """Whether the gradient of a loss does not depend on the log-probabilities."""
+    return name != CUSTOM and get_loss(name).is_linear
 
 
 def parse_loss_config(request: ForwardBackwardInput) -> Mapping[str, float]:
@@ -283,6 +300,8 @@ def parse_loss_config(request: ForwardBackwardInput) -> Mapping[str, float]:
 class _HasInputs(Protocol):
     @property
     def inputs(self) -> Mapping[str, Floats]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 def compute_loss(
@@ -295,9 +314,12 @@ def compute_loss(
     Losses are sums over examples, so the losses of parts can be added; see `sum_metrics`. The
     gradient has the order of the examples.
     """
-    loss = get_loss(request.loss_fn)
+    custom = find_custom_loss(request)
     if not examples:
         return LossValue(0.0, np.empty(0))
+    if custom is not None:
+        return _compute_custom(custom, examples, logprobs)
+    loss = get_loss(request.loss_fn)
     sizes = [each.size for each in logprobs]
     scored = ScoredTokens(
         logprobs_P=np.concatenate([each.ravel() for each in logprobs]).astype(np.float64),
@@ -313,8 +335,40 @@ def compute_loss(
         return loss.compute(scored)
 
 
+def _compute_custom(
+    loss: UploadedLoss,
+    examples: Sequence[_HasInputs],
+    logprobs: Sequence[npt.NDArray[np.floating]],
+) -> LossValue:
+    """The sum of an uploaded loss over examples, one by one, and the sums or means of its metrics.
+
+    An example's loss does not depend on the others, so it is the same in any micro-batch.
+    """
+    try:
+        results = [
+            loss.compute(each.astype(np.float64).reshape(example.shape), example.inputs)
+            for example, each in zip(examples, logprobs, strict=True)
+        ]
+    except InvalidInput as error:
+        # Not raised: passes of other tenants in this micro-batch must not run again.
+        return LossValue(0.0, np.zeros(sum(each.size for each in logprobs)), error=error.message)
+    metrics = {}
+    for name in results[0].metrics:
+        total = sum(result.metrics[name] for result in results)
+        value = total / len(results) if name.endswith(":mean") else total
+        metrics[name] = min(max(value, -_FLOAT32_MAX), _FLOAT32_MAX)
+    return LossValue(
+        sum(result.value for result in results),
+        np.concatenate([result.grad.ravel() for result in results]),
+        metrics,
+        len(results),
+    )
+
+
 def check_loss(name: str, loss: LossValue) -> None:
-    """Raise InvalidInput if the loss or its gradient is not finite."""
+    """Raise InvalidInput if the loss could not be computed, or it or its gradient is not finite."""
+    if loss.error:
+        raise InvalidInput(loss.error)
     if not math.isfinite(loss.value):
         raise InvalidInput(f"the {name} loss is {loss.value}; check its inputs")
     largest = float(np.abs(loss.grad_P).max(initial=0.0))
@@ -330,6 +384,9 @@ def sum_metrics(losses: Sequence[LossValue]) -> dict[str, float]:
     num_counted = sum(loss.num_counted for loss in losses)
     metrics = {"loss:sum": sum(loss.value for loss in losses)}
     for name in losses[0].metrics if losses else ():
+        if name.endswith(":sum"):
+            metrics[name] = sum(loss.metrics[name] for loss in losses)
+            continue
         total = sum(loss.metrics[name] * loss.num_counted for loss in losses)
         metrics[name] = total / num_counted if num_counted else losses[0].metrics[name]
     return metrics

@@ -21,7 +21,7 @@ from torch import Tensor
 from tinkex.engine.adapters import TrainableAdapter
 from tinkex.engine.examples import TrainingExample
 from tinkex.engine.gradient_shards import ShardBatch, TreeSum
-from tinkex.engine.losses import LossValue, compute_loss, get_loss
+from tinkex.engine.losses import LossValue, compute_loss, is_linear
 from tinkex.engine.micro_batches import ExampleRef, PackedBatch, pack_examples
 from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.lora_training import LoraSegment, SegmentedLora
@@ -235,7 +235,7 @@ def _score_batch(
     """Return log-probabilities and losses, and the gradient of the hidden states, if any."""
     is_trained = any(part.accumulator.gradient is not None for part in parts)
     loss_names = {part.accumulator.work.request.loss_fn for part in parts}
-    if is_trained and all(get_loss(name).is_linear for name in loss_names):
+    if is_trained and all(map(is_linear, loss_names)):
         # The gradient does not depend on the log-probabilities: one visit of the logits is enough.
         zeros = packed.split_by_example(np.zeros(len(packed.rows_P)))
         grad_P = _loss_grads(_compute_losses(parts, zeros))

@@ -197,8 +197,9 @@ class Trainer:
             others.discard(error)
             raise
         # Nothing after this line can fail, so either all passes take effect or none.
-        for work, gradient in zip(passes, gradients, strict=True):
-            _accumulate_gradient(work.adapter.state, gradient)
+        for work, gradient, output in zip(passes, gradients, outputs, strict=True):
+            if not isinstance(output, EngineFailure):
+                _accumulate_gradient(work.adapter.state, gradient)
         return outputs
 
     def _plan(
@@ -244,10 +245,13 @@ def _accumulate_gradient(state: AdapterState, gradient: Tensor | None) -> None:
 
 def _pass_output(
     work: PassWork, results: Sequence[PassResult], gradient: Tensor | None
-) -> ForwardBackwardOutput:
+) -> PassOutcome:
     """The output of a pass, from the results of all ranks and the sum of their gradients."""
     logprobs = {index: value for one in results for index, value in one.logprobs.items()}
     losses = {number: loss for one in results for number, loss in one.losses.items()}
+    errors = [losses[number].error for number in sorted(losses) if losses[number].error]
+    if errors:
+        return EngineFailure(errors[0], RequestErrorCategory.User)
     examples = [work.examples[index] for index in sorted(work.examples)]
     outputs = [example.to_output(logprobs[index]) for index, example in enumerate(examples)]
     # In the order of the micro-batches: the sum must not depend on the number of ranks.

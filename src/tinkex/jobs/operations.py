@@ -11,8 +11,9 @@ import msgspec
 
 from tinkex import types
 from tinkex.checkpoint.places import BlobsUnavailable
+from tinkex.engine.custom_losses.graphs import make_loss_id
 from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass, StepRefused
-from tinkex.errors import InvalidInput, RequestErrorCategory
+from tinkex.errors import InvalidInput
 from tinkex.jobs import job_types, save_operations
 from tinkex.jobs.job_types import (
     TOTAL_WEIGHT_METRIC,
@@ -142,11 +143,13 @@ OPERATIONS: Mapping[str, Operation] = {
     JobKind.SAVE_WEIGHTS_FOR_SAMPLER: save_operations.save_weights_for_sampler,
     JobKind.SAVE_WEIGHTS_EXTERNAL: save_operations.save_weights_external,
 }
-CUSTOM_LOSS_UNSUPPORTED = Failed(
-    message="this server does not run uploaded losses; forward_backward_custom computes them in "
-    "the client, and works here",
-    category=RequestErrorCategory.User,
-)
+
+
+def create_custom_loss(payload: bytes) -> Completed:
+    """Return the id of an uploaded loss, which contains it."""
+    request = job_types.decode_payload(payload, types.CreateCustomLossRequest)
+    loss_id = make_loss_id(request.inputs, request.graph)
+    return Completed(result=encode_json(types.CreateCustomLossResponse(loss_id=loss_id)))
 
 
 def run_operation(context: WorkerContext, task: ModelTask) -> JobOutcome:

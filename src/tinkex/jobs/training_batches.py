@@ -11,7 +11,7 @@ from tinkex.checkpoint.places import BlobsUnavailable, retry_seconds
 from tinkex.errors import RequestErrorCategory, TinkexError
 from tinkex.jobs.fair_queue import AdaptiveBatchSize, FairQueue
 from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, WORKER_ERRORS, Failed, JobOutcome
-from tinkex.jobs.operations import CUSTOM_LOSS_UNSUPPORTED, PassBatch, run_operation
+from tinkex.jobs.operations import PassBatch, create_custom_loss, run_operation
 from tinkex.jobs.pending_saves import PendingSaves
 from tinkex.jobs.resident_models import ResidentModels
 from tinkex.jobs.result_log import ResultEntry
@@ -163,10 +163,8 @@ class TrainingBatches:
             self._fair_queue.finish(entry.job)
         self._adapter_memory.snapshot_changed(entries)
 
-    def _make_task(self, job: JobRecord, payload: bytes | None) -> ModelTask | Failed:
-        """Return the task with its model in memory, or the failure."""
-        if job.run_id is None:
-            return CUSTOM_LOSS_UNSUPPORTED
+    def _make_task(self, job: JobRecord, payload: bytes | None) -> ModelTask | JobOutcome:
+        """Return the task with its model in memory, or the outcome of a job without one."""
         if self._fair_queue.is_cancelled(job):
             return CANCELLED
         if payload is None:
@@ -175,6 +173,10 @@ class TrainingBatches:
                 category=RequestErrorCategory.Server,
             )
         try:
+            if job.run_id is None:
+                if job.payload_ref is not None:
+                    payload = self._context.storage.read_payload(job.payload_ref)
+                return create_custom_loss(payload)
             resident = self._resident_models.get(job.run_id)
             if job.payload_ref is not None:
                 # Last: a payload that was read in the background is given out only once.

@@ -195,6 +195,8 @@ class ServerConfig:
     # --- queue, sessions, quotas, retention ----------------------------------------------------
     max_request_tokens: int = 524_288
     """Maximum tokens of one forward or forward_backward; above it, 422."""
+    custom_losses: bool = True
+    """Compute losses that clients upload with create_custom_loss; otherwise clients do."""
     max_jobs_per_tenant: int = 4096
     """Maximum queued jobs of one tenant; above it, 429."""
     max_bytes_per_tenant: int = 1 << 30

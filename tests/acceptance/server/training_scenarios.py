@@ -208,8 +208,10 @@ def use_custom_losses(place: ScenarioContext) -> None:
 
         ranks = {"logprobs": 1, "weights": 1}
         handle = service.create_custom_loss(weighed, input_ranks=ranks).result()
+        assert handle.loss_id.startswith("loss1-"), handle
         traced = service.create_lora_training_client(BASE_MODEL)
         output = traced.forward_backward_custom([datum(tinker, HELLO)], handle).result()
+        assert math.isclose(output.metrics["custom/weighed:sum"], output.metrics["loss:sum"])
         entropy = service.create_lora_training_client(BASE_MODEL)
         same = entropy.forward_backward([datum(tinker, HELLO)], "cross_entropy").result()
         assert math.isclose(output.metrics["loss:sum"], same.metrics["loss:sum"], rel_tol=1e-5)

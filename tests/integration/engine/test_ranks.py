@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 
 from tests.support.engine_calls import datum, forward_backward, spec, step, weights, work
 from tests.support.ports import free_port
+from tinkex.client.loss_graph import encode_graph, trace_loss
 from tinkex.engine.config import EngineConfig
+from tinkex.engine.custom_losses.graphs import make_loss_id
 from tinkex.engine.parallel.leader import open_followers
 from tinkex.engine.parallel.messages import RunReply
 from tinkex.engine.protocol import EngineLost, Pass, SamplerSource
@@ -64,6 +67,15 @@ def rl_batch(number: int) -> list:
     ]
 
 
+def upload_loss() -> str:
+    def squares(logprobs, weights, scale):
+        loss = (logprobs**2 * weights).sum() * scale
+        return loss, {"custom/squares:sum": loss, "custom/low:mean": logprobs.min()}
+
+    traced = trace_loss(squares, {"logprobs": 1, "weights": 1, "scale": 0})
+    return make_loss_id(traced.inputs, encode_graph(traced.graph))
+
+
 class Record:
     """Everything that clients see, bit by bit."""
 
@@ -103,6 +115,13 @@ def train(engine: TorchEngine, record: Record, directory: Path) -> None:
         record.add(f"dimuon {number}", forward_backward(engine, "d", *batch(number)))
         step(engine, "d")
     record.values["dimuon"] = weights(engine, "d").numpy().tobytes()
+    data = [
+        replace(one, loss_fn_inputs={**one.loss_fn_inputs, "scale": np.array(2.0, np.float32)})
+        for one in batch(5)
+    ]
+    custom = work(*data, loss="custom", loss_id=upload_loss())
+    record.add("custom", *run_passes(engine, Pass(adapter_id="d", request=custom)))
+    record.values["custom"] = step(engine, "d")
     record.values["one example"] = forward_backward(engine, "a", datum(1, 200)).metrics
     for name in ("snapshot", "checkpoint"):
         (directory / name).mkdir()

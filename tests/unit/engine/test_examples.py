@@ -195,7 +195,7 @@ def test_missing_required_input_raises(loss_fn: str, name: str) -> None:
     ("loss_fn", "config", "reason"),
     [
         ("mse", None, "loss_fn 'mse' is not one of"),
-        ("custom", None, "loss_fn 'custom' is not supported"),
+        ("custom", None, "loss_fn 'custom' takes one setting, the loss_id"),
         ("ppo", {"beta": 0.1}, "has 'beta', but ppo takes"),
         ("dro", {"beta": float("inf")}, "must be a finite number"),
     ],

@@ -233,7 +233,7 @@ def test_logprobs_may_have_target_shape() -> None:
     ("name", "reason"),
     [
         ("mse", "'mse' is not one of cross_entropy, importance_sampling, ppo, cispo, dro, gspo"),
-        ("custom", "'custom' is not supported by this model; use forward_backward_custom"),
+        ("mae", "gspo, stable_reinforce, custom$"),
     ],
 )
 def test_unsupported_loss_raises(name: str, reason: str) -> None:

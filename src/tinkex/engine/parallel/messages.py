@@ -32,12 +32,17 @@ class ExampleMessage(msgspec.Struct, frozen=True, array_like=True):
     targets: bytes
     shape: tuple[int, ...]
     inputs: dict[str, bytes]
+    input_shapes: dict[str, tuple[int, ...]] = {}
+    """Of the inputs of an uploaded loss that are not vectors."""
 
     @classmethod
     def pack(cls, example: TrainingExample) -> ExampleMessage:
         """Encode an example."""
         inputs = {name: value.tobytes() for name, value in example.inputs.items()}
-        return cls(example.tokens.tobytes(), example.targets.tobytes(), example.shape, inputs)
+        shapes = {name: value.shape for name, value in example.inputs.items() if value.ndim != 1}
+        return cls(
+            example.tokens.tobytes(), example.targets.tobytes(), example.shape, inputs, shapes
+        )
 
     def unpack(self) -> TrainingExample:
         """Decode the example."""
@@ -48,7 +53,10 @@ class ExampleMessage(msgspec.Struct, frozen=True, array_like=True):
             targets=np.frombuffer(self.targets, np.int64),
             rows=rows if len(self.shape) == 1 else np.repeat(rows, self.shape[1]),
             shape=self.shape,
-            inputs={name: np.frombuffer(value, np.float64) for name, value in self.inputs.items()},
+            inputs={
+                name: np.frombuffer(value, np.float64).reshape(self.input_shapes.get(name, -1))
+                for name, value in self.inputs.items()
+            },
         )
 
 
@@ -203,7 +211,7 @@ class PassReply(msgspec.Struct, frozen=True, array_like=True):
     """A follower's results of one pass."""
 
     logprobs: dict[int, bytes]
-    losses: dict[int, tuple[float, dict[str, float], int]]
+    losses: dict[int, tuple[float, dict[str, float], int, str]]
     has_gradient: bool
 
     @classmethod
@@ -214,7 +222,7 @@ class PassReply(msgspec.Struct, frozen=True, array_like=True):
             for index, value in result.logprobs.items()
         }
         losses = {
-            number: (loss.value, dict(loss.metrics), loss.num_counted)
+            number: (loss.value, dict(loss.metrics), loss.num_counted, loss.error)
             for number, loss in result.losses.items()
         }
         return cls(logprobs, losses, result.gradient is not None)
@@ -224,8 +232,8 @@ class PassReply(msgspec.Struct, frozen=True, array_like=True):
         return PassResult(
             {index: np.frombuffer(value, np.float32) for index, value in self.logprobs.items()},
             {
-                number: LossValue(value, np.empty(0), metrics, num_counted)
-                for number, (value, metrics, num_counted) in self.losses.items()
+                number: LossValue(value, np.empty(0), metrics, num_counted, error)
+                for number, (value, metrics, num_counted, error) in self.losses.items()
             },
         )
 

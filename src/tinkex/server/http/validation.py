@@ -10,7 +10,8 @@ from typing import TypedDict
 from urllib.parse import parse_qsl
 
 from tinkex import types
-from tinkex.engine.examples import parse_examples
+from tinkex.engine.examples import check_custom_shapes, parse_examples
+from tinkex.engine.losses import CUSTOM
 from tinkex.engine.protocol import BaseModel
 from tinkex.engine.sampling.request import DEFAULT_MAX_TOKENS, ModelLimits, parse_sample_request
 from tinkex.errors import InvalidInput, UnprocessableEntityError
@@ -222,15 +223,32 @@ async def check_pass(
             f"the request has {num_tokens} tokens; the limit of one training request is {limit}; "
             "split the batch, or ask the operator to raise max_request_tokens"
         )
+    is_custom = batch.loss_fn == CUSTOM
+    if is_custom:
+        check_custom_losses(services)
     if model is not None:
-        await _run_check(num_tokens, lambda: _validate_pass(batch, model))
+        # An uploaded loss may take long even for a few tokens.
+        num_checked = MAX_INLINE_TOKENS + 1 if is_custom else num_tokens
+        await _run_check(num_checked, lambda: _validate_pass(batch, model))
     return num_tokens
 
 
+def check_custom_losses(services: Services) -> None:
+    """Raise InvalidInput if this server does not compute uploaded losses."""
+    if not services.config.custom_losses:
+        raise InvalidInput(
+            "this server does not compute uploaded losses; pass the function itself to "
+            "forward_backward_custom, which computes it in the client, or ask the operator to set "
+            "custom_losses"
+        )
+
+
 def _validate_pass(batch: types.ForwardBackwardInput, model: BaseModel) -> None:
-    parse_examples(
+    examples = parse_examples(
         batch, vocab_size=_vocab_size(model), max_context_tokens=model.max_context_tokens
     )
+    if batch.loss_fn == CUSTOM:
+        check_custom_shapes(batch, examples)
 
 
 async def check_sample(request: types.SampleRequest, model: BaseModel | None) -> int:

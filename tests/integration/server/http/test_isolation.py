@@ -61,7 +61,24 @@ LOSS = {
     "custom_loss_seq_id": 0,
     "name": "mine",
     "inputs": [{"name": "logprobs", "rank": 1}],
-    "graph": {"format": 1, "nodes": [{"op": "output", "name": "output", "target": "output"}]},
+    "graph": {
+        "format": 1,
+        "nodes": [
+            {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+            {
+                "op": "call_function",
+                "name": "s",
+                "target": "torch.sum",
+                "args": [{"ref": "logprobs"}],
+            },
+            {
+                "op": "output",
+                "name": "output",
+                "target": "output",
+                "args": [{"tuple": [{"ref": "s"}, {"dict": {}}]}],
+            },
+        ],
+    },
 }
 
 

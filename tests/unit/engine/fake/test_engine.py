@@ -131,7 +131,7 @@ def picture() -> Datum:
     ("data", "loss_fn", "reason"),
     [
         (None, "mse", "loss_fn 'mse' is not one of"),
-        (None, "custom", "loss_fn 'custom' is not supported by this model"),
+        (None, "custom", "loss_fn 'custom' takes one setting, the loss_id"),
         (None, "stable_reinforce", "does not record them while it samples"),
         (None, "ppo", "example 0 needs logprobs of shape"),
         ([], "cross_entropy", "data is empty"),

@@ -51,7 +51,11 @@ async def client_config(
 ) -> dict[str, object]:
     """Return the flags that a client reads at startup."""
     config = services.config
-    flags: dict[str, object] = {"pjwt_auth_enabled": config.jwt, "parallel_fwdbwd_chunks": True}
+    flags: dict[str, object] = {
+        "pjwt_auth_enabled": config.jwt,
+        "parallel_fwdbwd_chunks": True,
+        "custom_loss_server_side": config.custom_losses,
+    }
     return flags | dict(config.client_flags)
 
 

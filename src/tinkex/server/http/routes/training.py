@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tinkex import types
+from tinkex.engine.custom_losses.graphs import make_loss_id
 from tinkex.engine.protocol import check_step_params
 from tinkex.errors import InvalidInput
 from tinkex.jobs.job_types import JobKind
@@ -15,7 +16,7 @@ from tinkex.server.http.model_specs import (
     spec_for_create,
 )
 from tinkex.server.http.ownership import require_open_session, require_run, require_trainable_run
-from tinkex.server.http.request_context import Handler, RequestContext, Services
+from tinkex.server.http.request_context import Handler, RequestContext, Services, run_in_thread
 from tinkex.server.http.store_access import read
 from tinkex.server.http.submission import (
     build_model_id,
@@ -25,7 +26,7 @@ from tinkex.server.http.submission import (
     submit_operation,
     submit_pass,
 )
-from tinkex.server.http.validation import check_number, check_pass
+from tinkex.server.http.validation import check_custom_losses, check_number, check_pass
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob
 
@@ -114,9 +115,11 @@ async def optim_step(
 async def create_custom_loss(
     services: Services, context: RequestContext[types.CreateCustomLossRequest]
 ) -> types.UntypedAPIFuture:
-    """Submit a custom loss of a session."""
+    """Submit a custom loss of a session; a graph that cannot be run is rejected now."""
     request, tenant_id = context.request, context.tenant_id
     check_number("custom_loss_seq_id", request.custom_loss_seq_id)
+    check_custom_losses(services)
+    await run_in_thread(make_loss_id, request.inputs, request.graph)
 
     def prepare(db: Connection) -> None:
         require_open_session(db, tenant_id, request.session_id)

@@ -18,6 +18,7 @@ from tests.support.server_harness import (
     publish_empty_models,
 )
 from tinkex import types
+from tinkex.engine.custom_losses.graphs import make_loss_id
 from tinkex.store import jobs, runs, schema, sessions
 from tinkex.store.records import RunState
 from tinkex.wire.proto import encode_forward_backward_request
@@ -384,20 +385,70 @@ def test_unload_is_queued_after_pending_operations(harness: ServerHarness) -> No
     assert (job.kind, job.position) == ("unload_model", 4)
 
 
-def test_custom_loss_is_submitted_once_per_seq_id(harness: ServerHarness) -> None:
-    session_id = harness.session()
-    body = {
+def custom_loss(session_id: str, target: str = "torch.sum") -> dict[str, Any]:
+    nodes: list[dict[str, Any]] = [
+        {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+        {"op": "call_function", "name": "last", "target": target, "args": [{"ref": "logprobs"}]},
+        {"op": "output", "name": "output", "target": "output"},
+    ]
+    nodes[-1]["args"] = [{"tuple": [{"ref": "last"}, {"dict": {}}]}]
+    return {
         "session_id": session_id,
         "custom_loss_seq_id": 0,
         "name": "mine",
         "inputs": [{"name": "logprobs", "rank": 1}],
-        "graph": {"format": 1, "nodes": [{"op": "output", "name": "output", "target": "output"}]},
+        "graph": {"format": 1, "nodes": nodes},
     }
+
+
+def test_custom_loss_is_submitted_once_per_seq_id(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    body = custom_loss(session_id)
 
     first, second = (harness.post("/create_custom_loss", body).json() for _ in range(2))
 
     assert first == second
     assert job_of(harness, first["request_id"]).session_id == session_id
+
+
+def test_custom_loss_with_unknown_operation_is_rejected_at_once(harness: ServerHarness) -> None:
+    answer = harness.post("/create_custom_loss", custom_loss(harness.session(), "os.system"))
+    assert answer.status_code == 422
+    assert "'os.system', which is not among the operations" in answer.json()["error"]
+
+
+def make_custom_pass(run_id: str, seq_id: int, target: str) -> bytes:
+    body = custom_loss("s", target)
+    request = types.CreateCustomLossRequest.model_validate(body)
+    batch = types.ForwardBackwardInput(
+        [datum([1, 2, 3])], "custom", {"loss_id": make_loss_id(request.inputs, request.graph)}
+    )
+    return encode_forward_backward_request(types.ForwardBackwardRequest(batch, run_id, seq_id))
+
+
+def test_custom_loss_is_computed_before_queueing(harness: ServerHarness) -> None:
+    """A loss that is not a scalar is rejected when the pass arrives."""
+    run_id = create_ready_model(harness, harness.session())
+
+    fine = send_pass(harness, make_custom_pass(run_id, 1, "torch.sum"))
+    refused = send_pass(harness, make_custom_pass(run_id, 2, "torch.exp"))
+
+    assert fine.status_code == 200
+    assert refused.status_code == 422
+    assert "returns (3,) as the loss; expected a scalar" in refused.json()["error"]
+
+
+def test_operator_can_refuse_custom_losses(tmp_path: Path) -> None:
+    with open_harness(tmp_path / "home", custom_losses=False) as harness:
+        session_id = harness.session()
+        run_id = create_ready_model(harness, session_id)
+        upload = harness.post("/create_custom_loss", custom_loss(session_id))
+        passed = send_pass(harness, make_custom_pass(run_id, 1, "torch.sum"))
+        flags = harness.post("/client/config", {"sdk_version": "0.36.0"}).json()
+    assert not flags["custom_loss_server_side"]
+    for answer in (upload, passed):
+        assert answer.status_code == 422
+        assert "does not compute uploaded losses" in answer.json()["error"]
 
 
 def test_get_info_describes_model_and_optimizer(harness: ServerHarness) -> None:
