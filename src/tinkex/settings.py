@@ -54,6 +54,8 @@ class Environment(NamedTuple):
     """TINKEX_DEPRECATIONS: 1 warns about names that are deprecated since SDK 0.38."""
     max_unsized_download_bytes: int | None = None
     """TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES: limit for downloads of files without a size."""
+    kernels: bool = True
+    """TINKEX_KERNELS: off runs every tensor operation of the engine in torch."""
 
     def __repr__(self) -> str:
         # Secrets must not appear in tracebacks and logs.
@@ -104,7 +106,14 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         profile=_first_set(env, "TINKEX_PROFILE"),
         deprecations=warns_of_deprecations(env),
         max_unsized_download_bytes=_parse_count(env, "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"),
+        kernels=uses_kernels(env),
     )
+
+
+def uses_kernels(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether the engine may use its C kernels."""
+    env = os.environ if environ is None else environ
+    return _first_set(env, "TINKEX_KERNELS") is None or _parse_flag(env, "TINKEX_KERNELS")
 
 
 def warns_of_deprecations(environ: Mapping[str, str] | None = None) -> bool:

@@ -27,6 +27,7 @@ EVERYTHING = {
     "CLOUDFLARE_ACCESS_CLIENT_ID": "cf-id",
     "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret",
     "TINKEX_HOME": "/srv/tinkex",
+    "TINKEX_KERNELS": "off",
 }
 
 
@@ -43,6 +44,7 @@ def test_every_variable_is_read() -> None:
         access_client_secret="cf-secret",
         credentials_file=Path("/home/me/.tinker/credentials.json"),
         home=Path("/srv/tinkex"),
+        kernels=False,
     )
 
 

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from platformdirs import user_cache_path
 
 from tinkex.logs import get_logger
+from tinkex.settings import uses_kernels
 from tinkex.system.atomic import SCRATCH_PREFIX, write_file_atomic
 
 LOG = get_logger(__name__)
@@ -30,6 +31,9 @@ _COMPILERS = ("cc", "gcc", "clang")
 #: Optimized for this CPU, which is part of the cache key.
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wl,-Bsymbolic")
 _TIMEOUT_SECONDS = 60
+_X86_MACHINES = ("x86_64", "AMD64", "i386", "i686")
+#: Machine and node, where the instruction sets are unknown.
+_UNKNOWN_WORDS = 2
 #: How many libraries the cache holds: one per installed version, compiler and CPU in use.
 _MAX_CACHED = 4
 #: Older scratch files were left by processes that were killed.
@@ -205,9 +209,21 @@ _FALLIBLE_KERNELS = {
 }
 
 
+def is_supported_cpu(features: str) -> bool:
+    """Whether the kernels are faster than torch: x86 needs AVX2, if its features are known."""
+    words = features.split()
+    return words[0] not in _X86_MACHINES or len(words) <= _UNKNOWN_WORDS or "avx2" in words
+
+
 @cache
 def load_kernels() -> ctypes.CDLL | None:
-    """Load the kernels, compiling them if needed; None if this machine cannot."""
+    """Load the kernels, compiling them if needed; None if this machine cannot, or must not."""
+    if not uses_kernels():
+        LOG.info("TINKEX_KERNELS is off; torch runs everything, more slowly")
+        return None
+    if not is_supported_cpu(_cpu_features()):
+        LOG.info("this CPU has no AVX2; torch runs everything")
+        return None
     library = load_library(_SOURCE_DIR)
     if library is None:
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tinkex.nn.ops import library as kernel_library
-from tinkex.nn.ops.library import load_kernels
+from tinkex.nn.ops.library import is_supported_cpu, load_kernels
 
 #: Exits with 0 if the library in the directory sys.argv[1] loads and works.
 LOAD = """
@@ -193,3 +193,25 @@ def test_no_working_compiler_means_no_kernels(
         assert load_kernels() is None
     finally:
         load_kernels.cache_clear()
+
+
+def test_variable_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_kernels.cache_clear()
+    monkeypatch.setenv("TINKEX_KERNELS", "off")
+    try:
+        assert load_kernels() is None
+    finally:
+        load_kernels.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("features", "is_supported"),
+    [
+        ("x86_64 fpu avx avx2 fma", True),
+        ("x86_64 fpu avx", False),
+        ("x86_64 my-machine", True),
+        ("aarch64 fp asimd", True),
+    ],
+)
+def test_x86_needs_avx2(features: str, is_supported: bool) -> None:
+    assert is_supported_cpu(features) == is_supported
