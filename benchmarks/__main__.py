@@ -1,8 +1,8 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`cluster`, `fairness`, `groups`, `hostile`, `inference`, `limits`, `parallel`, `pipeline` and
-`store` take options too.
+`cluster`, `fairness`, `groups`, `hostile`, `inference`, `limits`, `parallel`, `peers`,
+`pipeline` and `store` take options too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks import (
     bench_inference,
     bench_limits,
     bench_parallel,
+    bench_peers,
     bench_pipeline,
     bench_store,
 )
@@ -47,6 +48,7 @@ WITH_OPTIONS = {
     "inference": bench_inference.main,
     "limits": bench_limits.main,
     "parallel": bench_parallel.main,
+    "peers": bench_peers.main,
     "pipeline": bench_pipeline.main,
     "store": bench_store.main,
 }

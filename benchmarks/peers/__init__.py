@@ -1,0 +1,1 @@
+"""Other inference engines, each run by the Python of an environment of its own."""
