@@ -127,14 +127,19 @@ class Caller:
         num_tokens: int = answer["usage"]["completion_tokens"]
         return num_tokens
 
-    async def stream(self, tokens: list[int], max_tokens: int, seed: int) -> float:
-        """A streamed completion; returns the seconds to its first text."""
+    async def stream(self, tokens: list[int], max_tokens: int, seed: int) -> float | None:
+        """A streamed completion; returns the seconds to its first token, if that has a text.
+
+        A token that is a part of a character is sent together with the next one.
+        """
         started = time.perf_counter()
-        first = None
-        async for event in self._events(_body(tokens, max_tokens, seed) | {"stream": True}):
-            if first is None and any(choice["text"] for choice in event["choices"]):
+        body = _body(tokens, max_tokens, seed) | {"stream": True, "return_token_ids": True}
+        first, num_tokens = 0.0, 0
+        async for event in self._events(body):
+            if not first:
                 first = time.perf_counter() - started
-        return first if first is not None else time.perf_counter() - started
+                num_tokens = len(event["choices"][0]["token_ids"])
+        return first if num_tokens == 1 else None
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
@@ -208,7 +213,8 @@ async def measure_first_token(caller: Caller, scale: Scale) -> list[Row]:
     with EnginePrefill() as engine:
         for turn in range(scale.num_first_tokens):
             prompts = [prompt_tokens(LONG_PROMPT_TOKENS, 3 * turn + side) for side in range(3)]
-            streamed.append(1000.0 * await caller.stream(prompts[0], 8, 1))
+            if seconds := await caller.stream(prompts[0], 8, turn):
+                streamed.append(1000.0 * seconds)
             started = time.perf_counter()
             await caller.sample_natively(prompts[1], 1, 1)
             native.append(1000.0 * (time.perf_counter() - started))
