@@ -104,21 +104,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         credentials_file=user_home / ".tinker" / "credentials.json",
         home=_home_directory(_first_set(env, "TINKEX_HOME"), user_home),
         profile=_first_set(env, "TINKEX_PROFILE"),
-        deprecations=warns_of_deprecations(env),
+        deprecations=_parse_flag(env, "TINKEX_DEPRECATIONS"),
         max_unsized_download_bytes=_parse_count(env, "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"),
-        kernels=uses_kernels(env),
+        kernels=_first_set(env, "TINKEX_KERNELS") is None or _parse_flag(env, "TINKEX_KERNELS"),
     )
-
-
-def uses_kernels(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether the engine may use its C kernels."""
-    env = os.environ if environ is None else environ
-    return _first_set(env, "TINKEX_KERNELS") is None or _parse_flag(env, "TINKEX_KERNELS")
-
-
-def warns_of_deprecations(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether to warn about names that are deprecated since SDK 0.38."""
-    return _parse_flag(os.environ if environ is None else environ, "TINKEX_DEPRECATIONS")
 
 
 def read_variables(

@@ -49,7 +49,7 @@ def is_accepted(server: RealServer, key: str) -> bool:
     config = tinkex.Config(base_url=server.url, api_key=key)
     try:
         with tinkex.ServiceClient(config=config) as service:
-            service.get_server_capabilities()
+            service.get_server_capabilities().result()
     except tinkex.AuthenticationError:
         return False
     return True

@@ -40,6 +40,8 @@ ALLOWED = {
     "TrainingRun.metrics": "the same",
     "TrainingRun.created_at": "the same",
     "Checkpoint.base_model": "since 0.39",
+    "DimuonParams.damping": "documented, but the official class has no such field",
+    "DimuonParams.rank_lr_correction_exponent": "the same",
     "LoadWeightsRequest.optimizer": "has a default, as requests of SDKs before 0.6 lack it",
     "OptimizerConfig": "known families are distinguished; the official package uses the open base",
     "OptimParams": "the same",

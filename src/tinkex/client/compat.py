@@ -9,12 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
-from tinkex.errors import InvalidInput
-from tinkex.settings import warns_of_deprecations
+from tinkex.errors import ConfigError, InvalidInput
+from tinkex.settings import read_environment
 
 ClientT = TypeVar("ClientT")
+
+
+def _warns_of_deprecations() -> bool:
+    # An invalid variable is reported where a client reads its configuration, not by an import.
+    try:
+        return read_environment().deprecations
+    except ConfigError:
+        return False
+
+
 #: Off by default: scripts for 0.36 use these names, and some turn warnings into errors.
-WARNS_OF_DEPRECATIONS = warns_of_deprecations()
+WARNS_OF_DEPRECATIONS = _warns_of_deprecations()
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ def choose_an_optimizer(place: ScenarioContext) -> None:
         assert loss_of(tinker, client) < before
         try:
             client.optim_step(tinker.AdamParams()).result()
-        except tinker.RequestFailedError as error:
+        except tinker.UnprocessableEntityError as error:
             assert "dimuon" in str(error)
         else:
             raise AssertionError("a step of another optimizer was taken")

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from platformdirs import user_cache_path
 
 from tinkex.logs import get_logger
-from tinkex.settings import uses_kernels
+from tinkex.settings import read_environment
 from tinkex.system.atomic import SCRATCH_PREFIX, write_file_atomic
 
 LOG = get_logger(__name__)
@@ -218,7 +218,7 @@ def is_supported_cpu(features: str) -> bool:
 @cache
 def load_kernels() -> ctypes.CDLL | None:
     """Load the kernels, compiling them if needed; None if this machine cannot, or must not."""
-    if not uses_kernels():
+    if not read_environment().kernels:
         LOG.info("TINKEX_KERNELS is off; torch runs everything, more slowly")
         return None
     if not is_supported_cpu(_cpu_features()):

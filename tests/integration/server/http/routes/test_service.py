@@ -55,7 +55,7 @@ def test_client_config_flags_overridden_by_settings(tmp_path: Path) -> None:
         config = harness.post("/client/config", {"sdk_version": "0.36.0"}).json()
         dynamic = harness.post("/client/dynamic_config", {"sdk_version": "0.36.0"}).json()
 
-    assert config == {"pjwt_auth_enabled": True, **flags}
+    assert config == {"pjwt_auth_enabled": True, "custom_loss_server_side": True, **flags}
     assert dynamic == {"sample_cancel_enabled": True, "refresh_interval_sec": 10}
 
 
