@@ -75,7 +75,7 @@ def warn_unused_name(name: str | None) -> None:
 
 
 def deprecate_async_names(client: type[ClientT]) -> type[ClientT]:
-    """Make the `_async` methods of a client warn, if TINKEX_DEPRECATIONS asks for it."""
+    """Make the `_async` methods of a client warn, if TINKEX_DEPRECATIONS is set."""
     if WARNS_OF_DEPRECATIONS:
         for name, method in list(vars(client).items()):
             if name.endswith("_async") and inspect.iscoroutinefunction(method):
@@ -94,7 +94,7 @@ def _warning_method(owner: str, name: str, method: Callable[..., Any]) -> Callab
 
 
 def warn_value_use(value: str, attribute: str) -> None:
-    """Warn that a future is used as its value, if TINKEX_DEPRECATIONS asks for it."""
+    """Warn that a future is used as its value, if TINKEX_DEPRECATIONS is set."""
     if WARNS_OF_DEPRECATIONS:
         new = "its result(), or await it"
         warn_moved(f"Using the future of a {value} as the value (.{attribute})", new, stacklevel=4)
