@@ -102,7 +102,8 @@ def _adapter_config(spec: AdapterSpec) -> dict[str, object]:
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": spec.base_model,
         "r": spec.rank,
-        "lora_alpha": 32,
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,
+        "use_rslora": spec.use_rslora,
         "target_modules": ["bigram"],
     }
 

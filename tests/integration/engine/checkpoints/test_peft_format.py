@@ -162,11 +162,12 @@ def test_peft_adapter_gives_same_results(tmp_path: Path, options: dict[str, Any]
         (LINEAR[4:7], {"train_attn": False, "train_unembed": False}),
         (LINEAR[7:], {"train_attn": False, "train_mlp": False}),
         (LINEAR[4:], {"train_attn": False}),
+        (["q_proj", "v_proj"], {"target_modules": ("q_proj", "v_proj")}),
     ],
     ids=str,
 )
 def test_adapted_modules_are_read_from_a_peft_folder(
-    tmp_path: Path, modules: list[str], flags: dict[str, bool]
+    tmp_path: Path, modules: list[str], flags: dict[str, Any]
 ) -> None:
     model, expected = peft_folder(tmp_path, target_modules=modules, lora_alpha=16)
     host = HostedModel(model)
