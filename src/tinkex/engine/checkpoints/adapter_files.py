@@ -122,7 +122,8 @@ def read_adapter(directory: Path, base_model: str, targets: Sequence[LoraTarget]
         layout = layout_for(targets, metadata)
         return SavedAdapter(layout, _read_tinkex_weights(directory, layout), metadata.scale)
     config = peft_format.read_peft_config(directory)
-    layout = LoraLayout(targets, config.r, set(TargetKind), _find_modules(directory, config, targets))
+    modules = _find_modules(directory, config, targets)
+    layout = LoraLayout(targets, config.r, set(TargetKind), modules)
     return SavedAdapter(layout, _read_peft_weights(directory, layout), config.scale)
 
 
