@@ -28,6 +28,8 @@ from tinkex.testing import StubServer
 ALLOWED = {
     "ServiceClient.__init__": "config= and transport= are added",
     "ServiceClient.close": "status has a default",
+    "ServiceClient.create_lora_training_client": "options of tinkex servers are added",
+    "ServiceClient.create_lora_training_client_async": "the same",
     "RetryConfig.__init__": "retryable_exceptions names our classes instead of those of httpx",
     "APIError.__init__": "every argument has a default; hint= is added",
     "APIConnectionError.__init__": "every argument has a default; hint= is added",

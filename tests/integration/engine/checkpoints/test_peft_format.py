@@ -177,6 +177,18 @@ def test_adapted_modules_are_read_from_a_peft_folder(
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
+def test_peft_adapter_of_some_modules_continues_unchanged(tmp_path: Path) -> None:
+    options = {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}
+    model, expected = peft_folder(tmp_path, lora_alpha=16, **options)
+    host = HostedModel(model)
+    spec = make_spec(4, alpha=16.0, use_rslora=True, target_modules=("q_proj", "down_proj"))
+    layout = make_layout(host.lora_targets, spec)
+    weights = read_adapter_weights(tmp_path, spec, layout)
+    assert torch.equal(weights, read_adapter(tmp_path, "x", host.lora_targets).weights)
+    found = hosted_logprobs(host, layout, weights, spec.scale)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
 def test_half_precision_adapter_is_loaded(tmp_path: Path) -> None:
     model, _ = peft_folder(tmp_path, lora_alpha=32)
     path = tmp_path / "adapter_model.safetensors"
