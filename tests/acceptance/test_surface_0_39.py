@@ -31,7 +31,8 @@ def takes(method: Any) -> list[str]:
     """Return the parameters in the notation of the data."""
     found = []
     for each in inspect.signature(method).parameters.values():
-        if each.name == "self":
+        # Further keywords are options of tinkex servers.
+        if each.name == "self" or each.kind is each.VAR_KEYWORD:
             continue
         name = f"*:{each.name}" if each.kind is each.KEYWORD_ONLY else each.name
         has_default = each.default is not each.empty

@@ -22,8 +22,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tinkex.engine.adapters import LORA_ALPHA, AdapterState, target_kinds
-from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.adapters import AdapterState, layout_for
+from tinkex.engine.protocol import AdapterSpec, lora_scale
 from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_layout import LoraLayout, LoraTarget, TargetKind
@@ -124,7 +124,7 @@ def sites_of(model: PreTrainedModel) -> list[LoraTarget]:
 
 def make_layout(sites: Sequence[LoraTarget], spec: AdapterSpec) -> LoraLayout:
     """The buffer layout of such an adapter."""
-    return LoraLayout(sites, spec.rank, target_kinds(spec))
+    return layout_for(sites, spec)
 
 
 def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterState:
@@ -147,11 +147,12 @@ def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterSta
 
 
 @torch.no_grad()
-def hosted_logprobs(host: HostedModel, layout: LoraLayout, weights: Tensor) -> Tensor:
-    """The log-probabilities of the hosted model with an adapter."""
-    rows = SegmentedLora(
-        [LoraSegment(0, len(TOKENS), LORA_ALPHA / layout.rank, layout.views(weights))]
-    )
+def hosted_logprobs(
+    host: HostedModel, layout: LoraLayout, weights: Tensor, scale: float | None = None
+) -> Tensor:
+    """The log-probabilities of the hosted model with an adapter; alpha is 32 by default."""
+    scale = lora_scale(32, layout.rank, use_rslora=False) if scale is None else scale
+    rows = SegmentedLora([LoraSegment(0, len(TOKENS), scale, layout.views(weights))])
     this = ForwardContext(rows, PackedAttention([len(TOKENS)]))
     hidden = host.hidden_states(TOKENS, torch.arange(len(TOKENS)), this)
     logits, _ = host.lm_head.logits(hidden, rows)

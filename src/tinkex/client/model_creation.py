@@ -86,6 +86,9 @@ async def create_model_from_checkpoint(
         train_unembed=info.train_unembed is not False,
         train_mlp=info.train_mlp is not False,
         train_attn=info.train_attn is not False,
+        alpha=info.alpha,
+        use_rslora=info.use_rslora,
+        target_modules=info.target_modules,
     )
     optimizer = info.optimizer_config if with_optimizer else optimizer_config
     base_model = base_model or info.base_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from tinkex import types
 from tinkex.client.compat import deprecate_async_names, warn_moved
@@ -25,6 +25,15 @@ from tinkex.errors import ClientClosed, InvalidInput
 from tinkex.wire.endpoints import CAPABILITIES, HEALTH
 
 FINISH_STATUSES = ("success", "errored", "interrupted")
+
+
+class LoraOptions(TypedDict, total=False):
+    """Further fields of `LoraConfig`; None means unset."""
+
+    alpha: float | None
+    use_rslora: bool | None
+    target_modules: list[str] | None
+    dropout: float | None
 
 
 @deprecate_async_names
@@ -126,9 +135,14 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
+        **options: Unpack[LoraOptions],
     ) -> APIFuture[TrainingClient]:
-        """Create a new LoRA adapter on a base model and return a client that trains it."""
-        lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
+        """Create a new LoRA adapter on a base model and return a client that trains it.
+
+        The further options are those of tinkex servers: `alpha`, `use_rslora`, `target_modules` and
+        `dropout`, see `LoraConfig`. They are sent only if they are given.
+        """
+        lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed, options)
         created = self._create_model(base_model, lora, user_metadata, optimizer)
         return wait_or_return(created, TrainingClient)
 
@@ -142,9 +156,10 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
+        **options: Unpack[LoraOptions],
     ) -> TrainingClient:
         """Async version of create_lora_training_client()."""
-        lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
+        lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed, options)
         return await self._create_model(base_model, lora, user_metadata, optimizer)
 
     def create_training_client_from_state(
@@ -328,7 +343,12 @@ class ServiceClient:
 
 
 def _lora_config(
-    rank: int, seed: int | None, train_mlp: bool, train_attn: bool, train_unembed: bool
+    rank: int,
+    seed: int | None,
+    train_mlp: bool,
+    train_attn: bool,
+    train_unembed: bool,
+    options: LoraOptions,
 ) -> types.LoraConfig:
     return types.LoraConfig(
         rank=rank,
@@ -336,6 +356,7 @@ def _lora_config(
         train_mlp=train_mlp,
         train_attn=train_attn,
         train_unembed=train_unembed,
+        **options,
     )
 
 

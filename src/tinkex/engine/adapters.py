@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -10,15 +11,12 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.config import MAX_SHARDS, is_power_of_two
-from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.protocol import AdapterSpec, matches_module
 from tinkex.errors import InvalidInput
-from tinkex.nn.lora_layout import LoraLayout, LoraPair, TargetKind
+from tinkex.nn.lora_layout import LoraLayout, LoraPair, LoraTarget, TargetKind
 
 if TYPE_CHECKING:
     from tinkex.nn.hosted_model import HostedModel
-
-#: LoRA alpha: the low-rank update is scaled by alpha / rank.
-LORA_ALPHA = 32
 
 #: The moments that each optimizer keeps.
 MOMENTS = {"adamw": ("first", "second"), "dimuon": ("first",)}
@@ -107,7 +105,7 @@ class TrainableAdapter:
     @property
     def scale(self) -> float:
         """The scale of the low-rank update."""
-        return LORA_ALPHA / self.spec.rank
+        return self.spec.scale
 
     def replace_state(self, state: AdapterState) -> None:
         """Continue from another state."""
@@ -116,13 +114,17 @@ class TrainableAdapter:
 
 
 def build_layout(hosted_model: HostedModel, spec: AdapterSpec) -> LoraLayout:
-    """The buffer layout of such an adapter."""
-    return LoraLayout(hosted_model.lora_targets, spec.rank, target_kinds(spec))
+    """The buffer layout of such an adapter; raises InvalidInput for modules it does not have."""
+    return layout_for(hosted_model.lora_targets, spec)
 
 
-class _TrainedKinds(Protocol):
+class _AdaptedModules(Protocol):
     """An `AdapterSpec`, or the `AdapterMetadata` of a checkpoint."""
 
+    @property
+    def rank(self) -> int: ...
+    @property
+    def target_modules(self) -> tuple[str, ...] | None: ...
     @property
     def train_attn(self) -> bool: ...
     @property
@@ -131,7 +133,33 @@ class _TrainedKinds(Protocol):
     def train_unembed(self) -> bool: ...
 
 
-def target_kinds(source: _TrainedKinds) -> set[TargetKind]:
+def layout_for(targets: Sequence[LoraTarget], source: _AdaptedModules) -> LoraLayout:
+    """The buffer layout of an adapter of a model with these LoRA targets."""
+    kinds = target_kinds(source)
+    if source.target_modules is None:
+        return LoraLayout(targets, source.rank, kinds)
+    return LoraLayout(targets, source.rank, kinds, select_modules(targets, kinds, source))
+
+
+def select_modules(
+    targets: Sequence[LoraTarget], kinds: Collection[TargetKind], source: _AdaptedModules
+) -> set[str]:
+    """The paths of the modules that `target_modules` names; each name must select at least one."""
+    paths = [path for target in targets if target.kind in kinds for path in target.paths]
+    selected: set[str] = set()
+    for name in source.target_modules or ():
+        matching = {path for path in paths if matches_module(path, name)}
+        if not matching:
+            known = ", ".join(sorted({path.rpartition(".")[2] for path in paths}))
+            raise InvalidInput(
+                f"target module {name!r} is not in the trained parts of the model, whose modules "
+                f"are: {known}"
+            )
+        selected |= matching
+    return selected
+
+
+def target_kinds(source: _AdaptedModules) -> set[TargetKind]:
     """The kinds of modules that an adapter has LoRA pairs for."""
     is_trained = {
         TargetKind.ATTENTION: source.train_attn,
@@ -153,6 +181,8 @@ def check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(
             f"gradient_shards is {spec.gradient_shards}, expected a power of two up to {MAX_SHARDS}"
         )
+    if not (math.isfinite(spec.scale) and spec.alpha > 0.0):
+        raise InvalidInput(f"alpha is {spec.alpha}, expected a number above 0")
     kind = optimizer_type(spec)
     if kind not in MOMENTS:
         raise InvalidInput(f"optimizer type {kind!r} is not one of {', '.join(MOMENTS)}")

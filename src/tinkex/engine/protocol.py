@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -41,6 +42,10 @@ class BaseModel:
     is_sampleable: bool = True
 
 
+#: LoRA alpha of clients that do not choose one.
+DEFAULT_ALPHA = 32.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSpec:
     """Everything that determines an adapter's initial weights and training."""
@@ -57,6 +62,28 @@ class AdapterSpec:
     gradient_shards: int = 1
     """The number of parts of a batch whose gradients are added in a fixed tree, a power of two. It
     determines the bits of gradients, on any number of ranks that divides it."""
+    alpha: float = DEFAULT_ALPHA
+    """Numerator of the scale of the low-rank update."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank."""
+    target_modules: tuple[str, ...] | None = None
+    """Names of the adapted modules, matched like PEFT's by the end of a module's path; None means
+    all modules of the trained kinds."""
+
+    @property
+    def scale(self) -> float:
+        """The scale of the low-rank update."""
+        return lora_scale(self.alpha, self.rank, use_rslora=self.use_rslora)
+
+
+def lora_scale(alpha: float, rank: int, *, use_rslora: bool) -> float:
+    """The scale of a low-rank update: alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+    return alpha / (sqrt(rank) if use_rslora else rank)
+
+
+def matches_module(path: str, name: str) -> bool:
+    """Whether a name of `target_modules` selects a module, by PEFT's rule."""
+    return path == name or path.endswith(f".{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from tinkex.engine.adapters import (
-    LORA_ALPHA,
     AdapterState,
     TrainableAdapter,
     build_layout,
@@ -338,7 +337,7 @@ class TorchEngine:
             weights = saved.weights.to(hosted_model.device)
             adapter = SamplerAdapter(
                 key=key,
-                scale=LORA_ALPHA / saved.layout.rank,
+                scale=saved.scale,
                 weights=saved.layout.views(weights),
                 dtype=hosted_model.dtype,
             )

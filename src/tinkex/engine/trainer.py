@@ -294,6 +294,8 @@ def _update(
 ) -> Mapping[str, float]:
     """Change weights and moments."""
     state = adapter.state
+    # Zeros already, unless the gradient is not finite.
+    adapter.layout.clear_unadapted(gradient)
     number, moments = state.num_steps + 1, state.ensure_moments(adapter.spec)
     if isinstance(params, DimuonParams):
         (momentum,) = moments

@@ -25,7 +25,7 @@ class BoundAdapter(NamedTuple):
     """An adapter as applied to rows of a forward pass."""
 
     scale: float
-    """Factor of the low-rank update: alpha / rank."""
+    """Factor of the low-rank update."""
     weights: Sequence[LoraPair | None]
     """The adapter's A and B matrices by target index; None where it has none."""
     gradient: Sequence[LoraPair | None] | None = None

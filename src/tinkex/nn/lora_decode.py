@@ -106,7 +106,7 @@ class DecodeAdapter(Protocol):
 
     @property
     def scale(self) -> float:
-        """Factor of the low-rank update: alpha / rank."""
+        """Factor of the low-rank update."""
         ...
 
     @property

@@ -74,24 +74,45 @@ class NamedLoraPair(NamedTuple):
 
 
 class LoraLayout:
-    """Offsets of an adapter's A and B matrices in its flat buffer."""
+    """Offsets of an adapter's A and B matrices in its flat buffer.
+
+    The kernels compute all members of a target together. If only some members are adapted, A and B
+    of the others are zeros in every buffer: their update is zero, and so is their gradient.
+    """
 
     def __init__(
-        self, targets: Sequence[LoraTarget], rank: int, kinds: Collection[TargetKind]
+        self,
+        targets: Sequence[LoraTarget],
+        rank: int,
+        kinds: Collection[TargetKind],
+        paths: Collection[str] | None = None,
     ) -> None:
+        """Modules of these kinds are adapted, with `paths` only those."""
         self.targets = targets
         self.rank = rank
+        self._paths = frozenset(
+            path
+            for target in targets
+            if target.kind in kinds
+            for path in target.paths
+            if paths is None or path in paths
+        )
         self._slices: list[_PairSlices | None] = []
         self.size = 0
         """Number of elements of the buffer, including alignment."""
         for target in targets:
-            self._slices.append(self._allocate_target(target) if target.kind in kinds else None)
+            is_adapted = not self._paths.isdisjoint(target.paths)
+            self._slices.append(self._allocate_target(target) if is_adapted else None)
+        self._has_unadapted_members = any(
+            pair is not None and not self._paths.issuperset(target.paths)
+            for target, pair in zip(targets, self._slices, strict=True)
+        )
 
     @cached_property
     def num_parameters(self) -> int:
         """Number of trained parameters."""
-        slices = [one for pair in self._slices if pair for one in (pair.down, *pair.ups)]
-        return sum(prod(one.shape) for one in slices)
+        flat = torch.empty(self.size, device="meta")
+        return sum(pair.down.numel() + pair.up.numel() for pair in self.pairs(flat))
 
     def views(self, flat: Tensor) -> list[LoraPair | None]:
         """Return the pairs of all targets as views of a buffer; None for targets not adapted."""
@@ -103,7 +124,19 @@ class LoraLayout:
         ]
 
     def pairs(self, flat: Tensor) -> Iterator[NamedLoraPair]:
-        """Yield the pairs of single modules as views of a buffer."""
+        """Yield the pairs of the adapted modules as views of a buffer."""
+        return (pair for pair in self._member_pairs(flat) if pair.path in self._paths)
+
+    def clear_unadapted(self, flat: Tensor) -> None:
+        """Set the members of targets that are not adapted to zero, in place."""
+        if not self._has_unadapted_members:
+            return
+        for pair in self._member_pairs(flat):
+            if pair.path not in self._paths:
+                pair.down.zero_()
+                pair.up.zero_()
+
+    def _member_pairs(self, flat: Tensor) -> Iterator[NamedLoraPair]:
         for target, pair in zip(self.targets, self.views(flat), strict=True):
             if pair is None:
                 continue
@@ -119,6 +152,7 @@ class LoraLayout:
             if pair is not None:
                 bound = pair.down.shape[-1] ** -0.5
                 pair.down.uniform_(-bound, bound, generator=generator)
+        self.clear_unadapted(flat)
         return flat
 
     def _allocate_target(self, target: LoraTarget) -> _PairSlices:

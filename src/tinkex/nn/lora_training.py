@@ -26,7 +26,7 @@ class LoraSegment(NamedTuple):
     start: int
     stop: int
     scale: float
-    """Factor of the low-rank update: alpha / rank."""
+    """Factor of the low-rank update."""
     weights: Sequence[LoraPair | None]
     """The adapter's A and B matrices by target index."""
     gradient: Sequence[LoraPair | None] | None = None

@@ -45,7 +45,11 @@ def create_training_client(
         ).result()
     assert plan.base_model is not None  # checked by the plan
     return service.create_lora_training_client(
-        plan.base_model, rank=plan.rank, seed=plan.seed, user_metadata=metadata
+        plan.base_model,
+        rank=plan.rank,
+        seed=plan.seed,
+        user_metadata=metadata,
+        **plan.lora_options(),
     ).result()
 
 

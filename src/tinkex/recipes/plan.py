@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
@@ -16,12 +16,20 @@ from tinkex.ids import check_name, parse_tinker_path
 from tinkex.schedules import SCHEDULE_KINDS, ScheduleKind
 from tinkex.types.optimizers import check_range
 
+if TYPE_CHECKING:
+    from tinkex.client.service import LoraOptions
+
 RlLoss = Literal["importance_sampling", "ppo", "cispo"]
 RL_LOSSES = ("importance_sampling", "ppo", "cispo")
 #: Settings that do not affect the weights.
 _NON_TRAINING_SETTINGS = frozenset(
-    {"save_every", "eval_data", "eval_every", "samples", "sample_tokens", "data", "reward"}
+    {
+        *("save_every", "keep_checkpoints", "eval_data", "eval_every", "samples", "sample_tokens"),
+        *("data", "reward"),
+    }
 )
+#: Settings of a new adapter; unset ones are not recorded, so that older runs stay the same.
+_LORA_OPTIONS = ("alpha", "use_rslora", "target_modules")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,12 @@ class Plan:
     """Prefix of checkpoint names; default: recipe and name of the data file."""
     rank: int = 32
     """LoRA rank."""
+    alpha: float | None = None
+    """LoRA alpha; default: 32."""
+    use_rslora: bool = False
+    """Rank-stabilized LoRA: scale by alpha / sqrt(rank)."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the modules to adapt, such as q_proj; default: all."""
     epochs: int = 1
     """Number of passes over the data."""
     steps: int | None = None
@@ -62,6 +76,8 @@ class Plan:
     """Seed of data order, initial weights and samples."""
     save_every: int = 50
     """Steps between checkpoints; 0 saves only at the end."""
+    keep_checkpoints: int | None = None
+    """Number of training checkpoints to keep; older ones are deleted. Default: all."""
     eval_data: Path | None = None
     """JSONL file with evaluation data."""
     eval_every: int = 50
@@ -85,12 +101,22 @@ class Plan:
             check_range(name, getattr(self, name), at_least=1)
         for name in ("save_every", "eval_every"):
             check_range(name, getattr(self, name), at_least=0)
-        for name, least in (("steps", 1), ("max_tokens", 2)):
+        for name, least in (("steps", 1), ("max_tokens", 2), ("keep_checkpoints", 1)):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), at_least=least)
+        self._check_lora_options()
         check_range("learning_rate", self.learning_rate, above=0.0)
         for name in ("warmup", "grad_clip_norm", "weight_decay"):
             check_range(name, getattr(self, name), at_least=0.0)
+
+    def _check_lora_options(self) -> None:
+        if self.start_from is not None and self.lora_options():
+            names = ", ".join(self.lora_options())
+            raise InvalidInput(
+                f"{names}: only for a new adapter; {self.start_from} keeps its own settings"
+            )
+        if self.alpha is not None:
+            check_range("alpha", self.alpha, above=0.0)
 
     @property
     def label(self) -> str:
@@ -99,6 +125,17 @@ class Plan:
             return self.name
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.data.stem).strip("-.")[:64]
         return f"{self.kind}-{stem}" if stem else self.kind
+
+    def lora_options(self) -> LoraOptions:
+        """Return the options of a new adapter that are set."""
+        options: LoraOptions = {}
+        if self.alpha is not None:
+            options["alpha"] = self.alpha
+        if self.use_rslora:
+            options["use_rslora"] = True
+        if self.target_modules:
+            options["target_modules"] = list(self.target_modules)
+        return options
 
     def to_dict(self) -> dict[str, object]:
         """Return all settings as plain JSON."""
@@ -110,7 +147,7 @@ class Plan:
         return {
             name: value
             for name, value in self.to_dict().items()
-            if name not in _NON_TRAINING_SETTINGS
+            if name not in _NON_TRAINING_SETTINGS and (name not in _LORA_OPTIONS or value)
         }
 
 

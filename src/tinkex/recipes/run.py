@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
@@ -17,6 +19,7 @@ from tinkex.data.rows import RecipeRow
 from tinkex.display import select_headlines
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
+from tinkex.recipes.checkpoint_limit import choose_surplus, delete_checkpoints
 from tinkex.recipes.method import (
     NoticeFn,
     NoticeLog,
@@ -154,9 +157,7 @@ class Run(Generic[PlanT, RowT]):
         saved = self.run_directory.read_progress()
         if saved is not None and saved.step < self.total and saved.result is not None:
             # The number of steps was raised, so the run is not complete.
-            saved = SavedProgress(
-                step=saved.step, state_path=saved.state_path, reference_path=saved.reference_path
-            )
+            saved = msgspec.structs.replace(saved, result=None)
         return saved
 
     def _check_changes(self, changes: str) -> None:
@@ -276,9 +277,26 @@ class Run(Generic[PlanT, RowT]):
         self, method: RecipeMethod[PlanT, RowT], saving: APIFuture[SaveWeightsResponse]
     ) -> None:
         path = saving.result().path
+        before = () if self._saved is None else self._saved.checkpoints
         self._saved = SavedProgress(
-            step=self._num_done, state_path=path, reference_path=method.reference_path
+            step=self._num_done,
+            state_path=path,
+            reference_path=method.reference_path,
+            checkpoints=(*(each for each in before if each != path), path),
         )
+        self.run_directory.write_progress(self._saved)
+        # Only now that the new one is recorded, so that a resumed run always finds its state.
+        self._delete_surplus()
+
+    def _delete_surplus(self) -> None:
+        assert self._saved is not None
+        num_kept = self.plan.keep_checkpoints
+        surplus = choose_surplus(self._saved.checkpoints, num_kept)
+        if not surplus:
+            return
+        done = delete_checkpoints(self._service, surplus, self._tell)
+        kept = tuple(path for path in self._saved.checkpoints if path not in done)
+        self._saved = msgspec.structs.replace(self._saved, checkpoints=kept)
         self.run_directory.write_progress(self._saved)
 
     # --- the end ----------------------------------------------------------------------------
@@ -304,14 +322,8 @@ class Run(Generic[PlanT, RowT]):
 
     def _complete(self, result: RecipeResult) -> None:
         assert self._saved is not None  # the last step is always saved
-        self.run_directory.write_progress(
-            SavedProgress(
-                step=self._saved.step,
-                state_path=self._saved.state_path,
-                reference_path=self._saved.reference_path,
-                result=result.to_dict(),
-            )
-        )
+        saved = msgspec.structs.replace(self._saved, result=result.to_dict())
+        self.run_directory.write_progress(saved)
 
     def _result(
         self, sampler_path: str | None = None, samples: tuple[SampledAnswer, ...] = ()

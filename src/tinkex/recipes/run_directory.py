@@ -35,6 +35,8 @@ class SavedProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the reference weights, if the recipe needs them."""
     result: dict[str, Any] | None = None
     """The result, once the run is complete."""
+    checkpoints: tuple[str, ...] = ()
+    """Paths of the saved states that are not deleted yet, oldest first."""
 
 
 class RunDirectory:

@@ -135,6 +135,12 @@ class WeightsInfoResponse(Reply):
     train_unembed: bool | None = None
     train_mlp: bool | None = None
     train_attn: bool | None = None
+    alpha: float | None = None
+    """LoRA alpha; tinkex servers report it unless it is 32."""
+    use_rslora: bool | None = None
+    """Whether the scale is alpha / sqrt(rank); reported only if it is."""
+    target_modules: list[str] | None = None
+    """The names that selected the adapted modules; left out for all modules."""
 
 
 class ExternalWeightsUrlsResponse(Reply):

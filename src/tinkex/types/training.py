@@ -12,7 +12,7 @@ import msgspec
 from tinkex.errors import InvalidInput
 from tinkex.types.base import Message, Reply
 from tinkex.types.inputs import Datum
-from tinkex.types.optimizers import AdamParams, OptimParams, TypedOptimParams
+from tinkex.types.optimizers import AdamParams, OptimParams, TypedOptimParams, check_range
 from tinkex.types.tensors import TensorData
 
 ModelID: TypeAlias = str
@@ -29,8 +29,17 @@ LossFnType: TypeAlias = Literal[
 LossFnOutput: TypeAlias = dict[str, TensorData]
 
 
+#: Limits of `LoraConfig.target_modules`.
+MAX_TARGET_MODULES = 256
+MAX_MODULE_CHARS = 256
+
+
 class LoraConfig(Message):
-    """The configuration of a LoRA adapter."""
+    """The configuration of a LoRA adapter.
+
+    `alpha`, `use_rslora`, `target_modules` and `dropout` are options of tinkex servers; they are
+    sent only if they are set.
+    """
 
     rank: int
     """The rank of the A and B matrices."""
@@ -42,13 +51,48 @@ class LoraConfig(Message):
     """Adapt the MLP layers, including experts."""
     train_attn: bool = True
     """Adapt the attention layers."""
+    alpha: float | None = None
+    """Numerator of the scale of the update, alpha / rank; None means 32."""
+    use_rslora: bool | None = None
+    """Rank-stabilized LoRA: scale by alpha / sqrt(rank)."""
+    target_modules: list[str] | None = None
+    """Names of the modules to adapt, such as `q_proj`, out of the enabled layers; None means all.
+    As in PEFT, a name selects the modules whose path ends with it."""
+    dropout: float | None = None
+    """LoRA dropout; only 0 is supported."""
 
     def __post_init__(self) -> None:
+        self._check_options()
         if self.rank < 1:
             raise InvalidInput(f"LoraConfig.rank is {self.rank}; expected at least 1")
         if not (self.train_unembed or self.train_mlp or self.train_attn):
             raise InvalidInput(
                 "LoraConfig trains nothing: train_unembed, train_mlp and train_attn are all False"
+            )
+
+    def _check_options(self) -> None:
+        if self.alpha is not None:
+            check_range("LoraConfig.alpha", self.alpha, above=0.0)
+        if self.dropout:
+            raise InvalidInput(
+                f"LoraConfig.dropout is {self.dropout}; LoRA dropout is not supported, because the "
+                "sampled and the trained model must agree: leave it out or set it to 0, and use "
+                "weight decay or fewer epochs against overfitting"
+            )
+        if self.target_modules is not None:
+            _check_target_modules(self.target_modules)
+
+
+def _check_target_modules(names: list[str]) -> None:
+    if not 1 <= len(names) <= MAX_TARGET_MODULES:
+        raise InvalidInput(
+            f"LoraConfig.target_modules has {len(names)} names; expected 1 to {MAX_TARGET_MODULES}"
+        )
+    for name in names:
+        if not 1 <= len(name) <= MAX_MODULE_CHARS:
+            raise InvalidInput(
+                f"LoraConfig.target_modules has {name!r:.80}; expected a module's name of at most "
+                f"{MAX_MODULE_CHARS} characters, such as 'q_proj'"
             )
 
 

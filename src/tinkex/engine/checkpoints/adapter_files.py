@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tinkex.engine.adapters import MOMENTS, AdapterState, optimizer_type, target_kinds
+from tinkex.engine.adapters import MOMENTS, AdapterState, layout_for, optimizer_type
 from tinkex.engine.checkpoints import peft_format
 from tinkex.engine.checkpoints.metadata import (
     CONFIG_NAME,
@@ -42,7 +42,7 @@ from tinkex.engine.checkpoints.safetensors_io import (
     read_tensors_into,
     write_tensors,
 )
-from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.protocol import AdapterSpec, matches_module
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 from tinkex.nn.lora_layout import LoraLayout, LoraTarget, TargetKind
 from tinkex.types.base import preload_type
@@ -60,10 +60,11 @@ class SavedOptimizerState(NamedTuple):
 
 
 class SavedAdapter(NamedTuple):
-    """Weights in a flat buffer, and their layout."""
+    """Weights in a flat buffer, their layout and the scale of their update."""
 
     layout: LoraLayout
     weights: Tensor
+    scale: float
 
 
 def write_checkpoint(
@@ -75,7 +76,7 @@ def write_checkpoint(
     with_optimizer: bool,
 ) -> None:
     """Write a PEFT adapter, its metadata and optionally the optimizer state."""
-    write_json(directory / CONFIG_NAME, peft_format.build_peft_config(spec.base_model, layout))
+    write_json(directory / CONFIG_NAME, peft_format.build_peft_config(spec, layout))
     write_json(directory / METADATA_NAME, AdapterMetadata.from_spec(spec))
     write_tensors(directory / WEIGHTS_NAME, peft_format.peft_tensors(layout, state.weights.cpu()))
     if with_optimizer:
@@ -94,13 +95,20 @@ def write_checkpoint(
 
 
 def read_adapter_weights(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> Tensor:
-    """Read weights to a flat CPU buffer; raises InvalidInput if they do not match the adapter."""
+    """Read weights to a flat CPU buffer; raises InvalidInput if they do not match the adapter.
+
+    Weights of another scale are rescaled, so that the update is the same.
+    """
     if (directory / METADATA_NAME).exists():
-        check_compatible(read_metadata(directory), spec)
-        return _read_tinkex_weights(directory, layout)
-    config = peft_format.read_peft_config(directory)
-    peft_format.check_rank(config, layout.rank)
-    return _read_peft_weights(directory, layout, config)
+        metadata = read_metadata(directory)
+        check_compatible(metadata, spec)
+        flat, scale = _read_tinkex_weights(directory, layout), metadata.scale
+    else:
+        config = peft_format.read_peft_config(directory)
+        peft_format.check_rank(config, layout.rank)
+        flat, scale = _read_peft_weights(directory, layout), config.scale
+    peft_format.rescale(layout, flat, scale / spec.scale)
+    return flat
 
 
 def read_adapter(directory: Path, base_model: str, targets: Sequence[LoraTarget]) -> SavedAdapter:
@@ -111,16 +119,24 @@ def read_adapter(directory: Path, base_model: str, targets: Sequence[LoraTarget]
             raise InvalidInput(
                 f"the checkpoint is of base model {metadata.base_model!r}, not of {base_model!r}"
             )
-        layout = LoraLayout(targets, metadata.rank, target_kinds(metadata))
-        return SavedAdapter(layout, _read_tinkex_weights(directory, layout))
+        layout = layout_for(targets, metadata)
+        return SavedAdapter(layout, _read_tinkex_weights(directory, layout), metadata.scale)
     config = peft_format.read_peft_config(directory)
-    layout = LoraLayout(targets, config.r, _find_target_kinds(directory, targets))
-    return SavedAdapter(layout, _read_peft_weights(directory, layout, config))
+    modules = _find_modules(directory, config, targets)
+    layout = LoraLayout(targets, config.r, set(TargetKind), modules)
+    return SavedAdapter(layout, _read_peft_weights(directory, layout), config.scale)
 
 
 def read_optimizer(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> SavedOptimizerState:
     """Read an optimizer state, which must be of the spec's type."""
     state = read_trainer_state(directory, spec)
+    saved = read_metadata(directory)
+    if saved.scale != spec.scale:
+        raise InvalidInput(
+            f"the checkpoint was saved with alpha {saved.alpha:g} and use_rslora "
+            f"{saved.use_rslora}, but the adapter has {spec.alpha:g} and {spec.use_rslora}; load "
+            "it without the optimizer, or create one with the same"
+        )
     moments = {name: torch.zeros(layout.size) for name in MOMENTS[optimizer_type(spec)]}
     pairs = [
         pair for name, flat in moments.items() for pair in named_lora_tensors(name, layout, flat)
@@ -147,9 +163,7 @@ def _read_tinkex_weights(directory: Path, layout: LoraLayout) -> Tensor:
     return flat
 
 
-def _read_peft_weights(
-    directory: Path, layout: LoraLayout, config: peft_format.PeftConfig
-) -> Tensor:
+def _read_peft_weights(directory: Path, layout: LoraLayout) -> Tensor:
     flat = torch.zeros(layout.size)
     read_tensors_into(
         directory / WEIGHTS_NAME,
@@ -158,21 +172,24 @@ def _read_peft_weights(
         error=InvalidInput,
         is_relevant=peft_format.is_lora_tensor,
     )
-    peft_format.rescale([pair.up for pair in layout.pairs(flat)], config)
     return flat
 
 
-def _find_target_kinds(directory: Path, targets: Sequence[LoraTarget]) -> set[TargetKind]:
-    """The kinds of modules that have at least one pair; reading checks that all are there."""
+def _find_modules(
+    directory: Path, config: peft_format.PeftConfig, targets: Sequence[LoraTarget]
+) -> set[str]:
+    """The modules of the model that have a pair; reading refuses pairs of any other."""
     with open_tensors(directory / WEIGHTS_NAME) as file:
         names = file.keys()
-    paths = {peft_format.module_path(name) for name in names if peft_format.is_lora_tensor(name)}
-    return {target.kind for target in targets if not paths.isdisjoint(_module_paths(target))}
-
-
-def _module_paths(target: LoraTarget) -> set[str]:
-    has_experts = target.num_experts > 0
-    return {path.rpartition(".")[0] if has_experts else path for path in target.paths}
+    saved = {peft_format.module_path(name) for name in names if peft_format.is_lora_tensor(name)}
+    modules = {path for target in targets if not target.num_experts for path in target.paths}
+    parameters = {path for target in targets if target.num_experts for path in target.paths}
+    named = config.target_parameters or ()
+    return (modules & saved) | {
+        path
+        for path in parameters
+        if path.rpartition(".")[0] in saved and any(matches_module(path, name) for name in named)
+    }
 
 
 # --- snapshots -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Annotated, Self, TypeVar
 
 import msgspec
 
-from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.protocol import DEFAULT_ALPHA, AdapterSpec, lora_scale
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.types.base import preload_type
 
@@ -18,8 +18,11 @@ STATE_NAME = "trainer_state.json"
 METADATA_NAME = "tinkex.json"
 SNAPSHOT_NAME = "snapshot.safetensors"
 
-#: The format that this version writes; later ones cannot be read.
-FORMAT_VERSION = 1
+#: The latest format; later ones cannot be read.
+FORMAT_VERSION = 2
+#: The format of adapters with the default scale and all modules of their kinds. Versions of tinkex
+#: that do not know other adapters read it.
+_PLAIN_FORMAT = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 RecordT = TypeVar("RecordT")
@@ -33,8 +36,16 @@ class AdapterMetadata(msgspec.Struct, frozen=True, kw_only=True):
     train_unembed: bool
     train_mlp: bool
     train_attn: bool
-    format: int = FORMAT_VERSION
+    format: int = _PLAIN_FORMAT
     """The version of the file format."""
+    alpha: float = DEFAULT_ALPHA
+    use_rslora: bool = False
+    target_modules: tuple[str, ...] | None = None
+
+    @property
+    def scale(self) -> float:
+        """The scale of the low-rank update."""
+        return lora_scale(self.alpha, self.rank, use_rslora=self.use_rslora)
 
     @classmethod
     def from_spec(cls, spec: AdapterSpec) -> Self:
@@ -45,7 +56,16 @@ class AdapterMetadata(msgspec.Struct, frozen=True, kw_only=True):
             train_unembed=spec.train_unembed,
             train_mlp=spec.train_mlp,
             train_attn=spec.train_attn,
+            format=_PLAIN_FORMAT if _is_plain(spec) else FORMAT_VERSION,
+            alpha=spec.alpha,
+            use_rslora=spec.use_rslora,
+            target_modules=spec.target_modules,
         )
+
+
+def _is_plain(spec: AdapterSpec) -> bool:
+    is_default_scale = spec.alpha == DEFAULT_ALPHA and not spec.use_rslora
+    return is_default_scale and spec.target_modules is None
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +76,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     """Its type; the state cannot be used by another one."""
     seed: int
     """The seed of the initial weights."""
-    format: int = FORMAT_VERSION
+    format: int = _PLAIN_FORMAT
 
     @classmethod
     def from_spec(cls, spec: AdapterSpec, num_steps: int) -> Self:
@@ -81,12 +101,16 @@ def check_format(path: Path, version: int) -> None:
         )
 
 
+#: Fields that may differ: weights of another scale are rescaled.
+_CONVERTIBLE_FIELDS = ("format", "alpha", "use_rslora")
+
+
 def check_compatible(metadata: AdapterMetadata, spec: AdapterSpec) -> None:
     """Raise InvalidInput at the first difference between a checkpoint and an adapter."""
     expected = AdapterMetadata.from_spec(spec)
     for name in AdapterMetadata.__struct_fields__:
         saved, own = getattr(metadata, name), getattr(expected, name)
-        if name != "format" and saved != own:
+        if name not in _CONVERTIBLE_FIELDS and saved != own:
             raise InvalidInput(
                 f"the checkpoint was saved with {name} {saved!r}, but the adapter has {own!r}; "
                 f"create one with {name} {saved!r} to load it"

@@ -6,17 +6,16 @@ Shape letters: K inputs, N outputs, R rank, E experts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from math import sqrt
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
-from tinkex.engine.adapters import LORA_ALPHA
 from tinkex.engine.checkpoints.metadata import CONFIG_NAME, read_struct, short_path
 from tinkex.engine.checkpoints.safetensors_io import NamedTensor
+from tinkex.engine.protocol import AdapterSpec, lora_scale
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.lora_layout import LoraLayout
 from tinkex.types.base import preload_type
@@ -64,10 +63,10 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def scale(self) -> float:
         """The scale of the low-rank update."""
-        return self.lora_alpha / (sqrt(self.r) if self.use_rslora else self.r)
+        return lora_scale(self.lora_alpha, self.r, use_rslora=self.use_rslora)
 
 
-def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, object]:
+def build_peft_config(spec: AdapterSpec, layout: LoraLayout) -> dict[str, object]:
     """The `adapter_config.json` of an adapter, with the full names of its modules."""
     pairs = list(layout.pairs(torch.empty(layout.size, device="meta")))
     modules = [pair.path for pair in pairs if pair.down.ndim == 2]
@@ -79,15 +78,15 @@ def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, object]:
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
+        "base_model_name_or_path": spec.base_model,
         "r": layout.rank,
-        "lora_alpha": LORA_ALPHA,
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
-        "use_rslora": False,
+        "use_rslora": spec.use_rslora,
         "use_dora": False,
         "modules_to_save": None,
         "target_modules": modules,
@@ -174,9 +173,8 @@ def check_rank(config: PeftConfig, rank: int) -> None:
         )
 
 
-def rescale(ups: Sequence[Tensor], config: PeftConfig) -> None:
-    """Rescale B matrices in place, so that our LORA_ALPHA gives the same update."""
-    factor = config.scale * config.r / LORA_ALPHA
+def rescale(layout: LoraLayout, flat: Tensor, factor: float) -> None:
+    """Multiply the B matrices in place: weights of another scale then give the same update."""
     if factor != 1.0:
-        for up in ups:
-            up.mul_(factor)
+        for pair in layout.pairs(flat):
+            pair.up.mul_(factor)

@@ -279,6 +279,12 @@ def _check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(
             "train_unembed, train_mlp and train_attn are all false: nothing to train"
         )
+    for name in spec.target_modules or ():
+        if name != storage.MODULE_NAME:
+            raise InvalidInput(
+                f"target module {name!r} is not in the trained parts of the model, whose modules "
+                f"are: {storage.MODULE_NAME}"
+            )
     kind = spec.optimizer.get("type")
     if kind not in OPTIMIZERS:
         raise InvalidInput(f"optimizer type {kind!r} is not one of {', '.join(OPTIMIZERS)}")

@@ -33,6 +33,8 @@ from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import CheckpointError
 
 _LOGITS = "bigram.logits"
+#: The one module of a bigram model.
+MODULE_NAME = "bigram"
 _FIRST, _SECOND, _GRADIENT = "first_moment", "second_moment", "gradient"
 
 
@@ -102,8 +104,9 @@ def _adapter_config(spec: AdapterSpec) -> dict[str, object]:
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": spec.base_model,
         "r": spec.rank,
-        "lora_alpha": 32,
-        "target_modules": ["bigram"],
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,
+        "use_rslora": spec.use_rslora,
+        "target_modules": [MODULE_NAME],
     }
 
 

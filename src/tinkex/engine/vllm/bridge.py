@@ -293,7 +293,10 @@ class VllmEngine:
         saved = read_metadata(directory)
         if saved.base_model != base_model:
             raise InvalidInput(f"the weights are of {saved.base_model!r}, not of {base_model!r}")
-        if saved.train_unembed and not self._config.has_unembed:
+        is_unembed_trained = saved.train_unembed and (
+            saved.target_modules is None or "lm_head" in saved.target_modules
+        )
+        if is_unembed_trained and not self._config.has_unembed:
             raise InvalidInput("the unembedding is trained, but not in lora_target_modules")
         config = read_struct(directory / CONFIG_NAME, AdapterConfig)
         if config.r > self._ready.max_lora_rank:

@@ -10,7 +10,7 @@ import msgspec
 
 from tinkex import clock, types
 from tinkex.engine.models.sources import unknown_model_message
-from tinkex.engine.protocol import AdapterSpec, BaseModel
+from tinkex.engine.protocol import DEFAULT_ALPHA, AdapterSpec, BaseModel
 from tinkex.errors import APIStatusError, BadRequestError, StoreUnavailable
 from tinkex.ids import PATH_SHAPE, looks_like_checkpoint
 from tinkex.server.http.request_context import Services
@@ -105,6 +105,9 @@ def spec_for_create(request: types.CreateModelRequest, gradient_shards: int) -> 
         train_attn=lora.train_attn,
         optimizer=optimizer_settings(request.optimizer_config or types.AdamOptimizerConfig()),
         gradient_shards=gradient_shards,
+        alpha=lora.alpha or DEFAULT_ALPHA,
+        use_rslora=bool(lora.use_rslora),
+        target_modules=tuple(lora.target_modules) if lora.target_modules else None,
     )
 
 
@@ -122,6 +125,16 @@ def spec_for_load(
         optimizer=optimizer,
         gradient_shards=gradient_shards,
     )
+
+
+def lora_options(spec: AdapterSpec) -> dict[str, object]:
+    """The options of a spec that official clients do not know, as far as they are set."""
+    options = {
+        "alpha": spec.alpha if spec.alpha != DEFAULT_ALPHA else None,
+        "use_rslora": spec.use_rslora or None,
+        "target_modules": None if spec.target_modules is None else list(spec.target_modules),
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def stored_spec(source: CheckpointRecord | RunRecord) -> AdapterSpec:

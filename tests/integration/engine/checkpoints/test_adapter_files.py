@@ -102,7 +102,15 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize(
-    "change", [{}, {"rank": 1}, {"train_unembed": False}, {"train_mlp": False}], ids=str
+    "change",
+    [
+        {},
+        {"rank": 1},
+        {"train_unembed": False},
+        {"train_mlp": False},
+        {"alpha": 5.5, "target_modules": ("q_proj", "down_proj")},
+    ],
+    ids=str,
 )
 def test_checkpoint_round_trip_is_bit_exact(
     tmp_path: Path, kind: str, change: dict[str, Any]
@@ -116,7 +124,8 @@ def test_checkpoint_round_trip_is_bit_exact(
     assert same_bits(first, state.first)
     assert same_bits(second, state.second)
     assert num_steps == 3
-    found, weights = read_adapter(tmp_path, BASE, sites(kind))
+    found, weights, scale = read_adapter(tmp_path, BASE, sites(kind))
+    assert scale == spec.scale
     assert (found.rank, found.size) == (spec.rank, layout.size)
     assert same_bits(weights, state.weights)
 
@@ -231,7 +240,7 @@ def add_one(path: Path) -> None:
 
 
 def later_format(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
 
 
 def negative(path: Path) -> None:
@@ -258,10 +267,10 @@ def negative(path: Path) -> None:
         ],
         ("tinkex.json", truncate, "saved/tinkex.json cannot be read"),
         ("tinkex.json", garble, "saved/tinkex.json cannot be read"),
-        ("tinkex.json", later_format, "tinkex.json has format 2, .* reads up to 1; upgrade"),
+        ("tinkex.json", later_format, "tinkex.json has format 3, .* reads up to 2; upgrade"),
         ("trainer_state.json", Path.unlink, "saved/trainer_state.json is missing"),
         ("trainer_state.json", garble, "saved/trainer_state.json cannot be read"),
-        ("trainer_state.json", later_format, "trainer_state.json has format 2"),
+        ("trainer_state.json", later_format, "trainer_state.json has format 3"),
         ("trainer_state.json", negative, "trainer_state.json cannot be read: Expected `int` >= 0"),
     ],
 )

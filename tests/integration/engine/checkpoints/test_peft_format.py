@@ -162,17 +162,30 @@ def test_peft_adapter_gives_same_results(tmp_path: Path, options: dict[str, Any]
         (LINEAR[4:7], {"train_attn": False, "train_unembed": False}),
         (LINEAR[7:], {"train_attn": False, "train_mlp": False}),
         (LINEAR[4:], {"train_attn": False}),
+        (["q_proj", "v_proj"], {"target_modules": ("q_proj", "v_proj")}),
     ],
     ids=str,
 )
 def test_adapted_modules_are_read_from_a_peft_folder(
-    tmp_path: Path, modules: list[str], flags: dict[str, bool]
+    tmp_path: Path, modules: list[str], flags: dict[str, Any]
 ) -> None:
     model, expected = peft_folder(tmp_path, target_modules=modules, lora_alpha=16)
     host = HostedModel(model)
     saved = read_adapter(tmp_path, "whatever", host.lora_targets)
     assert adapted(saved.layout) == adapted(make_layout(host.lora_targets, make_spec(4, **flags)))
     found = hosted_logprobs(host, *saved)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def test_peft_adapter_of_some_modules_continues_unchanged(tmp_path: Path) -> None:
+    options = {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}
+    model, expected = peft_folder(tmp_path, lora_alpha=16, **options)
+    host = HostedModel(model)
+    spec = make_spec(4, alpha=16.0, use_rslora=True, target_modules=("q_proj", "down_proj"))
+    layout = make_layout(host.lora_targets, spec)
+    weights = read_adapter_weights(tmp_path, spec, layout)
+    assert torch.equal(weights, read_adapter(tmp_path, "x", host.lora_targets).weights)
+    found = hosted_logprobs(host, layout, weights, spec.scale)
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
 

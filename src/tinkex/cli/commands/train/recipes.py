@@ -64,6 +64,20 @@ _MODEL_OPTIONS = (
     ),
     recipe_option("--rank", type=int, default=32, help="LoRA rank."),
     recipe_option(
+        "--alpha",
+        type=float,
+        metavar="NUMBER",
+        help="LoRA alpha; the update is scaled by alpha / rank.  [default: 32]",
+    ),
+    recipe_option("--rslora", "use_rslora", is_flag=True, help="Scale by alpha / sqrt(rank)."),
+    recipe_option(
+        "--target-module",
+        "target_modules",
+        multiple=True,
+        metavar="NAME",
+        help="Adapt only modules of this name, such as q_proj; may be repeated.",
+    ),
+    recipe_option(
         "--max-tokens",
         type=int,
         metavar="N",
@@ -113,6 +127,12 @@ _CHECKPOINT_OPTIONS = (
         type=int,
         default=50,
         help="Steps between checkpoints; 0 saves only at the end.",
+    ),
+    recipe_option(
+        "--keep-checkpoints",
+        type=int,
+        metavar="K",
+        help="Delete training checkpoints of this run except the newest K.  [default: keep all]",
     ),
     recipe_option(
         "--eval",

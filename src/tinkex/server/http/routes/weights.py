@@ -21,6 +21,7 @@ from tinkex.jobs.quotas import QuotaExceeded
 from tinkex.server.http.checkpoint_copies import copy_files, insert_copy, resolve_destination
 from tinkex.server.http.model_specs import (
     insert_run,
+    lora_options,
     require_trainable_model,
     spec_for_load,
     stored_spec,
@@ -223,15 +224,16 @@ async def weights_info(
         services, lambda db: require_readable_checkpoint(db, readers, path, clock.now())
     )
     spec = stored_spec(source)
-    return types.WeightsInfoResponse(
-        base_model=spec.base_model,
-        is_lora=True,
-        lora_rank=spec.rank,
-        train_unembed=spec.train_unembed,
-        train_mlp=spec.train_mlp,
-        train_attn=spec.train_attn,
-        optimizer_config=source.spec["optimizer"],
-    )
+    fields = {
+        "base_model": spec.base_model,
+        "is_lora": True,
+        "lora_rank": spec.rank,
+        "train_unembed": spec.train_unembed,
+        "train_mlp": spec.train_mlp,
+        "train_attn": spec.train_attn,
+        "optimizer_config": source.spec["optimizer"],
+    }
+    return types.WeightsInfoResponse.model_validate(fields | lora_options(spec))
 
 
 async def copy_weights(
