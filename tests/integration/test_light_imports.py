@@ -39,6 +39,7 @@ MODULES = (
     "tinkex.wire.endpoints",
     "tinkex.client.service",
     "tinkex.client.custom_loss",
+    "tinkex.regularizers",
     "tinkex.cli.main",
     "tinkex.pipeline.settings_sources",
 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from tinkex.client.custom_loss import SurrogateLoss, compute_surrogate
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
@@ -22,8 +23,15 @@ from tinkex.data.rendering import RenderedExample
 from tinkex.data.rows import PreferenceRow, parse_preference
 from tinkex.recipes.method import NoticeFn, RecipeContext, RecipeMethod, SubmittedStep, iter_batches
 from tinkex.recipes.plan import DpoPlan
+from tinkex.recipes.regularized import (
+    find_reference_inputs,
+    preference_loss,
+    select_metrics,
+    with_reference,
+)
 from tinkex.recipes.run import RecipeData, Run, RunOptions, log_notice
-from tinkex.types import AdamParams, ForwardBackwardOutput
+from tinkex.regularizers import with_regularizers
+from tinkex.types import AdamParams, Datum, ForwardBackwardOutput
 
 
 def open_data(plan: DpoPlan) -> RecipeData[PreferenceRow]:
@@ -116,13 +124,8 @@ class DpoMethod(RecipeMethod[DpoPlan, PreferenceRow]):
         rows: JsonlFile[PreferenceRow],
         reference_path: str | None = None,
     ) -> None:
-        super().__init__(context, rows)
-        self.reference_path = reference_path or self._save_reference()
-        # A new adapter has no effect, so the base model is the reference.
-        self._reference = context.service.create_sampling_client(
-            model_path=self.reference_path,
-            base_model=None if self.reference_path else context.plan.base_model,
-        ).result()
+        super().__init__(context, rows, reference_path)
+        self._sampler = self.open_reference()
         self._prefetched: tuple[int, ScoredPairBatch] | None = None
 
     def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
@@ -132,15 +135,17 @@ class DpoMethod(RecipeMethod[DpoPlan, PreferenceRow]):
         preferences = scored.pair_losses(plan.beta)
         if not preferences:
             return SubmittedStep(batch.epoch)
-        data = []
-        for pair, preference in zip(scored.pairs, preferences, strict=True):
-            weight = preference.loss_grad / len(preferences)
-            data += [pair.chosen.to_datum(weight), pair.rejected.to_datum(-weight)]
+        metrics = _mean_metrics(preferences)
+        if plan.regularizers:
+            surrogate = _regularize(scored, plan)
+            data = surrogate.data
+            metrics |= {"loss": surrogate.loss_sum, **select_metrics(surrogate.metrics)}
+        else:
+            data = _weighted_data(scored, preferences)
         output_future = training.forward_backward(data, "cross_entropy")
         optim_future = training.optim_step(adam)
         if step + 1 < self.context.num_steps:
             self._prefetched = (step + 1, self._score(self.rows, self.batch(step + 1).rows))
-        metrics = _mean_metrics(preferences)
         num_tokens = sum(datum.model_input.length for datum in data)
         loss = metrics.pop("loss")
         return SubmittedStep(batch.epoch, num_tokens, output_future, optim_future, loss, metrics)
@@ -171,19 +176,36 @@ class DpoMethod(RecipeMethod[DpoPlan, PreferenceRow]):
         for number, row in zip(numbers, rows.read_rows(numbers), strict=True):
             chosen, rejected = self.context.renderer.render_pair(row)
             if self.context.has_targets(rows.describe_location(number), chosen, rejected):
-                score = self._reference.compute_logprobs
+                score = self._sampler.compute_logprobs
                 futures = (score(chosen.model_input), score(rejected.model_input))
                 pairs.append(PreferencePair(chosen, rejected, futures))
         data = [example.to_datum() for pair in pairs for example in (pair.chosen, pair.rejected)]
         forward = self.context.training.forward(data, "cross_entropy") if data else None
         return ScoredPairBatch(pairs, forward)
 
-    def _save_reference(self) -> str | None:
-        plan = self.context.plan
-        if plan.start_from is None:
-            return None
-        saved = self.context.training.save_weights_for_sampler(f"{plan.label}-reference")
-        return saved.result().path
+
+def _weighted_data(scored: ScoredPairBatch, preferences: Sequence[PreferenceLoss]) -> list[Datum]:
+    data = []
+    for pair, preference in zip(scored.pairs, preferences, strict=True):
+        weight = preference.loss_grad / len(preferences)
+        data += [pair.chosen.to_datum(weight), pair.rejected.to_datum(-weight)]
+    return data
+
+
+def _regularize(scored: ScoredPairBatch, plan: DpoPlan) -> SurrogateLoss:
+    """Compute the regularized loss from the forward pass; no further pass is needed."""
+    assert scored.forward is not None  # there are pairs
+    names = find_reference_inputs(plan.regularizers)
+    data = []
+    for pair in scored.pairs:
+        for example, future in zip(
+            (pair.chosen, pair.rejected), pair.reference_futures, strict=True
+        ):
+            scores = [score or 0.0 for score in future.result()[1:]]
+            data.append(with_reference(example.to_datum(), scores, names))
+    base = preference_loss([pair.reference_logprobs() for pair in scored.pairs], plan.beta)
+    loss_fn = with_regularizers(base, plan.regularizers)
+    return compute_surrogate(data, scored.forward.result().loss_fn_outputs, loss_fn)
 
 
 def _mean_metrics(preferences: Sequence[PreferenceLoss]) -> dict[str, float]:

@@ -11,7 +11,9 @@ from functools import lru_cache
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from tinkex.client.config import Config
+from tinkex.client.custom_loss import CustomLossFnV1
 from tinkex.client.future import APIFuture
+from tinkex.client.sampling import SamplingClient
 from tinkex.client.service import ServiceClient
 from tinkex.client.training import TrainingClient
 from tinkex.data.jsonl import JsonlFile
@@ -19,9 +21,11 @@ from tinkex.data.rendering import RenderedExample, Renderer
 from tinkex.display import format_count
 from tinkex.errors import InvalidInput, NotFoundError
 from tinkex.recipes.plan import Plan
+from tinkex.recipes.regularized import add_reference, find_reference_inputs
 from tinkex.recipes.run_directory import SavedProgress
+from tinkex.regularizers import with_regularizers
 from tinkex.settings import HOSTED_BASE_URL
-from tinkex.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
+from tinkex.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
 
 
 def create_training_client(
@@ -60,7 +64,7 @@ def find_max_tokens(
     limit = _max_context_length(
         service, training.get_info().result().model_data.model_name or plan.base_model
     )
-    if limit is not None and plan.kind == "dpo":
+    if limit is not None and (plan.kind == "dpo" or plan.needs_reference):
         # Reference log-probabilities are computed by sampling one token after the text.
         limit -= 1
     if limit is None or plan.max_tokens is None:
@@ -178,6 +182,10 @@ class RecipeMethod(ABC, Generic[PlanT, RowT]):
         self.rows = rows
         self.reference_path = reference_path
         """Path of the reference weights, for methods that need them."""
+        self._reference: SamplingClient | None = None
+        if context.plan.needs_reference:
+            # Now, before the first step changes the weights.
+            self.open_reference()
 
     @abstractmethod
     def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
@@ -186,6 +194,31 @@ class RecipeMethod(ABC, Generic[PlanT, RowT]):
     @abstractmethod
     def evaluate(self, rows: JsonlFile[RowT]) -> dict[str, float]:
         """Compute metrics with the weights after the last submitted step."""
+
+    def open_reference(self) -> SamplingClient:
+        """Return a client of the initial weights; they are saved once if they are not the base."""
+        if self._reference is None:
+            plan = self.context.plan
+            if self.reference_path is None and plan.start_from is not None:
+                name = f"{plan.label}-reference"
+                saved = self.context.training.save_weights_for_sampler(name)
+                self.reference_path = saved.result().path
+            # A new adapter has no effect, so the base model is the reference.
+            self._reference = self.context.service.create_sampling_client(
+                model_path=self.reference_path,
+                base_model=None if self.reference_path else plan.base_model,
+            ).result()
+        return self._reference
+
+    def submit_regularized(
+        self, data: list[Datum], base_loss: CustomLossFnV1
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Submit a batch with the regularizers of the plan added to a loss."""
+        terms = self.context.plan.regularizers
+        if names := find_reference_inputs(terms):
+            data = add_reference(data, self.open_reference(), names)
+        loss_fn = with_regularizers(base_loss, terms)
+        return self.context.training.forward_backward_custom(data, loss_fn)
 
     def drain(self) -> None:
         """Wait for prefetched requests; called once, after the last step."""

@@ -13,6 +13,8 @@ import msgspec
 
 from tinkex.errors import InvalidInput
 from tinkex.ids import check_name, parse_tinker_path
+from tinkex.regularizers import Regularizer, regularizer_to_dict
+from tinkex.regularizers.combined import check_regularizers
 from tinkex.schedules import SCHEDULE_KINDS, ScheduleKind
 from tinkex.types.optimizers import check_range
 
@@ -86,6 +88,8 @@ class Plan:
     """Prompts to sample at the end; default: the first of the data."""
     sample_tokens: int = 64
     """Maximum tokens of these samples."""
+    regularizers: tuple[Regularizer, ...] = ()
+    """Terms that are added to the loss; they need torch and a second pass per step."""
 
     def __post_init__(self) -> None:
         if self.base_model is None and self.start_from is None:
@@ -106,6 +110,7 @@ class Plan:
                 check_range(name, getattr(self, name), at_least=least)
         self._check_lora_options()
         check_range("learning_rate", self.learning_rate, above=0.0)
+        check_regularizers(self.regularizers)
         for name in ("warmup", "grad_clip_norm", "weight_decay"):
             check_range(name, getattr(self, name), at_least=0.0)
 
@@ -137,9 +142,18 @@ class Plan:
             options["target_modules"] = list(self.target_modules)
         return options
 
+    @property
+    def needs_reference(self) -> bool:
+        """True if log-probabilities under the initial weights are needed."""
+        return any(term.reference_input is not None for term in self.regularizers)
+
     def to_dict(self) -> dict[str, object]:
         """Return all settings as plain JSON."""
-        settings = {"recipe": self.kind, **asdict(self)}
+        settings: dict[str, object] = {"recipe": self.kind, **asdict(self)}
+        # Without regularizers the settings, and the name of the run, are as before they existed.
+        del settings["regularizers"]
+        if self.regularizers:
+            settings["regularizers"] = [regularizer_to_dict(term) for term in self.regularizers]
         return {name: _to_plain_json(value) for name, value in settings.items()}
 
     def training_settings(self) -> dict[str, object]:

@@ -29,6 +29,7 @@ from tinkex.recipes.method import (
     iter_batches,
 )
 from tinkex.recipes.plan import RlPlan
+from tinkex.recipes.regularized import policy_loss, select_metrics
 from tinkex.recipes.run import RecipeData, Run, RunOptions, log_notice
 from tinkex.types import (
     AdamParams,
@@ -173,7 +174,7 @@ class RlMethod(RecipeMethod[RlPlan, PromptRow]):
         *,
         reward: RewardFunction,
     ) -> None:
-        super().__init__(context, rows)
+        super().__init__(context, rows, reference_path)
         self._reward = reward
 
     def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
@@ -193,10 +194,12 @@ class RlMethod(RecipeMethod[RlPlan, PromptRow]):
         return SubmittedStep(
             batch.epoch,
             sum(datum.model_input.length for datum in data),
-            training.forward_backward(data, plan.loss),
+            self.submit_regularized(data, policy_loss(plan.loss))
+            if plan.regularizers
+            else training.forward_backward(data, plan.loss),
             training.optim_step(adam),
             metrics=metrics,
-            compute_metrics=partial(measure_kl, data),
+            compute_metrics=partial(_step_metrics, data),
         )
 
     def evaluate(self, rows: JsonlFile[PromptRow]) -> dict[str, float]:
@@ -294,6 +297,10 @@ def measure_kl(data: Sequence[Datum], output: ForwardBackwardOutput) -> dict[str
         if advantage
     ]
     return {"kl": fmean(gap * gap / 2 for gap in gaps)} if gaps else {}
+
+
+def _step_metrics(data: Sequence[Datum], output: ForwardBackwardOutput) -> dict[str, float]:
+    return {**measure_kl(data, output), **select_metrics(output.metrics)}
 
 
 def _mean_metrics(groups: Sequence[AnswerGroup]) -> dict[str, float]:

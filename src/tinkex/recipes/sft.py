@@ -17,6 +17,7 @@ from tinkex.data.rendering import RenderedExample
 from tinkex.data.rows import ChatRow, PromptCompletionRow, parse_sft
 from tinkex.recipes.method import NoticeFn, RecipeMethod, SubmittedStep, iter_batches
 from tinkex.recipes.plan import SftPlan
+from tinkex.recipes.regularized import cross_entropy, regularizer_metrics
 from tinkex.recipes.run import RecipeData, Run, RunOptions, log_notice
 from tinkex.types import AdamParams
 
@@ -52,12 +53,16 @@ class SftMethod(RecipeMethod[SftPlan, SftRow]):
             return SubmittedStep(batch.epoch)
         num_learned = sum(example.num_learned for example in examples)
         data = [example.to_datum(1.0 / num_learned) for example in examples]
+        is_regularized = bool(self.context.plan.regularizers)
         return SubmittedStep(
             batch.epoch,
             sum(datum.model_input.length for datum in data),
-            self.context.training.forward_backward(data, "cross_entropy"),
+            self.submit_regularized(data, cross_entropy)
+            if is_regularized
+            else self.context.training.forward_backward(data, "cross_entropy"),
             self.context.training.optim_step(adam),
             metrics={"learned_tokens": num_learned},
+            compute_metrics=regularizer_metrics if is_regularized else None,
         )
 
     def evaluate(self, rows: JsonlFile[SftRow]) -> dict[str, float]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.id_arguments import CHECKPOINT
 from tinkex.cli.options import Command, F
+
+if TYPE_CHECKING:
+    from tinkex.regularizers import Regularizer
 
 FILE_PATH = click.Path(path_type=Path)
 
@@ -46,6 +49,14 @@ def recipe_option(flag: str, name: str | None = None, **details: Any) -> Callabl
     words = [flag] if name is None else [flag, name]
     has_default = details.get("default") is not None
     return click.option(*words, show_default=has_default, **details)
+
+
+def _read_regularizers(
+    context: click.Context, option: click.Parameter, path: Path | None
+) -> tuple[Regularizer, ...]:
+    from tinkex.regularizers import load_regularizers
+
+    return () if path is None else load_regularizers(path)
 
 
 _MODEL_OPTIONS = (
@@ -117,6 +128,13 @@ def _step_options(learning_rate: float, schedule: str) -> tuple[OptionDecorator,
         ),
         recipe_option("--weight-decay", type=float, default=0.0, help="Decoupled weight decay."),
         recipe_option("--seed", type=int, default=0, help="Random seed."),
+        recipe_option(
+            "--regularizers",
+            type=FILE_PATH,
+            callback=_read_regularizers,
+            metavar="FILE.toml",
+            help="Add the [[regularizer]] terms of this file to the loss; needs torch.",
+        ),
     )
 
 
