@@ -80,6 +80,9 @@ def test_create_model_inserts_run_and_job_atomically(harness: ServerHarness) -> 
         "train_unembed": True,
         "train_mlp": False,
         "train_attn": True,
+        "alpha": 32.0,
+        "use_rslora": False,
+        "target_modules": None,
         "optimizer": {"type": "dimuon", "version": 1},
         "gradient_shards": 1,
     }

@@ -141,7 +141,9 @@ def test_load_weights_creates_model(harness: ServerHarness) -> None:
     assert first["model_id"] == f"{session_id}:train:5"
     run = harness.read(lambda db: runs.find(db, first["model_id"]))
     assert (run.state, run.base_model) == (RunState.CREATING, BASE_MODEL)
-    assert run.spec == {**checkpoint.spec, "gradient_shards": 1}
+    # The checkpoint is older than the LoRA options, and gets their defaults.
+    options = {"alpha": 32.0, "use_rslora": False, "target_modules": None}
+    assert run.spec == {**checkpoint.spec, **options, "gradient_shards": 1}
     assert job_of(harness, first["request_id"]).position == 0
 
 
