@@ -251,8 +251,9 @@ def _run_in_savepoint(
     try:
         result = work(db)
     except Exception as error:
-        if is_conflict(error):
-            # The whole transaction is repeated: other writes of it hold locks, too.
+        if is_conflict(error) or db.invalidated:
+            # The whole transaction is repeated, because other writes of it hold locks, too, or has
+            # ended with its connection.
             raise
         _rollback(savepoint, error)
         del usage[num_before:]

@@ -27,6 +27,7 @@ from tests.support.store_rows import (
     new_job,
 )
 from tinkex.checkpoint.storage import FileStorage
+from tinkex.errors import StoreUnavailable
 from tinkex.home import Home
 from tinkex.jobs import lease as lease_module
 from tinkex.jobs import queue_poller
@@ -350,6 +351,24 @@ def record_conflicts(database: Database) -> list[BaseException]:
 
     sa.event.listen(database.engine, "handle_error", record)
     return conflicts
+
+
+def test_writes_whose_connection_is_lost_all_report_it(database: Database) -> None:
+    if database.is_sqlite:
+        # It has no connections that could be lost.
+        return
+    pause = Pause()
+    first = database.write_soon(pause)
+    pause.wait_until_entered()
+    terminate = sa.text("SELECT pg_terminate_backend(pg_backend_pid())")
+    # They wait for the first, and so share a transaction.
+    writes = [database.write_soon(lambda db: db.execute(terminate)) for _ in range(2)]
+    pause.resume()
+    first.result(TIMEOUT_SECONDS)
+    for write in writes:
+        with pytest.raises(StoreUnavailable, match="cannot be used"):
+            write.result(TIMEOUT_SECONDS)
+    assert database.write(lambda db: db.execute(sa.text("SELECT 1")).scalar()) == 1
 
 
 def test_usage_of_two_workers_is_added_without_a_conflict(
