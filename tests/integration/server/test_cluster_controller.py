@@ -13,9 +13,10 @@ import pytest
 
 from tinkex import clock
 from tinkex.errors import ConfigError
+from tinkex.jobs.wakeup import ALIVE_SECONDS
 from tinkex.server.cluster.controller import COMPLETE_SECONDS, ClusterController
 from tinkex.server.cluster.hosted_worker import WorkerStatus
-from tinkex.server.cluster.plan import RETRY_SECONDS, SCALE_UP_SECONDS
+from tinkex.server.cluster.plan import LOST_SECONDS, RETRY_SECONDS, SCALE_UP_SECONDS
 from tinkex.server.cluster.views import ClusterNode, PlacedGroup
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import decode_config
@@ -271,6 +272,25 @@ def test_group_that_fails_later_is_started_again(setup: Setup) -> None:
     assert setup.report().groups[0].error == "no memory"
     setup.run(RETRY_SECONDS)
     setup.run()
+    assert setup.cluster.states[ids[0]] == RUNNING
+
+
+def test_group_whose_actor_is_lost_is_restored_unless_its_worker_reports(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = setup.run()
+    setup.cluster.register_all()
+    setup.cluster.states[ids[0]] = None
+    setup.run()
+    setup.run(LOST_SECONDS)
+    assert setup.run() == ids
+    assert setup.cluster.states[ids[0]] is None
+
+    registered_at = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: registered_at + ALIVE_SECONDS + 1)
+    setup.run()
+    setup.run(LOST_SECONDS)
+    assert setup.run() == ids
     assert setup.cluster.states[ids[0]] == RUNNING
 
 

@@ -19,7 +19,7 @@ from tinkex import clock
 from tinkex.errors import ConfigError
 from tinkex.ids import new_id
 from tinkex.jobs.coordinator import MOVED_MESSAGE
-from tinkex.jobs.wakeup import WakeupSender
+from tinkex.jobs.wakeup import ALIVE_SECONDS, WakeupSender
 from tinkex.logs import get_logger
 from tinkex.server.cluster.hosted_worker import WorkerStatus
 from tinkex.server.cluster.plan import (
@@ -100,6 +100,7 @@ class ClusterController:
         self._wakeup = WakeupSender(database, "worker")
         self._scalings: dict[str, Scaling] = {}
         self._waiting_since: dict[str, float] = {}
+        self._lost_since: dict[str, float] = {}
         self._failed_since: dict[str, float] = {}
         self._completed_at: dict[str, float] = {}
         self._was_ready = False
@@ -156,6 +157,9 @@ class ClusterController:
     ) -> GroupFacts:
         load = record.load if record is not None else {}
         is_waiting = placed is not None and not placed.is_placed
+        is_lost = (
+            placed is not None and placed.is_placed and status is None and not _is_alive(record)
+        )
         has_failed = status is not None and bool(status.error)
         failed_seconds = self._seconds_since(self._failed_since, group_id, has_failed)
         return GroupFacts(
@@ -166,6 +170,7 @@ class ClusterController:
             has_ended=status is not None and status.has_ended,
             failed_seconds=failed_seconds if has_failed else None,
             waiting_seconds=self._seconds_since(self._waiting_since, group_id, is_waiting),
+            lost_seconds=self._seconds_since(self._lost_since, group_id, is_lost),
             queued_seconds=load.get("queued_seconds", 0.0),
             num_runs=int(load.get("num_runs", 0)),
             base_models=frozenset(
@@ -242,10 +247,9 @@ class ClusterController:
             LOG.info("stopping group %r", group_id)
             self._cluster.stop(group_id)
         else:
-            status = statuses.get(group_id)
-            reason = f": {status.error}" if status is not None and status.error else ""
-            LOG.info("removing group %r%s", group_id, reason)
+            LOG.info("removing group %r%s", group_id, _reason(placed[group_id], statuses))
             self._cluster.remove(placed[group_id])
+            self._completed_at[group_id] = self._monotonic()
 
     def _start(self, group_id: str) -> None:
         pool, config = self._pools[pool_of_group(group_id) or ""]
@@ -318,6 +322,21 @@ class ClusterController:
             max=size.largest,
             num_wanted=scaling.num_wanted if is_scaled and scaling else 0,
         )
+
+
+def _is_alive(record: GroupRecord | None) -> bool:
+    """Return whether the worker of a group reports to the store."""
+    return record is not None and record.seen_at >= clock.now() - ALIVE_SECONDS
+
+
+def _reason(group: PlacedGroup, statuses: Mapping[str, WorkerStatus | None]) -> str:
+    """Return why a group is removed, for the log; empty if it has ended as it should."""
+    if not group.is_placed:
+        return ": it has waited for resources for too long"
+    status = statuses.get(group.id)
+    if status is None:
+        return ": it does not respond"
+    return f": {status.error}" if status.error else ""
 
 
 def _group_report(group: PlacedGroup, status: WorkerStatus | None) -> GroupReport:

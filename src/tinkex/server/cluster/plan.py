@@ -20,6 +20,10 @@ LOW_BUSY_FRACTION = 0.4
 SURGE_SECONDS = 60.0
 #: A group that cannot start is tried again after this time.
 RETRY_SECONDS = 30.0
+#: A group that is lost, because its actor does not respond and its worker does not report to the
+#: store, is placed anew after this time; so is one that waits for resources.
+LOST_SECONDS = 30.0
+WAITING_SECONDS = 180.0
 
 
 class PoolSize(NamedTuple):
@@ -76,6 +80,8 @@ class GroupFacts(NamedTuple):
     """How long its worker has been unable to start."""
     waiting_seconds: float = 0.0
     """How long it has waited for resources."""
+    lost_seconds: float = 0.0
+    """How long it has had resources, but neither its actor nor its worker was heard of."""
     queued_seconds: float = 0.0
     num_runs: int = 0
     base_models: frozenset[str] = frozenset()
@@ -153,6 +159,9 @@ def _is_over(group: GroupFacts) -> bool:
         return False
     if group.failed_seconds is not None:
         return group.failed_seconds >= RETRY_SECONDS
+    if group.lost_seconds >= LOST_SECONDS or group.waiting_seconds >= WAITING_SECONDS:
+        # Ray may have forgotten a group that it was starting when its head was lost.
+        return True
     return group.has_ended or group.state == GroupState.RETIRED
 
 

@@ -4,10 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.server.cluster.plan import (
+    LOST_SECONDS,
     RETRY_SECONDS,
     SCALE_DOWN_SECONDS,
     SCALE_UP_SECONDS,
     SURGE_SECONDS,
+    WAITING_SECONDS,
     Action,
     ActionKind,
     GroupFacts,
@@ -21,6 +23,7 @@ from tinkex.store.records import GroupState
 
 SIZE = PoolSize(1, 4)
 START = Action(ActionKind.START)
+REMOVE_A = Action(ActionKind.REMOVE, "a")
 
 
 def ready(group_id: str, **values: object) -> GroupFacts:
@@ -100,6 +103,15 @@ def test_drained_and_retired_groups_are_removed_and_replaced() -> None:
         Action(ActionKind.REMOVE, "b"),
         START,
     ]
+
+
+def test_group_that_is_not_heard_of_is_placed_anew() -> None:
+    lost = ready("a", lost_seconds=LOST_SECONDS - 1)
+    assert plan_pool([lost], 1) == []
+    assert plan_pool([lost._replace(lost_seconds=LOST_SECONDS)], 1) == [REMOVE_A]
+    waiting = GroupFacts("a", waiting_seconds=WAITING_SECONDS - 1)
+    assert plan_pool([waiting], 1) == []
+    assert plan_pool([waiting._replace(waiting_seconds=WAITING_SECONDS)], 1) == [REMOVE_A]
 
 
 def test_group_that_cannot_start_is_tried_again_later() -> None:
